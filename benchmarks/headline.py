@@ -1,50 +1,52 @@
-"""The README's few numbers, from the committed results of the studies and the committed speeds.
+"""The README's few numbers, from the committed results of `benchmarks.instead` and the committed speeds.
 
-Medians over the eight UCI sets, of networks with three hidden layers, and over the networks of `benchmarks.speed`.
+Medians over the sets that served no choice, and over the networks of `benchmarks.speed`.
 """
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Mapping
-from pathlib import Path
-from statistics import mean, median
+import json
+from statistics import median
 
+from benchmarks.instead import APART, RESULTS, SITUATIONS, Figures, figures
 from benchmarks.speed_pages import rows_for_readme
-from studies.shift.pages import by_set
-from studies.shift.study import STUDY as SHIFT
-from studies.uci.study import STUDY as UCI
-
-RESULTS = Path(__file__).parents[1] / "studies" / "results"
-_OURS, _CONSTANT, _FIVE = "default + reference", "constant", "ensemble, floor"
 
 
-def headline(results: Path = RESULTS, speeds: str | None = None) -> str:
+def headline(speeds: str | None = None) -> str:
     """One row for each thing to compare with."""
-    uci, shift = (study.read(results / study.name, Namespace(csv=None)) for study in (UCI, SHIFT))
-    gain, lost = (
-        median(_nll(record, other) - _nll(record, _OURS) for record in uci.values()) for other in (_CONSTANT, _FIVE)
-    )
-    held = {
-        name: f"{100 * median(by_set(record, name, 'coverage') or 0.0 for record in shift.values()):.0f} %"
-        for name in (_OURS, _CONSTANT, _FIVE)
-    }
+    record = json.loads((RESULTS / "instead.json").read_text(encoding="utf-8"))
+
+    def measured(method: str) -> tuple[Figures, Figures]:
+        """Return the figures in distribution and under shift."""
+        within, beyond = (figures(record, APART, part, "all", method) for part in (SITUATIONS[:1], SITUATIONS[1:]))
+        assert within is not None
+        assert beyond is not None
+        return within, beyond
+
+    own, own_beyond = measured("latedrop")
+    _, constant = measured("constant")
+    tailed, _ = measured("constant + t")
+    five, five_beyond = measured("ensemble + forest + t")
+    _, floor_beyond = measured("ensemble")
     times = _table(rows_for_readme() if speeds is None else speeds)
     cpu, gpu = (_ratio(times, where) for where in ("CPU", "GPU"))
-    studies = "[`python -m studies`](docs/studies.md)"
+    source = "[`python -m benchmarks.instead`](benchmarks/results/instead.md)"
     rows = [
-        ("one constant variance", f"NLL {_worded(gain)}; 90 % intervals beyond the training rows hold "
-         f"{held[_OURS]} instead of {held[_CONSTANT]}", studies),
-        ("an ensemble of five networks, calibrated too", f"NLL {_worded(lost)}; beyond the training rows "
-         f"{held[_OURS]} instead of {held[_FIVE]}; one network instead of five", studies),
+        ("one constant variance", f"NLL {_worded(own.gain)} (a constant with a Student t: {tailed.gain:.3f}); beyond "
+         f"the training rows 90 % intervals hold {_held(own_beyond)} instead of {_held(constant)}", source),
+        ("five networks, same forest and t", f"that gain is {five.gain:.3f}; interval "
+         f"score {own.score:.2f} instead of {five.score:.2f}; beyond the training rows {own_beyond.score:.2f} instead "
+         f"of {five_beyond.score:.2f} (floor alone {floor_beyond.score:.2f}), held "
+         f"{_held(own_beyond)} instead of {_held(five_beyond)}", source),
         ("the fastest other library, 50 draws", f"{cpu:.2f} of its time on a CPU, {gpu:.2f} on a GPU", "`make bench`"),
     ]  # fmt: skip
     lines = ["| against | the default of `calibrate` | measured by |", "| --- | --- | --- |"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _nll(record: Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[float]]]]], method: str) -> float:
-    return mean(record["deep"]["methods"][method]["nll"])
+def _held(part: Figures) -> str:
+    """Return the share inside 90 % intervals."""
+    return f"{100 * part.coverage[2]:.0f} %"
 
 
 def _table(text: str) -> list[dict[str, str]]:
