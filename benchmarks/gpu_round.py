@@ -23,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -218,6 +219,8 @@ class Case:
             )
             y = mean + spread * torch.randn_like(spread)  # errors that the default learns something from
             options = {"method": "linear"} if work == "first order" else {}
+            if not options and find_spec("sklearn") is None and hasattr(latedrop, "Terms"):
+                options = {"method": latedrop.Terms(["dropout", "leverage", "gradients"])}  # the default but its forest
             data = ((part, target) for part, target in zip(split(x, 64), y.split(64), strict=True))
             self.predictors[work] = latedrop.calibrate(
                 self.model, data, readout=self.readout, progress=False, **options
@@ -257,11 +260,10 @@ class Case:
                 seconds.append(timed(lambda size=size: self.predictor("default", size), self.device)[1])
             return seconds[-1]
         if first:
-            usual, run = self.call(work, rows, "auto"), self.call(work, rows, "compiled")
+            usual = self.call(work, rows, "auto")
             usual()
             _, steps = peak_bytes(usual, self.device)
-            if work != "draws":
-                self.predictor(work).engine = "compiled"
+            run = self.call(work, rows, "compiled")
             (_, seconds), peak = peak_bytes(lambda: timed(run, self.device), self.device)
             return {
                 "seconds": seconds,
