@@ -22,7 +22,6 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from torch import nn
 
-from latedrop.data.rows import ROWS
 from latedrop.errors import FileError
 from latedrop.torch_private import operator_of
 
@@ -37,9 +36,6 @@ def load_program(
 ) -> nn.Module:
     """Read a `torch.export` archive as a model that every function of latedrop takes.
 
-    A program whose batch dimension was exported as a fixed number of rows still takes any number: they run in batches
-    of that size, of which the last is filled up.
-
     Args:
         source: the path of a `.pt2` file that `torch.export.save` wrote, or a program that is in memory already.
         device: where it should run; where it was exported, by default.
@@ -48,7 +44,7 @@ def load_program(
 
     Raises:
         FileError: the file is missing, is no archive of an exported program, needs `trust`, or holds a program that
-            was exported in train mode.
+            was exported in train mode or for a fixed number of rows.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
     >>> rows = {0: torch.export.Dim("rows")}
@@ -60,12 +56,12 @@ def load_program(
     """
     program = source if isinstance(source, torch.export.ExportedProgram) else _read(Path(source), trust)
     _check_mode(program)
+    _check_rows(program)
     if device is not None:
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(deepcopy(program) if program is source else program, device)
     model = program.module()
-    model.meta[ROWS] = _row_limits(program)
     spec: Any = program.call_spec.in_spec
     args, _ = spec.unflatten([None] * spec.num_leaves)
     positions = list(inspect.signature(model.forward).parameters)[: len(args)]
@@ -171,14 +167,14 @@ def _trains(node: torch.fx.Node) -> bool:
     return train or values.get("dropout_p", 0) > 0
 
 
-def _row_limits(program: torch.export.ExportedProgram) -> tuple[int, int | None]:
-    """Return the least and the largest first dimension of the first input that has one."""
+def _check_rows(program: torch.export.ExportedProgram) -> None:
+    """Raise `FileError` where the program takes one number of rows alone."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     inputs = [values.get(str(name)) for name in program.graph_signature.user_inputs]
-    rows = next((value.shape[0] for value in inputs if isinstance(value, torch.Tensor) and value.dim() > 0), None)
-    if isinstance(rows, int):
-        return rows, rows
-    allowed = program.range_constraints.get(rows.node.expr) if rows is not None else None
-    if allowed is None:
-        return 1, None
-    return max(1, int(allowed.lower)), int(allowed.upper) if allowed.upper.is_Integer else None
+    sizes = [value.shape[0] for value in inputs if isinstance(value, torch.Tensor) and value.dim() > 0]
+    if sizes and all(isinstance(size, int) for size in sizes):
+        raise FileError(
+            f"expected a program of any number of rows; found one that was exported for {sizes[0]}. Export it "
+            "with a dynamic batch dimension: torch.export.export(model, inputs, dynamic_shapes=({0: "
+            'torch.export.Dim("rows")},)).'
+        )

@@ -172,7 +172,8 @@ def test_an_exported_program_counts(call: Run, camera: Path) -> None:
     finally:
         sys.path.remove(".")
     net = counter().eval()
-    torch.export.save(torch.export.export(net, (torch.rand(1, 1, *SHAPE),)), "net.pt2")
+    frames = ({0: torch.export.Dim("frames")},)
+    torch.export.save(torch.export.export(net, (torch.rand(2, 1, *SHAPE),), dynamic_shapes=frames), "net.pt2")
     words = ("--weights", "net.pt2", *OURS[2:])
     code, _, err = call("crowd", "calibrate", "--set", "own", "--data", camera, *words, "-o", "net.calibration.json")
     assert code == 0, err

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 import latedrop
-from latedrop import LatedropWarning, calibrate, find_sites, inject, linearize, load_program, propagate, sample
-from latedrop.data.rows import map_rows, take_rows
-from latedrop.dropout.first_order import unit_variances
-from latedrop.dropout.sampling import plain_output
-from latedrop.errors import ArgumentError, DataError, FileError, SiteError
+from latedrop import LatedropWarning, find_sites, inject, linearize, load_program, propagate, sample
+from latedrop.data.rows import take_rows
+from latedrop.errors import ArgumentError, FileError, SiteError
 from latedrop.network.calling import call, read
 from quick import quick
 from rounding import assert_same_up_to_rounding
@@ -161,52 +159,22 @@ def test_the_whole_road_without_the_source(name: str, method: str, tmp_path: Pat
         latedrop.load(file, model).predict(x)
 
 
-def test_a_fixed_number_of_rows_is_no_limit() -> None:
-    model, dynamic, _, _ = made("mlp")
-    x = torch.randn(10, 5)
-    for rows in (1, 4):
-        fixed = load_program(exported(model, x[:rows]))
-        assert find_sites(fixed, x) == find_sites(dynamic, x)
-        assert_same_up_to_rounding(plain_output(fixed, x), plain_output(dynamic, x))
-        assert_same_up_to_rounding(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
-        assert_same_up_to_rounding(propagate(fixed, x, RATE).variance, propagate(dynamic, x, RATE).variance)
-        ours, theirs = linearize(fixed, x), linearize(dynamic, x, chunk=3)
-        assert_same_up_to_rounding(ours.variance_by_site, theirs.variance_by_site)
-        kept = sample(fixed, x, RATE, 6, keep_draws=True).outputs
-        assert_same_up_to_rounding(kept, sample(dynamic, x, RATE, 6, keep_draws=True).outputs)
-        for (one, parts), (other, others) in [[unit_variances(p, x[:1], ours.sites) for p in (fixed, dynamic)]]:
-            assert_same_up_to_rounding(one, other)
-            assert_same_up_to_rounding(parts[0]["2.weight"], others[0]["2.weight"])
-        uq = calibrate(
-            fixed, (x, torch.randn(10, 1)), method=latedrop.Sampling(rates=[0.1, 0.3], draws=10), progress=False
-        )
-        assert len(uq.predict(x)) == 10
-    with pytest.raises(DataError, match="Guard failed"):
-        uq.predict(torch.randn(3, 7))
+def test_a_fixed_number_of_rows_is_refused() -> None:
+    model, _, x, _ = made("mlp")
+    with pytest.raises(FileError, match=r"any number of rows; found one .* for 6\. Export it with a dynamic"):
+        load_program(exported(model, x))
 
 
-@pytest.mark.parametrize("name", ["attention", "time_major_gru"])
-def test_the_axis_of_the_examples_is_found_where_their_number_is_fixed(name: str) -> None:
-    model, dynamic, x, _ = made(name)
-    fixed = load_program(exported(model, map_rows(x, lambda t: t[:3])))
-    sites = find_sites(fixed, x)
-    assert sites == find_sites(dynamic, x)
-    assert any(site.batch_axis == 1 or site.interleaved for site in sites)
-    x = map_rows(x, lambda t: t[:5])
-    assert_same_up_to_rounding(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
+def test_draws_beyond_a_bound_on_the_rows_run_one_by_one() -> None:
+    model, dynamic, x, _ = made("mlp")
+    bounded = load_program(exported(model, x, Dim("rows", max=8)))
+    sites = find_sites(bounded, x)
+    with pytest.warns(LatedropWarning, match="the draws of this model run one by one"):
+        few = sample(bounded, x, RATE, 6, sites=sites)
+    assert_same_up_to_rounding(few.variance, sample(dynamic, x, RATE, 6).variance)
 
 
-def test_bounds_on_the_number_of_rows() -> None:
-    model, dynamic, _, _ = made("mlp")
-    x = torch.randn(10, 5)
-    bounded = load_program(exported(model, x[:4], Dim("rows", min=3, max=4)))
-    for rows in (1, 4, 10):
-        ours, theirs = sample(bounded, x[:rows], RATE, 6), sample(dynamic, x[:rows], RATE, 6)
-        assert_same_up_to_rounding(ours.variance, theirs.variance)
-    assert linearize(bounded, x, chunk=2).mean.shape == (10, 1)
-
-
-def test_a_learned_query_needs_single_rows_for_the_first_order() -> None:
+def test_a_learned_query_has_no_axis_of_rows() -> None:
     class Query(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -223,10 +191,6 @@ def test_a_learned_query_needs_single_rows_for_the_first_order() -> None:
     assert [site.batch_axis for site in eager] == [None]
     ours, theirs = linearize(program, x), linearize(model, x, eager)
     assert_same_up_to_rounding(ours.variance_by_site, theirs.variance_by_site)
-    fixed = load_program(exported(model, x))
-    assert find_sites(fixed, x) == ours.sites
-    with pytest.raises(SiteError, match=r"takes no fewer than 6. Export it with a dynamic batch dimension"):
-        linearize(fixed, x)
 
 
 def test_decomposed_programs_and_blocks_without_gradients() -> None:
@@ -287,7 +251,7 @@ def test_train_mode_is_refused() -> None:
         with pytest.raises(FileError, match=rf"exported in eval mode; found \['aten.{operator}.*Call model.eval\(\)"):
             load_program(export(model.train(), (x,)))
     for model in (dropout, norm, lstm, nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 1))):
-        load_program(export(model.eval(), (x,)))
+        load_program(exported(model, x, Dim("rows")))
 
 
 def rewritten(archive: bytes, change: Callable[[str, bytes], bytes | None], **more: bytes) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.data.arrays import map_values
@@ -18,11 +18,8 @@ from latedrop.data.items import Items
 from latedrop.errors import DataError
 
 __all__ = [
-    "ROWS",
     "copied",
     "distinct_rows",
-    "filled_up",
-    "fitting_batches",
     "map_rows",
     "operands",
     "reordered",
@@ -30,14 +27,10 @@ __all__ = [
     "repeated",
     "replaced",
     "row_count",
-    "row_limits",
     "some_rows",
     "take_rows",
     "tensors",
 ]
-
-ROWS = "latedrop_rows"
-"""Where a program's `meta` says how many rows it takes."""
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -144,22 +137,6 @@ def copied(x: Any) -> Any:
     return map_values(x, lambda t: t.clone() if isinstance(t, Tensor) else t)
 
 
-def row_limits(model: nn.Module) -> tuple[int, int | None]:
-    """The least and the largest number of rows that `model` takes: (1, None), but for some exported programs."""
-    meta = vars(model).get("meta")
-    limits: tuple[int, int | None] = meta.get(ROWS, (1, None)) if isinstance(meta, dict) else (1, None)
-    return limits
-
-
-def fitting_batches(x: Any, least: int, most: int | None) -> list[tuple[Any, int]] | None:
-    """Return `x` in parts of such sizes, each with how many of its rows count; None where `x` fits as it is."""
-    rows = row_count(x)
-    if rows == 0 or (least <= rows and (most is None or rows <= most)):
-        return None
-    parts = [take_rows(x, slice(start, start + (most or rows))) for start in range(0, rows, most or rows)]
-    return [(filled_up(part, least), row_count(part)) for part in parts]
-
-
 def replaced(x: Any, rows: Tensor, other: Any) -> Any:
     """`x` with `other`, a single row, in the place of some `rows`, `(N,)` of bool."""
     if isinstance(x, Items):
@@ -173,16 +150,6 @@ def replaced(x: Any, rows: Tensor, other: Any) -> Any:
         return torch.where(rows.to(t.device).reshape(-1, *[1] * (t.dim() - 1)), one, t) if len(t) == count else t
 
     return map_values(x, lambda t: change(t) if t.dim() > 0 else (next(each), t)[1])
-
-
-def filled_up(x: Any, least: int) -> Any:
-    """`x` with at least so many rows; where it is short of them, the first one is repeated."""
-    missing = least - row_count(x)
-    if missing <= 0:
-        return x
-    if isinstance(x, Items):
-        return x.at([*range(len(x)), *[0] * missing])
-    return map_rows(x, lambda t: torch.cat([t, t[:1].expand(missing, *t.shape[1:])]))
 
 
 def distinct_rows(x: Any, count: int) -> Any:

@@ -12,11 +12,11 @@ takes the slope for what dropping one unit does, the limit of small rates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from warnings import warn
 
 import torch
@@ -26,9 +26,9 @@ from torch.nn.functional import pad
 from latedrop.data.arrays import constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, as_items
-from latedrop.data.rows import copied, filled_up, row_count, some_rows, take_rows
+from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
-from latedrop.errors import ArgumentError, LatedropWarning, OutputError, SiteError
+from latedrop.errors import ArgumentError, LatedropWarning, OutputError
 from latedrop.network.calling import Readout, call, check_finite, part_of, read
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT
@@ -39,13 +39,12 @@ from latedrop.torch_private import being_traced, version_of, without_cudnn
 from latedrop.wrappers import bare
 
 __all__ = [
+    "FirstOrder",
     "Linearization",
-    "MaskGradients",
     "differences",
+    "first_order",
     "linearize",
-    "mask_gradients",
     "unit_variances",
-    "watched",
 ]
 
 _MOST_OUTPUTS = 1024
@@ -127,33 +126,17 @@ def linearize(
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
     x = x if loads else place(x if collate is None else as_items(x, collate), network.weight)
     sites = Sites(find_sites(network, x) if sites is None else sites)
-    if loads:
-        batches = (place(part, network.copy) for part in inputs_loaded(x, network.model))
-        return _joined(sites, chain.from_iterable(_by_rows(network, b, sites, readout, chunk) for b in batches))
-    return _joined(sites, _by_rows(network, x, sites, readout, chunk))
+    batches = (place(part, network.copy) for part in inputs_loaded(x, network.model)) if loads else [x]
+    parts = [part.linear for batch in batches for part in first_order(network, batch, sites, readout, chunk)]
+    return Linearization.joined(parts)
 
 
-_Watcher = TypeVar("_Watcher", bound=Thinner)
-
-
-def watched(
-    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout, watch: Callable[[], _Watcher]
-) -> tuple[Linearization, list[tuple[_Watcher, int]]]:
-    """Linearize while another looks at the inputs of the sites: `watch` makes one for each batch that runs at once.
-
-    Also return those who looked, each with the number of rows of `x` that it saw first; others fill a batch up. The
-    inputs must have been placed.
-    """
-    parts = list(_by_rows(Network.of(model), x, sites, readout, None, watch=watch))
-    return _joined(sites, parts), [(part.watcher, len(part.mean)) for part in parts]
-
-
-class MaskGradients(NamedTuple):
-    """First order of some rows, with the gradient of every mask.
+class FirstOrder(NamedTuple):
+    """First order of some rows.
 
     Attributes:
         linear: output and variances.
-        phi: for each entry of the output `h · dy/dh`, `(rows, units)`, by the names of the sites.
+        phi: for each entry of the output `h · dy/dh`, `(rows, units)`, by the names of the sites, where asked for.
         watcher: who looked at the inputs of the sites.
     """
 
@@ -162,21 +145,40 @@ class MaskGradients(NamedTuple):
     watcher: Any
 
 
-def mask_gradients(
+def first_order(
     network: Network,
     x: Any,
     sites: Sites,
     readout: Readout = None,
+    chunk: int | None = None,
+    *,
+    phi: bool = False,
     watch: Callable[[], Thinner] | None = None,
     of: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[MaskGradients]:
+) -> Iterator[FirstOrder]:
     """Yield first order of some rows after the others; the inputs must have been placed.
 
-    `of` gives what of the output is differentiated, `(N, k)`; each of its entries where None.
+    `watch` makes another who looks at the inputs of the sites, one for each batch that runs at once. `of` gives what of
+    the output is differentiated, `(N, k)`; each of its entries where None.
     """
-    for mean, phi, watcher in _by_rows(network, x, sites, readout, None, lambda phi: phi, watch, of):
-        by_site = [torch.stack([entry[site.name].square().sum(1) for site in sites], 1) for entry in phi]
-        yield MaskGradients(Linearization(mean.clone(), torch.stack(by_site, 1), sites), phi, watcher)
+    rows = some_rows(x)
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
+    # Whose entries are which example's cannot be told: one example at a time.
+    chunk = 1 if any(site.batch_axis is None or site.moved for site in sites) else min(chunk or rows, rows)
+    done = 0
+    while done < rows:
+        part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
+        try:
+            result = _first_order(network, part, sites, readout, phi, watch, of)
+        except Exception as error:
+            if not out_of_memory(error) or chunk == 1:
+                raise
+            chunk = chunk // 2
+            torch.cuda.empty_cache()
+        else:
+            yield result
+            done += chunk
 
 
 def unit_variances(
@@ -187,8 +189,8 @@ def unit_variances(
     x = place(x, network.copy)
     if row_count(x) != 1:
         raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
-    part = next(_by_rows(network, x, Sites(sites), readout, None, lambda phi: phi.square().flatten()))
-    return part.mean, part.columns
+    part = next(first_order(network, x, Sites(sites), readout, phi=True))
+    return part.linear.mean, [{name: row[0].square() for name, row in entry.items()} for entry in part.phi]
 
 
 def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
@@ -215,8 +217,8 @@ def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Reado
     while done < rows:
         chunk = rows if being_traced() else max(1, _MOST_NUMBERS // max(1, numbers))
         batch = take_rows(x, slice(done, done + chunk))
-        for part in _by_rows(network, batch, sites, from_last, None, lambda phi: phi):
-            by_site = [torch.stack([column[site.name] for column in part.columns], 1) for site in sites]
+        for part in first_order(network, batch, sites, from_last, phi=True):
+            by_site = [torch.stack([entry[site.name] for entry in part.phi], 1) for site in sites]
             numbers = sum(one[0].numel() for one in by_site)
             gram = pad(torch.stack([one @ one.mT for one in by_site], 1), (0, 1, 0, 1))
             squares = gram.diagonal(dim1=-2, dim2=-1)
@@ -225,91 +227,22 @@ def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Reado
     return torch.cat(parts)
 
 
-_Reduce = Callable[[Tensor], Tensor] | None
-"""What is made of `phi`, `(rows, units)` of one site; None: the sum of squares, `(rows,)`."""
-
-
-class _Part(NamedTuple):
-    """First order of some rows.
-
-    Attributes:
-        mean: the output.
-        columns: for each of its entries what was reduced, by site; the sums of squares are `(rows, sites)`.
-        watcher: who looked at the inputs of the sites.
-    """
-
-    mean: Tensor
-    columns: list[Any]
-    watcher: Any
-
-
-def _joined(sites: Sites, parts: Iterable[_Part]) -> Linearization:
-    means, variances = [], []
-    for mean, columns, _ in parts:
-        means.append(mean)
-        variances.append(torch.stack(columns, 1) if len(columns) > 1 else columns[0][:, None])
-    if len(means) == 1:
-        return Linearization(means[0].clone(), variances[0], sites)  # a model may write every output to one place
-    return Linearization(torch.cat(means), torch.cat(variances), sites)
-
-
-def _by_rows(
-    network: Network,
-    x: Any,
-    sites: Sites,
-    readout: Readout,
-    chunk: int | None,
-    reduce: _Reduce = None,
-    watch: Callable[[], Thinner] | None = None,
-    of: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[_Part]:
-    """Yield first order of some rows after the others; `x` was placed."""
-    rows = some_rows(x)
-    if chunk is not None and chunk < 1:
-        raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    least, most = network.row_limits
-    chunk = min(chunk or rows, rows, most or rows)
-    alone = [site.name for site in sites if site.batch_axis is None or site.moved]
-    if alone:  # whose entries are which example's cannot be told: one example at a time
-        chunk = 1
-        if least > 1:
-            raise SiteError(
-                f"expected a model that takes one row at a time, as the inputs of sites {alone} have no axis for the "
-                f"examples, or these in another order; this program takes no fewer than {least}. Export it with a "
-                "dynamic batch dimension, or use method='sample'."
-            )
-    done = 0
-    while done < rows:
-        part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
-        full = part if least == 1 else filled_up(part, least)
-        try:
-            result = _first_order(network, full, sites, readout, reduce, row_count(part), watch, of)
-        except Exception as error:
-            if not out_of_memory(error) or chunk == 1:
-                raise
-            chunk = chunk // 2
-            torch.cuda.empty_cache()
-        else:
-            yield result
-            done += len(result.mean)
-
-
 def _first_order(
-    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any, of: Any
-) -> _Part:
-    """Return the output of the first rows of `x`, and for each entry of it `phi` of every site, reduced."""
-    count, silent = row_count(x), set[str]()
+    network: Network, x: Any, sites: Sites, readout: Readout, whole: bool, watch: Any, of: Any
+) -> FirstOrder:
+    """Return first order of a batch, with all of `phi` where `whole`."""
+    rows, silent = row_count(x), set[str]()
 
-    def run(copy_inputs: bool = False) -> _Part:
+    def run(copy_inputs: bool = False) -> FirstOrder:
         derives = network.notes.get("derives")
         watcher = None if watch is None else watch()
         record = _Record(watcher, copy_inputs=copy_inputs, factors=bool(derives))
         guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
-        now = network.begin(sites, record, count, shared=False)
+        now = network.begin(sites, record, rows, shared=False)
         with network.passing(now):
             try:
                 with guard or nullcontext():
-                    output = read(call(network.copy, copied(x)), readout, count)
+                    output = read(call(network.copy, copied(x)), readout, rows)
             except RuntimeError as error:
                 if _IN_PLACE in str(error) or "nference tensor" in str(error):
                     raise _cannot_differentiate(error) from error
@@ -329,9 +262,9 @@ def _first_order(
             mean, flat = _checked(output, output if of is None else of(output), record)
             if record.ends_overwritten():
                 return run(copy_inputs=True)
-            columns = _differentiated(flat, sites, reduce, rows, record)
+            squares, phi = _differentiated(flat, sites, whole, record)
         silent.update({name for name, _ in record.inputs} - record.reached)
-        return _Part(mean if len(mean) == rows else mean[:rows], columns, watcher)
+        return FirstOrder(Linearization(mean, squares, sites), phi, watcher)
 
     # cuDNN's recurrent functions have no backward pass in eval mode.
     recurrent = network.weight.is_cuda and any(site.layer in _RECURRENT for site in sites)
@@ -440,7 +373,7 @@ class _Record:
 
 def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
     """Return the output without its graph, and what is differentiated, with it, as `(rows, k)`."""
-    mean = widened(output.detach())
+    mean = widened(output.detach()).clone()  # a model may write every output to one place
     check_finite(mean, "without dropout")
     flat = scalars if scalars.dim() == 2 else scalars.reshape(len(scalars), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
@@ -462,19 +395,23 @@ def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, 
     return mean, flat
 
 
-def _differentiated(flat: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record) -> list[Any]:
-    """Return the columns of a `_Part`, from the output with its graph."""
-    columns: list[Any] = []
+def _differentiated(flat: Tensor, sites: Sites, whole: bool, record: _Record) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself."""
+    squares, entries = [], []
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
         try:
-            columns += [_by_site(record, phi, sites, reduce, rows, flat) for phi in record.gradients(part, last=last)]
+            for phi in record.gradients(part, last=last):
+                calls = _by_site(record, phi, sites, flat)
+                squares.append(_square_sums(calls))
+                if whole:
+                    entries.append({site.name: torch.cat(units, 1) for site, units in zip(sites, calls, strict=True)})
         except (RuntimeError, NotImplementedError) as error:
             if out_of_memory(error):
                 raise
             raise _cannot_differentiate(error) from error
-    return columns
+    return torch.stack(squares, 1) if len(squares) > 1 else squares[0][:, None], entries
 
 
 def _cannot_differentiate(error: Exception) -> OutputError:
@@ -497,31 +434,26 @@ def _cannot_differentiate(error: Exception) -> OutputError:
     )
 
 
-def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int, like: Tensor) -> Any:
-    """Return `phi` of every site, reduced; the calls of one layer are joined."""
+def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, like: Tensor) -> list[list[Tensor]]:
+    """Return `phi` of every site, `(rows, units)` for each call of its layer."""
     calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
-        calls[name].append(_rows_first(widened(value), items[0].axis, rows))
+        axis, value = items[0].axis, widened(value)
+        value = value[None] if axis is None else value.movedim(axis, 0) if axis else value
+        calls[name].append(value if value.dim() == 2 else value.flatten(1))
     for units in calls.values():
         if not units:  # its layer did not run
-            units.append(like.new_zeros(rows, 1, dtype=torch.promote_types(like.dtype, torch.float32)))
-    if reduce is not None:
-        return {name: reduce(torch.cat(units, 1)) for name, units in calls.items()}
-    norms = [torch.linalg.vector_norm(part, dim=1) for units in calls.values() for part in units]
+            units.append(like.new_zeros(len(like), 1, dtype=torch.promote_types(like.dtype, torch.float32)))
+    return list(calls.values())
+
+
+def _square_sums(calls: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the square sums of all units of each site, `(rows, sites)`."""
+    norms = [torch.linalg.vector_norm(part, dim=1) for units in calls for part in units]
     squares = torch.stack([norm.to(norms[0].dtype) for norm in norms], 1).square()  # few operators for all sites
     if len(norms) == len(calls):
         return squares
-    each = iter(squares.unbind(1))
-    return torch.stack([sum((next(each) for _ in units[1:]), next(each)) for units in calls.values()], 1)
-
-
-def _rows_first(phi: Tensor, axis: int | None, rows: int) -> Tensor:
-    """Return `(rows, units)`."""
-    if axis is None:
-        return phi[None].flatten(1)
-    first = phi.movedim(axis, 0) if axis else phi
-    first = first if len(first) == rows else first[:rows]
-    return first if first.dim() == 2 else first.flatten(1)
+    return torch.stack([part.sum(1) for part in squares.split([len(units) for units in calls], 1)], 1)
 
 
 def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: Readout) -> None:

@@ -88,11 +88,6 @@ class Moments:
         kept = "" if self.outputs is None else ", every draw kept"
         return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{kept}"
 
-    def first(self, rows: int) -> Moments:
-        """Those of the first rows."""
-        outputs = self.outputs[:, :rows] if self.outputs is not None else None
-        return Moments(self.mean[:rows], self.variance[:rows], self.draws, outputs)
-
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:
         """One batch after the other."""

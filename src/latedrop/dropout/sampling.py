@@ -113,10 +113,6 @@ def sample_rates(
     Whether the inputs are finite is found out together with the outputs. `tick` is called after each rate.
     """
     network = Network.of(model)
-    batches = network.batches(x)
-    if batches is not None:
-        by_batch = [[m.first(n) for m in sample_rates(network, part, rates, sites, options)] for part, n in batches]
-        return [Moments.joined(moments) for moments in zip(*by_batch, strict=True)]
     by_site = [rates_by_site(sites, rate) for rate in rates]
     active = [site for site in sites if any(values[site.name] > 0 for values in by_site)]
     rowless = [site.name for site in active if site.batch_axis is None]
@@ -154,9 +150,6 @@ def plain_output(model: nn.Module | Network, x: Any, readout: Readout = None) ->
 def own_output(model: nn.Module | Network, x: Any, readout: Readout = None, *, check: bool = True) -> Tensor:
     """Return `plain_output` of inputs that were placed; without `check` it may have NaN and inf."""
     network = Network.of(model)
-    batches = network.batches(x)
-    if batches is not None:
-        return torch.cat([own_output(network, part, readout, check=check)[:rows] for part, rows in batches])
     output = network.quietly(lambda: widened(network.read(copied(x), readout, row_count(x)).detach()))
     if check:
         check_finite(output, "without dropout")
@@ -280,10 +273,7 @@ class _ThinnedNetworks:
                 f"expected rows that do not affect each other with engine='rows'; at the sites {together} they do. "
                 "Use engine='auto', which runs the draws of such a model one by one."
             )
-        _, most = self._network.row_limits
-        if most is not None:
-            self._chunk = min(self._chunk, most // max(self._rows, 1))
-        return not together and self._chunk > 0 and (most is None or self._chunk > 1)
+        return not together
 
     def _outputs(self, draws: range) -> Tensor:
         """Return `(t, N, ...)` of some draws."""

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
-from latedrop.data.rows import fitting_batches, row_limits
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.network.calling import Readout, call, read
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.private_copy import private_copy
 from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites, refuse_nested
 from latedrop.torch_private import Watching, draws_numbers, version_of
-from latedrop.wrappers import bare
 
 __all__ = ["Network", "Pass", "Thinner", "check_module"]
 
@@ -197,7 +195,6 @@ class Network:
         random: whether it draws random numbers of its own; likewise.
         writes: whether a pass writes attributes or buffers of its own; likewise.
         weight: its first floating parameter, which tells device and dtype.
-        row_limits: the least and the largest number of rows that it takes; None: any.
         notes: what others remember of this network: it goes with it.
     """
 
@@ -211,7 +208,6 @@ class Network:
         self.writes: bool | None = None
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
-        self.row_limits = row_limits(bare(model))
         self._marks = _marks(model)
         self._routed: set[str] = set()
         self._routing = Lock()
@@ -226,10 +222,6 @@ class Network:
     def current(self) -> Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
         return self if _marks(self.model) == self._marks else Network(self.model)
-
-    def batches(self, x: Any) -> list[tuple[Any, int]] | None:
-        """Return `x` in parts of sizes that it takes, each with how many rows count; None where `x` fits as it is."""
-        return None if self.row_limits == (1, None) else fitting_batches(x, *self.row_limits)
 
     def route(self, names: Iterable[str]) -> None:
         """Let calls of some layers of the copy go through the current pass; once is enough."""

@@ -94,20 +94,16 @@ class Probe:
         self.together = self.random = self.structured = False
         self.deeds: set[str] = set()
         network.route(name for name, layer in network.layers.items() if isinstance(layer, (*SOURCES, *types)))
-        least, most = network.row_limits
-        few, turn, second = max(2, least), None, None
+        turn, second = None, None
         try:
-            if most is not None and most <= few:
-                first, second = self._of_one_size(distinct_rows(x, most))
-            else:
-                first = self._run(distinct_rows(x, few + 1))
-                second = self._run(distinct_rows(x, few))
-                turn = self._run(reordered(first.x))
-                self.orders = first.runs, turn.runs
+            first = self._run(distinct_rows(x, 3))
+            second = self._run(distinct_rows(x, 2))
+            turn = self._run(reordered(first.x))
+            self.orders = first.runs, turn.runs
         except LatedropError:
             raise
         except Exception:  # the model may insist on its batch size
-            self.together, turn = most is None or most > few, None
+            self.together, turn = True, None
             with self._in_words(x):
                 first, second = self._of_one_size(x)
         self.compared = second is not None
@@ -122,7 +118,7 @@ class Probe:
             )
         elif second is not None:
             self._compare(x, first, second, turn)
-        if "reads" in self.deeds and not self.together and most is None:
+        if "reads" in self.deeds and not self.together:
             with self._in_words(x):
                 self._go_on(x)
         self.together |= "decides" in self.deeds  # each draw may take another way

@@ -86,17 +86,14 @@ def propagate(
     (torch.Size([2, 1, 4, 4]), 0)
     """
     network = Network.of(model)
-    batches: Iterable[tuple[Any, int | None]] | None = None
-    if is_loader(x) and collate is None:
-        batches = ((batch, None) for batch in inputs_loaded(x, network.model))
-    else:
+    loads = is_loader(x) and collate is None
+    if not loads:
         some_rows(x := place(as_items(x, collate), network.copy))
-        batches = network.batches(x)
     sites = find_sites(network, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
-    if batches is not None:
-        each = [(propagate(network, b, rate, sites, readout, input_std=input_std), rows) for b, rows in batches]
-        return Moments.joined([moments if rows is None else moments.first(rows) for moments, rows in each])
+    if loads:
+        batches = inputs_loaded(x, network.model)
+        return Moments.joined([propagate(network, b, rate, sites, readout, input_std=input_std) for b in batches])
     active = [site for site in sites if rates[site.name] > 0]
     if not active and input_std is None:
         return Moments.unmoved(own_output(network, x, readout), 0)

@@ -57,9 +57,6 @@ class Features:
 
     def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
         """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
-        parts = network.batches(x)
-        if parts is not None:
-            return torch.cat([self.of(network, part, sites, seen)[:rows] for part, rows in parts])
         return self.gathered(self._noted(network, x, sites, seen))
 
     def noting(self, network: Network, sites: Sites) -> Noted:
@@ -81,8 +78,6 @@ class Features:
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
         rows = row_count(x)
-        if network.batches(x) is not None or network.batches(take_rows(x, slice(1))) is not None:
-            return self  # a program of a fixed number of rows
         together = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
         kept = vectors or self.sites

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from latedrop.data.arrays import widened
 from latedrop.data.items import Items
 from latedrop.data.rows import row_count, tensors
-from latedrop.dropout.first_order import Linearization, linearize, mask_gradients, watched
+from latedrop.dropout.first_order import Linearization, first_order
 from latedrop.dropout.sampling import own_output
 from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
@@ -114,19 +114,9 @@ class BatchContext:
 
     @property
     def linear(self) -> Linearization:
-        """The first-order variance of every site; the same pass notes the features, if there are any."""
-        if self._linear is not None:
-            return self._linear
-        wanted = self._which
-        if self._wants_gradients:
-            self._differentiate()
-        elif wanted is None:
-            self._linear = linearize(self.network, self.x, self.sites, self.readout)
-        else:
-            noting = partial(wanted.noting, self.network, self.sites)
-            self._linear, noted = watched(self.network, self.x, self.sites, self.readout, noting)
-            if self._features is None:
-                self._features = torch.cat([wanted.gathered(one)[:rows] for one, rows in noted])
+        """The first-order variance of every site."""
+        if self._linear is None:
+            self._differentiate(self._wants_gradients)
         assert self._linear is not None
         return self._linear
 
@@ -134,30 +124,33 @@ class BatchContext:
     def gradients(self) -> Tensor:
         """The mask gradients of each of K outputs, or of what `of` makes of the output, `(N, K, D)`."""
         if self._gradients is None:
-            self._differentiate()
+            self._differentiate(True)
         assert self._gradients is not None
         return self._gradients
 
-    def _differentiate(self) -> None:
-        """Run first order with the gradient of every mask; the same pass notes the features, if there are any."""
-        wanted, network = self._which, self.network
+    def _differentiate(self, gradients: bool) -> None:
+        """Run first order, with the gradient of every mask or without; the same pass notes the features."""
+        wanted, network, of = self._which, self.network, self._of if gradients else None
         noting = None if wanted is None else partial(wanted.noting, network, self.sites)
+        parts = first_order(network, self.x, self.sites, self.readout, phi=gradients, watch=noting, of=of)
         linear, phi, noted = [], [], []
-        for part in mask_gradients(network, self.x, self.sites, self.readout, noting, self._of):
+        for part in parts:
             linear.append(part.linear)
-            phi.append(joined_gradients(network, self.sites, part.phi))
+            if gradients:
+                phi.append(joined_gradients(network, self.sites, part.phi))
             if wanted is not None:
-                noted.append(wanted.gathered(part.watcher)[: len(part.linear.mean)])
+                noted.append(wanted.gathered(part.watcher))
         self._linear = Linearization.joined(linear)
-        self._gradients = torch.cat(phi) if len(phi) > 1 else phi[0]
+        if gradients:
+            self._gradients = _joined(phi)
         if wanted is not None and self._features is None:
-            self._features = torch.cat(noted) if len(noted) > 1 else noted[0]
+            self._features = _joined(noted)
 
     @property
     def mean(self) -> Tensor:
         """The model's own output, `(N, ...)`."""
         if self._mean is None:
-            if self._linear is None and self._which is not None and self.network.batches(self.x) is None:
+            if self._linear is None and self._which is not None:
                 _ = self.features  # whose pass has the output, too
             if self._linear is not None:
                 self._mean = self._linear.mean
@@ -174,10 +167,12 @@ class BatchContext:
         if self._features is None:
             if self._which is None:
                 raise ValueError("no term asked for features")
-            whole = self.network.batches(self.x) is None
-            seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
-            self._features = self._which.of(self.network, self.x, self.sites, seen)
+            self._features = self._which.of(self.network, self.x, self.sites, self._outputs.append)
         return self._features
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class Term:
