@@ -52,7 +52,6 @@ _OUTPUTS_AT_ONCE = 16
 _LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
 _MOST_NUMBERS = 2**24  # of the gradients of several outputs that are held at once
 _IN_PLACE = "modified by an inplace operation"
-_RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
 
 
 @dataclass(frozen=True)
@@ -266,8 +265,8 @@ def _first_order(
         silent.update({name for name, _ in record.inputs} - record.reached)
         return FirstOrder(Linearization(mean, squares, sites), phi, watcher)
 
-    # cuDNN's recurrent functions have no backward pass in eval mode.
-    recurrent = network.weight.is_cuda and any(site.layer in _RECURRENT for site in sites)
+    # cuDNN's recurrent functions have no backward pass in eval mode, which an exported program calls them in.
+    recurrent = network.weight.is_cuda and any(site.layer in RECURRENT for site in sites)
     with without_cudnn() if recurrent else nullcontext():
         part = network.quietly(run, gradients=True)
     if silent and not being_traced():

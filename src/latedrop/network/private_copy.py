@@ -68,6 +68,8 @@ def private_copy(model: nn.Module, *, gradients: bool = False, buffers: bool = T
             ) from error
     for module in made.modules():
         module.training = False
+        if isinstance(module, nn.RNNBase) and any(weight.is_cuda for weight in module.parameters()):
+            module.training, module.dropout = True, 0.0  # in eval mode cuDNN has no backward pass
         _rebind(module, memo)
     return made
 
