@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from latedrop import Site
 from latedrop.errors import ArgumentError
-from latedrop_crowd import MCNN, load_weights, shipped
 
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -136,14 +135,14 @@ def nets(size: str) -> list[Net]:
             Net("mlp", lambda: _mlp(64), table_task, None, 200),
             Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
             Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
-            Net("mcnn_count", MCNN, crowd_task(32, 40), count, 60),
+            Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
         ]
     large = size == "gpu"
     return [
         Net("mlp", lambda: _mlp(2048 if large else 512), table_task, None, 65536 if large else 4096, 0),
         Net("residual_cnn", lambda: Residual(128 if large else 32, 3), image_task(32), None, 256 if large else 16, 0),
         Net("transformer", lambda: Encoder(512 if large else 128, 4), token_task(128), None, 128 if large else 8, 0),
-        Net("mcnn_count", MCNN, crowd_task(480, 640) if large else crowd_task(240, 320), count, 8 if large else 1, 0),
+        Net("mcnn_count", _mcnn, crowd_task(480, 640) if large else crowd_task(240, 320), count, 8 if large else 1, 0),
     ]
 
 
@@ -289,5 +288,13 @@ def _hidden(inputs: int, width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))
 
 
+def _mcnn() -> nn.Module:
+    from latedrop_crowd import MCNN  # not everybody who measures other networks has it
+
+    return MCNN()
+
+
 def _counter() -> nn.Module:
+    from latedrop_crowd import load_weights, shipped
+
     return load_weights(shipped("mall")).model
