@@ -24,15 +24,15 @@ from latedrop.torch_private import version_of
 __all__ = ["Copying", "Prefix", "worth_it"]
 
 _FEW = {"cpu": 2**13}  # numbers in the inputs of all draws below which it takes longer to keep track than to compute
-_FEW_ELSEWHERE = 2**18  # the same on devices that compute more in the time that Python needs
+_FEW_FOR_EACH_SITE = 5 * 2**18  # on devices that compute while Python follows the functions between two sites
 _REMEMBERED = {"cpu": 2**29, "cuda": 2**31}  # bytes of what functions gave
 _MARK = "latedrop_rows"
 
 
-def worth_it(x: Any, draws: int, passes: int) -> bool:
-    """Return True if what comes before the first site takes long enough to keep track of it."""
+def worth_it(x: Any, draws: int, passes: int, sites: int) -> bool:
+    """Return True if what comes before the first of so many sites takes longer than to follow all functions."""
     values = tensors(x)
-    few = _FEW.get(values[0].device.type, _FEW_ELSEWHERE)
+    few = _FEW.get(values[0].device.type, _FEW_FOR_EACH_SITE * sites)
     return passes > 1 or draws * sum(value.numel() for value in values) > few
 
 
