@@ -240,6 +240,7 @@ def test_timm_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         image_transform("timm:resnet18")
 
 
+@pytest.mark.filterwarnings("always::latedrop.LatedropWarning")
 @pytest.mark.skipif(bool(missing("timm", "torchvision")), reason="needs timm and torchvision")
 def test_a_classifier_of_timm_with_its_transform(call: Run) -> None:
     """From images and a model's name to calibrated classes; the calibration remembers the transform."""
@@ -267,7 +268,8 @@ def test_a_classifier_of_timm_with_its_transform(call: Run) -> None:
         images = [change(Image.open(f"photos/{row['file']}").convert("RGB")) for row in rows]
         expected = latedrop.load("cal.json", model).predict(torch.stack(images)).confidence
         assert_same_up_to_rounding([float(row["confidence"]) for row in rows], expected)
-        code, out, _ = call("evaluate", "timm_model:net", "cal.json", *pictures, "--report", "page.html")
+        code, out, err = call("evaluate", "timm_model:net", "cal.json", *pictures, "--report", "page.html")
         assert (code, "accuracy" in out, Path("page.html").is_file()) == (0, True, True)
+        assert "of the test rows are rows that the calibration was fitted to" in err
     finally:
         sys.modules.pop("timm_model", None)

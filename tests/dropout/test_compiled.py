@@ -261,6 +261,7 @@ def test_models_that_cannot_be_traced(make: type[nn.Module], why: str, uncompile
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # advice of torch's compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype: torch.dtype) -> None:
     model = mlp().cuda().to(dtype)

@@ -24,18 +24,18 @@ from latedrop.torch_private import version_of
 __all__ = ["Copying", "Prefix", "worth_it"]
 
 _FEW = 2**13  # numbers in the inputs of all draws below which it takes longer to keep track than to compute
-_FEW_PER_MODULE = 400_000  # the same on devices that compute while Python keeps track of each function, for each module
+_FEW_FOR_EACH_SITE = 5 * 2**18  # on devices that compute while Python follows the functions between two sites
 _REMEMBERED = {"cpu": 2**29, "cuda": 2**31}  # bytes of what functions gave
 _MARK = "latedrop_rows"
 
 
-def worth_it(x: Any, draws: int, passes: int, modules: int) -> bool:
-    """Return True if what comes before the first site of so many modules takes long enough to keep track of it."""
+def worth_it(x: Any, draws: int, passes: int, sites: int) -> bool:
+    """Return True if what comes before the first of so many sites takes longer than to follow all functions."""
     values = tensors(x)
     numbers = draws * sum(value.numel() for value in values)
     if values[0].is_cpu:
         return passes > 1 or numbers > _FEW
-    return numbers > _FEW_PER_MODULE * modules
+    return numbers > _FEW_FOR_EACH_SITE * sites
 
 
 class Prefix:

@@ -184,7 +184,7 @@ class _ThinnedNetworks:
         self._prefix: Prefix | None = None
         known, passes = network.notes.get("prefix"), passes * -(-draws // self._chunk)
         if self._as_rows and known is not False and not isinstance(x, Items):
-            asked = options.engine == "compiled" or worth_it(x, draws, passes, len(network.layers))
+            asked = options.engine == "compiled" or worth_it(x, draws, passes, len(sites))
             if known if self._traced else asked:
                 self._prefix = Prefix(self._rows, network.weight.device if passes > 1 else None)
         once = ", first layers once" if self._prefix else ""
