@@ -16,9 +16,9 @@ import latedrop_crowd
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ROOMS = [
     {"errors"},
-    {"files", "json_text", "numerals", "wrappers"},
+    {"files", "numerals", "wrappers"},
     {"options", "records"},
-    {"quantiles", "stored_tensors", "torch_private", "devices", "addresses", "terminal", "progress"},
+    {"quantiles", "stored_tensors", "torch_private", "devices", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},
     {"programs"},

@@ -386,7 +386,7 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
         ({"intervals": "isotonic"}, ["isotonic"]),
         ({"held": data(40)}, ["conformal"]),
         ({"scale": 2.0}, ["scale 2"]),
-        ({"method": "terms"}, ["strangeness", "leverage"]),
+        ({"method": "terms"}, ["novelty", "leverage"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -70,8 +70,8 @@ def score_histograms(
     Rows far beyond all others are counted in the outermost bins, so that these do not squash the rest. `threshold` is
     drawn as a line.
 
-    >>> score_histograms({"usual": [0.2, 0.4, 0.5], "strange": [2.0, 3.1]}, name="strangeness").get_xlabel()
-    'strangeness'
+    >>> score_histograms({"usual": [0.2, 0.4, 0.5], "strange": [2.0, 3.1]}, name="novelty").get_xlabel()
+    'novelty'
     """
     arrays = {label: as_array(values).ravel() for label, values in not_empty(scores, "kind of rows").items()}
     if any(not len(values) or not np.isfinite(values).all() for values in arrays.values()):
@@ -145,7 +145,7 @@ def doubtful_images(
 
     Args:
         images: `(N, H, W)`, or `(N, C, H, W)` with 1 or 3 channels; each is shown from its darkest to its lightest.
-        doubt: `(N,)`, such as `1 - p.confidence`, `p.entropy` or `p.strangeness`.
+        doubt: `(N,)`, such as `1 - p.confidence`, `p.entropy` or `p.novelty`.
         captions: a line for each of the N images; by default its row and doubt.
         ax: where to draw.
         most: how many.
