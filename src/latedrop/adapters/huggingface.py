@@ -90,7 +90,7 @@ def predict_with(
             "the data. Predict in one."
         )
     parts: list[Any] = []
-    targets = []
+    targets: list[Any] = []
     for batch in trainer.get_test_dataloader(dataset):
         labelled = [name for name in trainer.label_names if batch.get(name) is not None]
         if len(labelled) > 1:

@@ -2,7 +2,7 @@
 
 `limits` says what is too much, `bodies` makes rows of bytes and bytes of predictions, `batching` gathers requests into
 batches, `service` predicts and counts them; `app` speaks HTTP. Anything with `predict(rows)` can be served, if what
-that gives has `to_dict`. Imports from `prediction` and the rooms below it, never from `cli`.
+that gives has `to_dict`. It may import every room below it, `web` among them.
 """
 
 from latedrop.serving.limits import Limits, RefusalError
