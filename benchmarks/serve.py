@@ -205,7 +205,6 @@ def malformed_request(dice: random.Random, rows: Any) -> bytes:
         (json.dumps({"rows": rows[:2].tolist()}).encode(), "application/json"),
         (npy(rows[:2]), "application/x-npy"),
     ]
-    bodies.append((arrow(rows[:2]), "application/vnd.apache.arrow.stream"))
     body, kind = dice.choice(bodies)
     way = dice.randrange(7)
     if way == 0:
@@ -286,12 +285,6 @@ def npy(array: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
-
-
-def arrow(rows: Any) -> bytes:
-    from latedrop.serving.arrow import table_stream
-
-    return table_stream({f"c{i}": column for i, column in enumerate(rows.T)})
 
 
 def free_port() -> int:

@@ -26,9 +26,8 @@ from benchmarks.default_data import PARTS, cuts, standardised, table
 from benchmarks.default_nets import trained
 from benchmarks.stream_data import SETS, Given, Series, crowd
 from latedrop.streams import Stream
-from latedrop.streams.bag import ERRORS, counted
+from latedrop.streams.bag import ERRORS, Usual, counted
 from latedrop.streams.monitor import Monitor
-from latedrop.streams.usual import Usual
 
 ALARM = 0.01
 ORDERS, UCI_ORDERS = 200, 20

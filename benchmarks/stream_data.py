@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from latedrop.metrics.levels import normal_quantile
-from latedrop.streams.bag import from_curve
-from latedrop.streams.usual import Usual
+from latedrop.streams.bag import Usual, from_curve
 
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
 SETS = ("mall", "ucsd", "pets")

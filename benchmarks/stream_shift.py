@@ -15,7 +15,7 @@ from benchmarks.stream_alarms import units
 from benchmarks.stream_data import Given, Series
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
-from latedrop.streams.usual import Usual
+from latedrop.streams.bag import Usual
 
 LEVEL, EVERY, ORDERS = 0.9, 5, 3
 BEFORE, AFTER = 200, 300

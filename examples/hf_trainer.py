@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 import latedrop
 from latedrop import plots
-from latedrop.adapters.huggingface import labels_apart, predict_with
+from latedrop.adapters.huggingface import predict_with
 
 # %%
 WORDS = 30
@@ -73,7 +73,6 @@ uq = latedrop.calibrate(
     model,
     validation,
     method=latedrop.Sampling(rates=[0.01, 0.05], draws=30),
-    batches=latedrop.Batches(unpack=labels_apart()),
     readout="logits",
     progress=False,
 )

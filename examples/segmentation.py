@@ -3,7 +3,7 @@
 
 Discs and squares on a noisy ground; the rim of each shape has no label (255), as in many real sets. The network is
 trained on few images and is too sure of itself. Fresh images get maps of entropy and of mutual information. Two kinds
-of images are new to it: dark shapes on a bright ground, whose strangeness is large, and crosses, whose is hardly.
+of images are new to it: dark shapes on a bright ground, whose novelty is large, and crosses, whose is hardly.
 """
 
 # %%
@@ -92,9 +92,9 @@ print(f"the worst tenth is told by the expected error with AUROC {auroc(expected
 # %%
 dark, crosses = 1 - x, scenes(200, crosses=True)[0]
 for name, images in (("dark shapes", dark), ("crosses", crosses)):
-    strange = torch.cat([scores["strangeness"], uq.predict(images).image_scores["strangeness"]])
+    strange = torch.cat([scores["novelty"], uq.predict(images).image_scores["novelty"]])
     told = auroc(strange, torch.arange(400) >= 200)
-    print(f"{name} are told from fresh images by their strangeness with AUROC {told:.2f}")
+    print(f"{name} are told from fresh images by their novelty with AUROC {told:.2f}")
 
 # %% [markdown]
 # What to see: on a fresh image the rims are in doubt, and nothing else. Dark shapes, which no image had before, are in
@@ -117,6 +117,6 @@ for i, (row, (name, image)) in enumerate(zip(axes, rows.items(), strict=True)):
         drawn = ax.imshow(values.numpy(), cmap=colours, vmax=most, vmin=None if title == "image" else 0)
         figure.colorbar(drawn, ax=ax, shrink=0.85, ticks=[0, 1, 2] if title == "likeliest class" else None)
         ax.set(title=title, xticks=[], yticks=[])
-    row[0].set_ylabel(f"{name}: strangeness {float(found.strangeness[i]):.1f}", fontsize="small")
+    row[0].set_ylabel(f"{name}: novelty {float(found.novelty[i]):.1f}", fontsize="small")
 Path("output").mkdir(exist_ok=True)
 figure.savefig("output/segmentation.png", dpi=100)

@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from latedrop.devices import chosen_device, device_name, one_thread, versions
 from latedrop.errors import ArgumentError, FileError
-from latedrop.files import check_apart, write_aside
-from latedrop.json_text import understood
+from latedrop.files import check_apart, understood, write_aside
 from latedrop.terminal import command_parser, exit_code, folder, read_json
 from studies.pages import Results
 

@@ -2,17 +2,14 @@
 
 import os
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from latedrop import files
 from latedrop.errors import ArgumentError, FileError
 from latedrop.files import aside, check_apart, write_aside
 
-posix = pytest.mark.skipif(os.name == "nt", reason="links, locks and devices of POSIX")
+posix = pytest.mark.skipif(os.name == "nt", reason="links and devices of POSIX")
 
 
 def test_the_last_to_finish_wins_whole(tmp_path: Path) -> None:
@@ -42,40 +39,6 @@ def test_what_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
         broken_off()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
-
-
-@posix
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "out.csv"
-    code = f"""
-import os
-from latedrop.files import aside
-with aside({str(path)!r}) as part:
-    part.write_text("half")
-    os._exit(9)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    (left,) = tmp_path.iterdir()
-    write_aside(path, b"new")
-    assert left.exists()  # it may be of a writer that has not locked it yet
-    age(left)
-    write_aside(path, b"newer")
-    assert sorted(tmp_path.iterdir()) == [path]
-
-
-@posix
-def test_what_others_write_or_own_is_not_removed(tmp_path: Path) -> None:
-    path, strangers = tmp_path / "out.csv", [tmp_path / "out.csv.part", tmp_path / "out.csv.old.part"]
-    for stranger in strangers:
-        stranger.write_text("not ours")
-        age(stranger)
-    with aside(path) as part:
-        part.write_text("long since the last row")
-        age(part)
-        write_aside(path, b"other")
-        assert part.exists()
-    assert path.read_text() == "long since the last row"
-    assert set(tmp_path.iterdir()) == {path, *strangers}
 
 
 @posix
@@ -115,8 +78,3 @@ def test_an_output_that_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check_apart({"--output": "new.html", "--report": "./new.html"}, {"--data": "in.csv"})
     check_apart({"--output": "other.csv", "--report": None}, {"--data": "in.csv", "--model": "not/there"})
     check_apart({"--output": os.devnull}, {"--data": os.devnull})
-
-
-def age(path: Path) -> None:
-    then = time.time() - files._LEFT_AFTER - 10
-    os.utime(path, (then, then))

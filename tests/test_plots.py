@@ -29,7 +29,6 @@ DRAW = {
     "site_shares": lambda ax=None: plots.site_shares(["a", "b", "c"], LEVELS, ax),
     "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
     "risk_coverage": lambda ax=None: plots.risk_coverage({"raw": (LEVELS, LEVELS**2)}, ax),
-    "score_histograms": lambda ax=None: plots.score_histograms({"in": X, "out": X + 1}, ax, threshold=1.5),
     "confusion": lambda ax=None: plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "a long name"], ax),
     "doubtful_images": lambda ax=None: plots.doubtful_images(IMAGES, LEVELS, ax=ax),
 }
@@ -250,15 +249,6 @@ def test_risk_coverage_starts_from_no_error(ax):
     np.testing.assert_allclose(ax.lines[0].get_ydata(), LEVELS**2)
 
 
-def test_score_histograms_are_shares_and_far_rows_do_not_squash_them(ax):
-    usual = np.linspace(0, 1, 200)
-    plots.score_histograms({"usual": usual, "strange": np.append(usual + 1, 1e9)}, ax, threshold=0.9)
-    assert legend(ax) == ["usual", "strange", "threshold"]
-    assert ax.get_xlim()[1] < 100
-    for drawn in ax.patches:
-        assert drawn.get_data().values.sum() == pytest.approx(1)
-
-
 def test_confusion_shows_counts_and_the_rejected_apart(ax):
     plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "dog"], ax)
     assert texts(ax) == ["3", "1", "1", "4", "2"]
@@ -308,7 +298,6 @@ def test_doubtful_images_come_in_order_of_doubt(ax):
         ),
         (lambda: plots.reliability_diagram({}), ArgumentError, "at least one curve"),
         (lambda: plots.risk_coverage({"a": (X, X[:2])}), DataError, "one axis of one length"),
-        (lambda: plots.score_histograms({"a": [np.nan]}), DataError, "expected finite scores"),
         (lambda: plots.confusion(np.ones((2, 4))), DataError, r"expected counts \(K, K\)"),
         (lambda: plots.confusion(np.ones((2, 2)), ["a"]), ArgumentError, "expected 2 names"),
         (lambda: plots.doubtful_images(IMAGES, X[:2]), DataError, "expected images"),

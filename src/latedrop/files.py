@@ -1,25 +1,28 @@
-"""Whole files or none: written under a name of their own, then renamed; no output takes the place of an input."""
+"""Files that others may have touched: whole or not there when written, and read with an error in our words.
+
+A file is written under a name of its own, then renamed; no output takes the place of an input. Beside it, what JSON,
+csv and npy files need.
+"""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+import json
 import logging
 import math
 import os
-import re
 import secrets
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 
 __all__ = [
     "FORMULA",
@@ -29,16 +32,18 @@ __all__ = [
     "digest_of",
     "locked",
     "npy_head",
+    "parsed",
     "plain_cell",
+    "read_text",
     "readable",
     "safe_cell",
+    "understood",
     "write_aside",
 ]
 
 _log = logging.getLogger(__name__)
 FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 """What a formula starts with, also in full width, or a cell that becomes one when its edges are cut."""
-_LEFT_AFTER = 60.0  # seconds without a change: a writer locks its file within these
 
 
 @contextmanager
@@ -50,23 +55,53 @@ def readable(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         raise FileError(f"expected {what} at {path}; the system says: {error.strerror or error}.") from error
 
 
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """The text of a file; `FileError` where it cannot be read, or is no text."""
+    try:
+        with readable(path, what):
+            return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"expected {what} at {path}; found a file that is not UTF-8 text.") from error
+
+
+def parsed(content: str, what: str, remedy: str, *, finite: bool = False) -> Any:
+    """The value of JSON; `DataError` where it is none, nested too deeply, or has a key twice; with `finite`, or NaN."""
+    options: dict[str, Any] = {"parse_constant": _refused, "parse_float": _finite} if finite else {}
+    try:
+        return json.loads(content.removeprefix("\ufeff"), object_pairs_hook=_once, **options)
+    except (ValueError, RecursionError) as error:
+        problem = "lists inside lists without end" if isinstance(error, RecursionError) else str(error)
+        problem = problem if content.strip() else "an empty file"
+        raise DataError(
+            f"expected the JSON of {what}; it is truncated or something else ({problem}). {remedy}"
+        ) from error
+
+
+@contextmanager
+def understood(where: str | os.PathLike[str], what: str, remedy: str) -> Iterator[None]:
+    """Raise `FileError` where plain data is used whose fields were not checked, and one is not as it should be."""
+    try:
+        yield
+    except LatedropError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        named = f"field {error} is missing" if isinstance(error, KeyError) else f"a field is of another kind ({error})"
+        raise FileError(f"expected {what} with all fields in {where}; {named}. {remedy}") from error
+
+
 @contextmanager
 def aside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A name of one's own to write under; it becomes `path` at the end, and goes where anything comes in between.
 
-    Of several writers each has its own name, and the last to finish leaves the whole of what it wrote. While a name is
-    in use its file is locked; the system drops the lock with the process, however that ends. A file of such a name that
-    is not locked, and that nobody wrote to for a minute, was left behind: the next writer of `path` removes it. A link
-    keeps leading where it did; a device or a pipe gets the content and stays what it is.
+    Of several writers each has its own name, and the last to finish leaves the whole of what it wrote. A link keeps
+    leading where it did; a device or a pipe gets the content and stays what it is.
     """
     end = Path(os.path.realpath(path))
     special = end.exists() and not end.is_file() and not end.is_dir()
     part = (Path(tempfile.gettempdir()) if special else end.parent) / f"{end.name}.{secrets.token_hex(8)}.part"
     try:
-        _remove_left_behind(part.parent, end.name)
-        with part.open("xb") as mine:
-            locked(mine)
-            yield part
+        part.open("xb").close()
+        yield part
         if special:
             with part.open("rb") as made, end.open("wb") as file:
                 shutil.copyfileobj(made, file)
@@ -190,19 +225,6 @@ def digest_of(path: str | os.PathLike[str]) -> str:
     return found.hexdigest()
 
 
-def _remove_left_behind(folder: Path, name: str) -> None:
-    """Files that writers of `name` left in `folder`, when they were killed."""
-    left = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{16}}\.part")
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            with suppress(OSError):
-                if left.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _LEFT_AFTER:
-                    with open(entry.path, "r+b") as file:
-                        nobodys = locked(file) or os.name == "nt"  # which does not remove a file that is open
-                    if nobodys:
-                        os.unlink(entry.path)
-
-
 def _same_file(one: Any, other: Any) -> bool:
     found = [_status(file) for file in (one, other)]
     if found[0] is not None and found[1] is not None:
@@ -226,3 +248,22 @@ def _is_stream(file: Any) -> bool:
 
 def _spelled(file: Any) -> str:
     return getattr(file, "name", "a stream") if _is_stream(file) else str(file)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return found
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        _refused(digits)
+    return value

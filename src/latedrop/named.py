@@ -24,19 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import weight_marks
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
-from latedrop.network.calling import Readout
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.loading import load
-from latedrop.prediction.predictor import Predictor
 from latedrop.programs import load_program
 from latedrop.terminal import listed
 
-__all__ = ["as_arguments", "example_inputs", "input_names", "load_calibrated", "load_function", "load_model"]
+__all__ = ["as_arguments", "example_inputs", "input_names", "load_function", "load_model"]
 
 _log = logging.getLogger(__name__)
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -70,19 +65,6 @@ def load_model(
         _load_weights(made, name, weights, trust)
     _log.info("model %s: %s, on %s", name, type(made).__name__, place)
     return made.to(place)
-
-
-def load_calibrated(
-    path: str, network: nn.Module, readout: Readout, size: int, scale: Choice | None = None
-) -> Predictor | ClassPredictor:
-    """The network with its calibration, that of numbers or of classes, to be run on so many rows at once."""
-    uq: Predictor | ClassPredictor = load(path, network, readout)
-    uq.batch_size = size
-    if scale is None:
-        return uq
-    if isinstance(uq, ClassPredictor):
-        raise ArgumentError("expected --scale with a regression; found a calibration of classes, which has none.")
-    return uq.scaled(scale)
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -243,15 +225,9 @@ def _imported(module_name: str) -> Any:
 
 
 def _hint(module: Any, name: str) -> str:
-    own = [
-        key
-        for key, value in vars(module).items()
-        if not key.startswith("_")
-        and (isinstance(value, nn.Module) or callable(value))
-        and getattr(value, "__module__", None) in (getattr(module, "__name__", None), type(value).__module__)
-    ]
+    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     close = get_close_matches(name, own, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"It has {listed(own, _SHOWN) if own else 'nothing to call'}."
+    return f"Did you mean {close[0]!r}?" if close else f"What can be called there: {listed(own, _SHOWN)}."
 
 
 def _unpickled(path: str, trust: bool) -> nn.Module:
@@ -297,12 +273,11 @@ def _load_weights(model: nn.Module, name: str, path: str, trust: bool) -> None:
         found = next((found[key] for key in _NESTED if isinstance(found.get(key), Mapping)), found)
     if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
         raise FileError(f"expected weights by name in {path}; found {type(found).__name__}. Save model.state_dict().")
-    wanted = model.state_dict()
-    given = _without_wrapper(dict(found), set(wanted))
     try:
-        model.load_state_dict(given)
+        model.load_state_dict(_without_wrapper(dict(found), set(model.state_dict())))
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise FileError(f"expected weights of {name} in {path}; {_misfit(wanted, given)}.") from error
+        said = " ".join(str(error).split())
+        raise FileError(f"expected weights of {name} in {path}; torch says: {said[:500].rstrip('.')}.") from error
 
 
 def _safetensors(path: str) -> dict[str, Tensor]:
@@ -327,17 +302,3 @@ def _without_wrapper(given: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
         stripped = {name.partition(".")[2]: value for name, value in given.items()}
         return stripped if wanted & set(stripped) else given
     return given
-
-
-def _misfit(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    parts = {
-        "missing": [name for name in wanted if name not in given],
-        "not in the model": [name for name in given if name not in wanted],
-        "of another shape": [
-            f"{name} {tuple(given[name].shape)} for {tuple(value.shape)}"
-            for name, value in wanted.items()
-            if isinstance(given.get(name), Tensor) and given[name].shape != value.shape
-        ],
-    }
-    said = [f"{what}: {listed(names, _SHOWN)}" for what, names in parts.items() if names]
-    return "; ".join(said) or "they do not load"

@@ -21,8 +21,8 @@ __all__ = [
     "checked_level",
     "conformal_quantile",
     "conformal_score",
-    "gaussian_quantile",
     "isotonic_quantile",
+    "normal_quantile",
     "student_quantile",
     "student_upper",
 ]
@@ -120,10 +120,10 @@ def checked_level(level: Any) -> float:
     return value
 
 
-def gaussian_quantile(q: float) -> float:
+def normal_quantile(q: float) -> float:
     """`Phi^{-1}(q)`.
 
-    >>> round(gaussian_quantile(0.975), 4)
+    >>> round(normal_quantile(0.975), 4)
     1.96
     """
     return NormalDist().inv_cdf(q) if 0 < q < 1 else math.copysign(math.inf, q - 0.5)
@@ -138,7 +138,7 @@ def student_quantile(q: float, degrees: float | None = None) -> float:
     (1.8374, 1.96)
     """
     if degrees is None or not 0 < q < 1:
-        return gaussian_quantile(q)
+        return normal_quantile(q)
     side = min(q, 1 - q)
     low, high = 0.0, 2.0
     while student_upper(high, degrees) > side:
@@ -169,7 +169,7 @@ def isotonic_quantile(knots: Sequence[float], observed: Sequence[float], q: floa
     """Where the frequency `observed` at the standardised residuals `knots` reaches q."""
     inside = min(max(q, observed[0]), observed[-1])
     # Beyond the outermost knot the data say nothing: a Gaussian tail goes on from there.
-    tail = 0.0 if inside == q else gaussian_quantile(q) - gaussian_quantile(inside)
+    tail = 0.0 if inside == q else normal_quantile(q) - normal_quantile(inside)
     return _interpolated(inside, observed, knots) + tail
 
 

@@ -30,8 +30,7 @@ from math import inf
 from typing import Any, Generic, TypeVar, get_args
 
 from latedrop.errors import DataError, FileError, LatedropError
-from latedrop.files import write_aside
-from latedrop.json_text import parsed, read_text
+from latedrop.files import parsed, read_text, write_aside
 
 __all__ = [
     "FieldError",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
-from latedrop.json_text import parsed, read_text
+from latedrop.files import parsed, read_text
 
 __all__ = [
     "HANDED_ON",

@@ -1,7 +1,6 @@
 """The adapters give what the predictor gives, in the form that each library expects, and leave the model as it was."""
 
 import pickle
-import re
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
 from architectures import missing
-from latedrop.adapters.huggingface import labels_apart, predict_with
+from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import LatedropRegressor
 from latedrop.errors import ArgumentError, DataError, LatedropError
@@ -339,7 +338,7 @@ class TestHuggingFace:
 
     @staticmethod
     def calibrated(run: Any, **options: Any) -> latedrop.Predictor:
-        options = {"batches": latedrop.Batches(unpack=labels_apart()), "readout": "logits", **options}
+        options = {"readout": "logits", **options}
         found: latedrop.Predictor = quick([0.05], 10)(run.model, run.get_eval_dataloader(texts(48)), **options)
         return found
 
@@ -368,8 +367,8 @@ class TestHuggingFace:
     def test_strange_rows_are_told_by_the_default(self, run: Any) -> None:
         uq, test = self.calibrated(run, method="terms"), texts(12, 1)
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
-        assert p.strangeness is not None
-        assert_same_up_to_rounding(predict_with(run, test, uq).strangeness, p.strangeness)
+        assert p.novelty is not None
+        assert_same_up_to_rounding(predict_with(run, test, uq).novelty, p.novelty)
 
     def test_data_without_labels(self, run: Any) -> None:
         uq = self.calibrated(run)
@@ -395,11 +394,3 @@ class TestHuggingFace:
         monkeypatch.setattr(type(run.args), "world_size", 2)
         with pytest.raises(ArgumentError, match="expected a trainer that runs in one process; found 2, each with"):
             predict_with(run, texts(5), uq)
-
-
-def test_labels_come_apart() -> None:
-    batch = {"x": 1, "start": 2, "end": 3}
-    assert labels_apart(["end"])(batch) == ({"x": 1, "start": 2}, 3)
-    assert labels_apart()(batch) == (batch, None)
-    with pytest.raises(DataError, match=re.escape("one array of labels in a batch; found 2 of ['start', 'end']. Pass")):
-        labels_apart(["start", "end"])(batch)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
 from architectures import missing
-from latedrop.adapters.huggingface import labels_apart, predict_with
+from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import CalibratedClassifier, LatedropClassifier
 from latedrop.errors import ArgumentError
@@ -164,7 +164,7 @@ def test_lightning(net: nn.Module) -> None:
     trainer = pl.Trainer(accelerator="cpu", callbacks=[predict_callback(uq, level=0.8)], **quiet)
     found = trainer.predict(module, DataLoader(TensorDataset(x, y), batch_size=20))
     expected = uq.predict(x).to_dict(0.8)
-    assert {"label", "confidence", "entropy", "strangeness", "set", "probabilities"} == set(expected)
+    assert {"label", "confidence", "entropy", "novelty", "set", "probabilities"} == set(expected)
     for name, value in expected.items():
         assert_same_up_to_rounding(torch.cat([batch[name] for batch in found]), value)
 
@@ -194,7 +194,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     dice = torch.Generator().manual_seed(0)
     tokens = [torch.randint(1, 20, (4 + i % 4,), generator=dice) for i in range(88)]
     texts = [{"input_ids": row, "label": int(row[0]) % 3} for row in tokens]
-    options: dict[str, Any] = {"batches": latedrop.Batches(unpack=labels_apart()), "readout": "logits", **QUICK}
+    options: dict[str, Any] = {"readout": "logits", **QUICK}
     uq = latedrop.calibrate(model, run.get_eval_dataloader(texts[:48]), **options)
     found, theirs = predict_with(run, texts[48:], uq), run.predict(texts[48:])
     assert_same_up_to_rounding(found.predictions, theirs.predictions)
@@ -204,7 +204,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     inputs = {name: value for name, value in padded(texts[48:]).items() if name != "labels"}
     assert_same_up_to_rounding(found.probabilities, uq.predict(inputs).probabilities)
     assert found.metrics["test_nll"] > 0
-    ruled = uq.reject(run.get_eval_dataloader(texts[:48]), risk=0.9, unpack=labels_apart())
+    ruled = uq.reject(run.get_eval_dataloader(texts[:48]), risk=0.9)
     np.testing.assert_array_equal(predict_with(run, texts[48:], ruled).kept, ruled.predict(inputs).kept())
     bare = predict_with(run, [{"input_ids": row} for row in tokens[:5]], uq)
     assert (bare.label_ids, bare.metrics, bare.label.shape) == (None, {}, (5,))

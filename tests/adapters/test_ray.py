@@ -79,7 +79,7 @@ def alike(one: Any, other: Any) -> bool:
 def test_a_table_is_predicted_as_the_predictor_does(folder: Path) -> None:
     table = whole(folder / "data")
     found = Predictions(asked(folder))(table)
-    assert found.column_names == ["id", "mean", "std", "low", "high", "strangeness"]
+    assert found.column_names == ["id", "mean", "std", "low", "high", "novelty"]
     assert found["id"].equals(table["id"])
     x = np.column_stack([table[name].to_numpy() for name in NAMES])
     finite = np.isfinite(x).all(1)
@@ -100,7 +100,7 @@ def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
     made = Predictions(Asked(path, inputs=NAMES, keep=("id",), batch_size=64))
     found = made(table)
     assert found.column_names == wanted.column_names
-    for name in ("mean", "std", "low", "high", "strangeness"):
+    for name in ("mean", "std", "low", "high", "novelty"):
         assert_same_up_to_rounding(found[name].to_numpy(), wanted[name].to_numpy())
     assert alike(arrow.concat_tables([made(table.slice(0, 700)), made(table.slice(700))]), found)
     with pytest.raises(ArgumentError, match=r"an \.onnx file alone"):

@@ -65,10 +65,10 @@ def is_flagged(found: latedrop.Prediction, usual: latedrop.Prediction) -> None:
     assert float(high[ABSURD] - low[ABSURD]) > 1e5 * float(usual.std.max())
     for values in (found.std, found.variance, low, high):
         assert bool(values.isfinite().all())
-    if found.strangeness is not None:
-        assert usual.strangeness is not None
-        assert float(found.strangeness[ABSURD]) > 1e30
-        assert_same_up_to_rounding(found.strangeness[OTHERS], usual.strangeness[OTHERS])
+    if found.novelty is not None:
+        assert usual.novelty is not None
+        assert float(found.novelty[ABSURD]) > 1e30
+        assert_same_up_to_rounding(found.novelty[OTHERS], usual.novelty[OTHERS])
 
 
 def test_it_warns_of_the_row_and_keeps_a_finite_mean(default: latedrop.Predictor) -> None:
@@ -96,8 +96,8 @@ def test_a_number_that_does_not_fit_the_dtype_is_flagged_too(default: latedrop.P
     with pytest.warns(LatedropWarning, match="1 of 20 rows"):
         found = default.predict(x.numpy())
     assert_same_up_to_rounding(found.std[OTHERS], default.predict(NEW).std[OTHERS])
-    assert found.strangeness is not None
-    assert float(found.strangeness[ABSURD]) == pytest.approx(LARGEST)
+    assert found.novelty is not None
+    assert float(found.novelty[ABSURD]) == pytest.approx(LARGEST)
     with pytest.raises(DataError, match=r"expected inputs that fit torch\.float32"):
         default.predict(x[ABSURD : ABSURD + 1])
 
@@ -141,8 +141,8 @@ def test_one_absurd_row_of_a_classifier(value: float, rate: float | None) -> Non
     assert torch.equal(found.kept()[OTHERS], usual.kept()[OTHERS])
     assert found.probabilities[ABSURD].tolist() == pytest.approx([1 / 3] * 3)
     assert not bool(found.kept()[ABSURD])
-    assert found.strangeness is not None
-    assert float(found.strangeness[ABSURD]) == pytest.approx(LARGEST)
+    assert found.novelty is not None
+    assert float(found.novelty[ABSURD]) == pytest.approx(LARGEST)
 
 
 @pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")

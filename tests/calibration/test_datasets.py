@@ -102,7 +102,7 @@ def test_every_entry_point(net: nn.Module, rows: tuple[Tensor, Tensor], form: st
     found = uq.predict(data)
     assert_same_up_to_rounding(found.mean, expected.mean)
     assert_same_up_to_rounding(found.std, expected.std)
-    assert_same_up_to_rounding(found.strangeness, expected.strangeness)
+    assert_same_up_to_rounding(found.novelty, expected.novelty)
     both, target = uq.predict_labelled(data)
     assert_same_up_to_rounding(both.std, expected.std)
     assert torch.equal(target, rows[1])

@@ -123,8 +123,8 @@ class TestDefault:
         uq = default(model, (x, model(x).detach() + 0.1 * torch.randn(30, 1, 6, 6)))
         p = uq.predict(x[:4])
         assert p.std.shape == (4, 1, 6, 6)
-        assert p.strangeness is not None
-        assert p.strangeness.shape == (4,)
+        assert p.novelty is not None
+        assert p.novelty.shape == (4,)
 
     def test_data_that_cannot_be_fitted_are_refused_in_words(self) -> None:
         model = network(2)
@@ -227,8 +227,8 @@ class TestBatches:
         assert uq.calibration.terms.features is not None
         assert uq.calibration.terms.features.sites == ("head",)
         together = uq.predict(items)
-        alone = torch.cat([uq.predict([item]).strangeness for item in items])  # type: ignore[misc]
-        assert_same_up_to_rounding(alone, together.strangeness)
+        alone = torch.cat([uq.predict([item]).novelty for item in items])  # type: ignore[misc]
+        assert_same_up_to_rounding(alone, together.novelty)
         batches = default(
             model,
             (items, y),
@@ -236,7 +236,7 @@ class TestBatches:
             method=latedrop.Terms(["leverage"]),
             reference=iter([(usual, y)]),
         )
-        assert_same_up_to_rounding(batches.predict(items).strangeness, together.strangeness)
+        assert_same_up_to_rounding(batches.predict(items).novelty, together.novelty)
 
     def test_padding_of_the_users_own_changes_nothing(self) -> None:
         class Masked(nn.Module):
@@ -254,7 +254,7 @@ class TestBatches:
         uq = default(model, ((x, mask), y), method=latedrop.Terms(["leverage"]))
         longer = torch.cat([x, torch.zeros(80, 4, 3)], 1), torch.cat([mask, torch.zeros(80, 4)], 1)
         found, expected = uq.predict(longer), uq.predict((x, mask))
-        assert_same_up_to_rounding(found.strangeness, expected.strangeness)
+        assert_same_up_to_rounding(found.novelty, expected.novelty)
         assert_same_up_to_rounding(found.variance, expected.variance)
 
     def test_branches_that_the_batch_decides(self) -> None:
@@ -296,10 +296,10 @@ class TestGuard:
         guarded, bare = (
             default(model, (x, y), method=latedrop.Terms([], guard=on)).predict(far) for on in (True, False)
         )
-        assert guarded.strangeness is not None
-        assert bool((guarded.strangeness > 1).all())
+        assert guarded.novelty is not None
+        assert bool((guarded.novelty > 1).all())
         assert bool((guarded.raw_variance > bare.raw_variance).all())
-        assert_same_up_to_rounding(guarded.strangeness, bare.strangeness)  # it is told either way
+        assert_same_up_to_rounding(guarded.novelty, bare.novelty)  # it is told either way
 
     def test_it_says_no_more_than_that_nothing_is_known(self) -> None:
         model = network()
@@ -307,8 +307,8 @@ class TestGuard:
         uq = default(model, (x, y))
         far = 1e3 * x[:20]
         p = uq.predict(far)
-        assert p.strangeness is not None
-        assert float(p.strangeness.min()) > 1e3
+        assert p.novelty is not None
+        assert float(p.novelty.min()) > 1e3
         ignorant = y.double().var(correction=0) + (p.mean.double() - y.double().mean()).square()
         assert_same_up_to_rounding(p.raw_variance.double(), ignorant)
         # Without the targets there is no ceiling.
@@ -316,14 +316,14 @@ class TestGuard:
         assert terms is not None
         assert terms.guard is not None
         plain = replace(terms.guard, centres=(), spreads=())
-        assert bool((plain.grown(p.raw_variance, p.strangeness, p.mean) > 10 * p.raw_variance).all())
+        assert bool((plain.grown(p.raw_variance, p.novelty, p.mean) > 10 * p.raw_variance).all())
 
     def test_nine_in_ten_rows_are_not_strange(self) -> None:
         model = network()
         x, y = noisy(model, 200)
         new = noisy(model, 2000, seed=3)[0]
-        both = default(model, (x, y)).predict(new).strangeness
-        one = default(model, (x, y), method=latedrop.Terms(["leverage"])).predict(new).strangeness
+        both = default(model, (x, y)).predict(new).novelty
+        one = default(model, (x, y), method=latedrop.Terms(["leverage"])).predict(new).novelty
         assert both is not None
         assert one is not None
         # Standard errors: 0.005 of 2000 rows, 0.015 of a quantile of 200. Of two kinds the larger counts.
@@ -336,12 +336,12 @@ class TestGuard:
         uq = default(model, (x, y))
         rows = torch.cat([x, 4 * x])
         guarded, terms = uq.predict(rows), uq.calibration.terms
-        assert guarded.strangeness is not None
+        assert guarded.novelty is not None
         assert terms is not None
         assert terms.guard is not None
         bare = replace(terms, guard=replace(terms.guard, grows=False))
         plain = latedrop.Predictor(model, replace(uq.calibration, terms=bare)).predict(rows)
-        usual = guarded.strangeness <= 1
+        usual = guarded.novelty <= 1
         assert_same_up_to_rounding(guarded.raw_variance[usual], plain.raw_variance[usual])
         assert bool((guarded.raw_variance[~usual] > plain.raw_variance[~usual]).any())
 

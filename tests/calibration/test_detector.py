@@ -123,8 +123,8 @@ def test_strange_rows_weigh_the_scores() -> None:
 
 
 ALL = {
-    "classes": ("strangeness", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites"),
-    "numbers": ("strangeness", "std", "neighbours", "sites"),
+    "classes": ("novelty", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites"),
+    "numbers": ("novelty", "std", "neighbours", "sites"),
 }
 
 
@@ -139,7 +139,7 @@ def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, t
     assert all(len(values) == 200 for values in (new, far, *new.scores.values()))
     told = {row.score: row for row in found.evaluate(rows(200, 6), rows(200, 7, 6.0))}
     assert set(told) == names
-    for score in ("strangeness", "neighbours", "site:2"):
+    for score in ("novelty", "neighbours", "site:2"):
         assert told[score].auroc > 0.9
         threshold = torch.quantile(far.scores[score], 0.05, interpolation="lower")
         assert told[score].fpr95 == pytest.approx(float((new.scores[score] >= threshold).double().mean()), abs=0.02)
@@ -147,7 +147,7 @@ def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, t
     error = (0.05 * 0.95 * (1 / 200 + 1 / 150)) ** 0.5
     assert all(row.false_alarms < 0.05 + 4 * error for row in told.values())
     assert torch.equal(new.strange(0.05), new.p_values[COMBINED] <= 0.05)
-    assert torch.equal(new.strange(0.2, "strangeness"), new.p_values["strangeness"] <= 0.2)
+    assert torch.equal(new.strange(0.2, "novelty"), new.p_values["novelty"] <= 0.2)
     found.save(tmp_path / "detector.json")
     again = Detector.load(tmp_path / "detector.json", uq)(rows(200, 6))
     # A file keeps every digit, and the batch is the same.
@@ -156,14 +156,14 @@ def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, t
 
 def test_what_is_scored_by_default(classifier: Any, regression: Any) -> None:
     x = rows(60, 5)
-    assert set(classifier.detector(x)(x).scores) == {"strangeness", "entropy", "confidence", "energy", COMBINED}
-    assert set(regression.detector(x)(x).scores) == {"strangeness", "std", COMBINED}
+    assert set(classifier.detector(x)(x).scores) == {"novelty", "entropy", "confidence", "energy", COMBINED}
+    assert set(regression.detector(x)(x).scores) == {"novelty", "std", COMBINED}
     p = classifier.predict(x)
     found = classifier.detector(x)(x).scores
     assert torch.equal(found["energy"], p.energy)  # the same call on the same batch
     assert torch.equal(found["confidence"], 1 - p.confidence)
     assert torch.equal(found["entropy"], p.entropy)
-    assert torch.equal(found["strangeness"], p.strangeness)
+    assert torch.equal(found["novelty"], p.novelty)
 
 
 def test_one_score_needs_no_half(classifier: Any) -> None:
@@ -214,7 +214,7 @@ def test_another_calibration_of_the_same_model_is_refused(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     uq = request.getfixturevalue(kind)
-    detector = uq.detector(rows(60, 3), scores=["strangeness"])
+    detector = uq.detector(rows(60, 3), scores=["novelty"])
     detector.save(tmp_path / "d.json")
     uq.save(tmp_path / "c.json")
     again = latedrop.load(tmp_path / "c.json", uq.model)

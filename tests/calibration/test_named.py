@@ -127,7 +127,7 @@ class TestCode:
             ("nowhere:build", ArgumentError, "a Python module 'nowhere' in the current folder or installed"),
             ("user_code.part:build", ArgumentError, "a Python module 'user_code.part'"),
             ("user_code:Nett", ArgumentError, "expected 'Nett' in user_code; .*Did you mean 'Net'"),
-            ("user_code:zzzz", ArgumentError, r"It has ready, Net, Space, build, \.\.\. \(7 in all\)"),
+            ("user_code:zzzz", ArgumentError, r"What can be called there: .*Net, Space, build"),
             ("user_code:number", ArgumentError, "a module or a function that returns one at .*; found int"),
             ("user_code:nothing", ArgumentError, "to return a torch.nn.Module; found NoneType"),
             ("user_code:broken", LatedropError, "it raised RuntimeError: no such checkpoint"),
@@ -192,7 +192,7 @@ class TestWeights:
 
     def test_weights_of_another_model(self) -> None:
         torch.save(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).state_dict(), "other.pt")
-        message = "missing: first.weight, first.bias, second.weight, second.bias; not in the model: 0.weight, 0.bias"
+        message = 'torch says: .*Missing key.*: "first.weight", .*Unexpected key.*: "0.weight", "0.bias"'
         with pytest.raises(FileError, match=f"expected weights of user_code:Net in other.pt; {message}"):
             load_model("user_code:Net", "other.pt")
 
@@ -201,7 +201,7 @@ class TestWeights:
         weights = net().state_dict()
         weights["second.weight"] = torch.zeros(2, 5)
         torch.save(weights, "other.pt")
-        with pytest.raises(FileError, match=r"of another shape: second.weight \(2, 5\) for \(1, 5\)\."):
+        with pytest.raises(FileError, match=r"size mismatch for second.weight: .*\[2, 5\]\) from checkpoint"):
             load_model("user_code:Net", "other.pt")
 
     @pytest.mark.parametrize("name", ["none.pt", "none.safetensors"])

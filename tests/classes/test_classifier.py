@@ -69,10 +69,10 @@ class TestDigits:
     def test_strange_rows_are_told_and_trusted_less(self, uq: ClassPredictor, digits: Any) -> None:
         x, _ = digits[1]["test"]
         usual, strange = uq.predict(x), uq.predict(torch.rand(100, 64, generator=torch.Generator().manual_seed(0)))
-        assert usual.strangeness is not None
-        assert strange.strangeness is not None
-        assert float((usual.strangeness < 1).double().mean()) > 0.8
-        assert float((strange.strangeness > 1).double().mean()) > 0.95
+        assert usual.novelty is not None
+        assert strange.novelty is not None
+        assert float((usual.novelty < 1).double().mean()) > 0.8
+        assert float((strange.novelty > 1).double().mean()) > 0.95
         assert float(strange.entropy.mean()) > 1.5 * float(usual.entropy.mean())
 
     def test_a_row_does_not_depend_on_its_batch(self, uq: ClassPredictor, digits: Any) -> None:

@@ -86,9 +86,9 @@ def test_scores_of_images(uq: latedrop.ClassPredictor) -> None:
     x[3] += 8
     p = uq.predict(x, rate=0.2)
     scores = p.image_scores
-    assert set(scores) == {"expected_error", "entropy", "mutual_information", "strangeness"}
+    assert set(scores) == {"expected_error", "entropy", "mutual_information", "novelty"}
     assert all(value.shape == (6,) for value in scores.values())
-    assert int(scores["strangeness"].argmax()) == 3
+    assert int(scores["novelty"].argmax()) == 3
     assert_same_up_to_rounding(scores["expected_error"], 1 - p.confidence.mean((1, 2)))
     assert p.mutual_information is not None
     assert p.mutual_information.shape == (6, 12, 12)
@@ -277,7 +277,7 @@ def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
 
 def test_a_detector_of_images(uq: latedrop.ClassPredictor, net: Net) -> None:
     usual, strange = scenes(60, seed=11)[0], 5 * scenes(10, seed=12)[0]
-    detector = uq.detector(usual, scores=["strangeness", "entropy", "confidence", "energy", "neighbours"])
+    detector = uq.detector(usual, scores=["novelty", "entropy", "confidence", "energy", "neighbours"])
     found = detector(strange)
     assert found.p_value.shape == (10,)
     assert bool(found.strange(alarm=0.1).all())

@@ -39,7 +39,7 @@ def test_what_is_measured(result: class_demo.ClassDemo) -> None:
     assert result.kept == pytest.approx(float(keep.double().mean()))
     wrong = (result.prediction.label != found.labels)[keep]
     assert result.errors == pytest.approx(float(wrong.double().mean()))
-    assert {row.score: row.auroc for row in result.detection}["strangeness"] > 0.9
+    assert {row.score: row.auroc for row in result.detection}["novelty"] > 0.9
 
 
 def test_the_same_seed_gives_the_same_network() -> None:

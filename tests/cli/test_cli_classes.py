@@ -302,7 +302,7 @@ def test_predictions_in_files(call: Run, calibrated: str, end: str) -> None:
         pandas = pytest.importorskip("pandas")
         pandas.read_parquet("out.parquet").to_csv("out.csv", index=False)
     rows = rows_of("out.csv")
-    assert list(rows[0]) == ["label", "confidence", "entropy", "strangeness", "set", *(f"p_{name}" for name in NAMES)]
+    assert list(rows[0]) == ["label", "confidence", "entropy", "novelty", "set", *(f"p_{name}" for name in NAMES)]
     assert set(rows[2].values()) == {""}
     for i in (0, 1, 3, 40):
         assert rows[i]["label"] == NAMES[int(p.label[i])]

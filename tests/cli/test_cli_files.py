@@ -4,7 +4,6 @@ import gzip
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,15 +128,6 @@ def test_two_processes_with_one_output(folder: Path) -> None:
     first = b"".join(alone.splitlines(keepends=True)[: len(lines)])
     assert Path("out.csv").read_bytes() in (alone, first)
     assert not list(folder.glob("*.part"))
-
-
-@posix
-def test_rows_of_a_killed_command_are_cleaned_up(folder: Path, call: Run) -> None:
-    left = Path("out.csv.0123456789abcdef.part")
-    left.write_text("half of the rows")
-    os.utime(left, (time.time() - 100, time.time() - 100))
-    assert call("predict", "filed_model:net", "cal.json", "--data", "val.csv", "-o", "out.csv")[0] == 0
-    assert not left.exists()
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ class TestCalibrate:
             (
                 ["user_model:net", "--data", "val.npz", "--rates", "a"],
                 2,
-                "expected numbers separated by commas for --rates",
+                "expected --rates as numbers separated by commas",
             ),
             (["user_model:net", "--data", "val.npz", "--report", "c.pdf"], 2, "expected an output that ends in .html"),
             (["user_model:net", "--data", "val.npz", "--batch-size", "0"], 2, "expected a batch size of at least 1"),
@@ -422,6 +422,11 @@ class TestPredict:
         rows = rows_of("out.csv")
         assert list(rows[3].values()) == ["r3", "", "", "", ""]
         assert all(all(row.values()) for i, row in enumerate(rows) if i != 3)
+        code, out, err = call("predict", "user_model:net", calibrated, *arguments, "--drop-nan")
+        assert err.endswith("at line 5 of gaps.csv; these rows are left out.\n")
+        found = json.loads(out)
+        assert (code, found["rows"], found["empty"], found["dropped"]) == (0, 59, 0, 1)
+        assert rows_of("out.csv") == [row for row in rows if row["id"] != "r3"]
 
     def test_standard_output_holds_rows_alone(self, call: Run, calibrated: str) -> None:
         code, out, err = call("predict", "user_model:net", calibrated, "--data", "test.csv", "-o", "-")
@@ -642,13 +647,17 @@ class TestEvaluate:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ["sites", "calibrate", "predict", "evaluate"])
-    def test_every_command_has_examples(self, call: Run, command: str) -> None:
+    @pytest.mark.parametrize("command", ["demo", "sites", "calibrate", "predict", "evaluate", "export", "serve"])
+    def test_every_command_ends_with_examples(self, call: Run, command: str) -> None:
         code, out, _ = call(command, "--help")
         assert code == 0
         assert "Examples:" in out
-        assert f"latedrop {command} " in out.partition("Examples:")[2]
-        assert all(option in out for option in ("--weights", "--trust", "--json", "--debug"))
+        assert f"latedrop {command}" in out.partition("Examples:")[2]
+        assert out.index("--debug") < out.index("Examples:")
+
+    def test_what_is_required_comes_first(self, call: Run) -> None:
+        out = call("calibrate", "--help")[1]
+        assert out.index("--data") < out.index("--output") < out.index("--sets") < out.index("--weights")
 
     def test_completion_can_be_installed(self, call: Run) -> None:
         assert "--install-completion" in call("--help")[1]
@@ -732,7 +741,7 @@ class TestData:
         [
             (("--target-mean", "1"), "expected --target-mean with --target-std, or --target-log alone"),
             (("--target-mean", "1", "--target-std", "1", "--target-log"), "expected --target-mean with --target-std"),
-            (("--target-mean", "a", "--target-std", "1"), "expected numbers separated by commas for --target-mean"),
+            (("--target-mean", "a", "--target-std", "1"), "expected --target-mean as numbers separated by commas"),
             (("--target-log",), "expected targets above 0, as their logarithm was learned"),
         ],
         ids=["mean alone", "both", "text", "log"],

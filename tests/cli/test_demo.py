@@ -147,7 +147,7 @@ def test_json_round_trip(result: demo.Demo) -> None:
     assert str(again.calibration) == str(result.calibration)
     assert len(result.to_json()) < 250_000  # without what terms have learned
     assert again.paper == result.paper
-    assert torch.equal(again.prediction.strangeness, result.prediction.strangeness)  # JSON keeps every digit
+    assert torch.equal(again.prediction.novelty, result.prediction.novelty)  # JSON keeps every digit
     assert torch.equal(again.prediction.variance, result.prediction.variance)
     assert torch.equal(again.target, result.target)
     assert again.to_json() == result.to_json()

@@ -67,7 +67,7 @@ def test_an_onnx_file_is_served_alone(
     file = tmp_path / "served.onnx"
     uq.to_onnx(file, torch.zeros(1, 3))
     apps: list[Any] = []
-    monkeypatch.setattr("latedrop.serving.server.listen", lambda app, *_: apps.append(app))
+    monkeypatch.setattr("latedrop.serving.app.listen", lambda app, *_: apps.append(app))
     monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
     code, _, err = call("serve", str(file))
     assert code == 0, err
@@ -124,7 +124,7 @@ def test_inputs_go_by_their_names_and_kinds(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
     apps: list[Any] = []
-    monkeypatch.setattr("latedrop.serving.server.listen", lambda app, *_: apps.append(app))
+    monkeypatch.setattr("latedrop.serving.app.listen", lambda app, *_: apps.append(app))
     code, _, err = call("serve", *(["two_code:two", "cal.json"] if kind == "torch" else ["two.onnx"]))
     assert code == 0, err
     wanted = uq.predict((x[:4], more[:4])).std.numpy()

@@ -119,7 +119,7 @@ def test_absurd_rows_are_left_to_the_steps(value: float, uncompiled: None) -> No
     odd[3] = value
     a, b = fast.predict(odd), usual.predict(odd)
     assert_same_up_to_rounding(a.std, b.std)
-    assert_same_up_to_rounding(a.strangeness, b.strangeness, dtype=torch.float32)
+    assert_same_up_to_rounding(a.novelty, b.novelty, dtype=torch.float32)
 
 
 def test_the_model_is_as_before(uncompiled: None) -> None:

@@ -58,7 +58,7 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
         uq = uq._with(replace(uq.calibration, rate=0.2, draws=6))
     found = same(uq, tmp_path / "model.onnx", x[300:])
     assert ("mutual_information" in found.outputs) == (way == "draws")
-    assert found.novelty is found.strangeness is not None
+    assert found.novelty is found.novelty is not None
     assert len(found) == 100
 
 
@@ -120,5 +120,5 @@ def test_an_absurd_row_is_flagged(tmp_path: Path) -> None:
     assert_same_up_to_rounding(found.probabilities[others], usual.probabilities[others])
     assert np.array_equal(found.kept()[others], usual.kept()[others])
     assert not found.kept()[3]
-    assert found.strangeness[3] > 1e38
+    assert found.novelty[3] > 1e38
     assert all(np.isfinite(values).all() for values in found.to_dict().values())

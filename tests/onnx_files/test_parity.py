@@ -198,9 +198,9 @@ def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> Non
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
     strange = torch.cat([x[:20], 30 * x[:20]])
     found, p = assert_same(path, uq, strange), uq.predict(strange)
-    assert p.strangeness is not None
-    assert p.strangeness.max() > 10
-    assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
+    assert p.novelty is not None
+    assert p.novelty.max() > 10
+    assert np.abs(found["novelty"] / p.novelty.numpy() - 1).max() < CLOSE
 
 
 def test_more_features_than_are_kept(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_more_features_than_are_kept(tmp_path: Path) -> None:
     uq = latedrop.calibrate(model, (x, y), progress=False)
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
     found, p = assert_same(path, uq, x[:9]), uq.predict(x[:9])
-    assert p.strangeness is not None
-    assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
+    assert p.novelty is not None
+    assert np.abs(found["novelty"] / p.novelty.numpy() - 1).max() < CLOSE
 
 
 class Rests(torch.nn.Module):

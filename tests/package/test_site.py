@@ -18,13 +18,13 @@ pytest.importorskip("myst_parser", reason="the extra `docs` builds the site")
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = ("latedrop", "latedrop.metrics", "latedrop.metrics.classes", "latedrop.plots", "latedrop.terms")
 DOCUMENTED += ("latedrop.errors", "latedrop.streams", "latedrop.report", "latedrop_crowd", "latedrop.adapters.sklearn")
-DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.json_text", "latedrop.files")
+DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.files")
 DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices", "latedrop.progress")
 DOCUMENTED += (
     "latedrop.web.pages",
     "latedrop.web.access",
     "latedrop.web.listening",
-    "latedrop.addresses",
+    "latedrop.web",
     "latedrop.metrics.levels",
 )
 DOCUMENTED += ("latedrop.adapters.lightning", "latedrop.adapters.huggingface", "latedrop.adapters.ray")

@@ -86,7 +86,7 @@ def write_all(folder: Path) -> None:
     per_site = calibrated(method=latedrop.FirstOrder(per_site=True, floor=True)).calibration
     CALIBRATION.write(folder / "per_site.json", per_site, inline)
     CLASSES.write(folder / "classes.json", classes.calibration, inline)
-    classes.detector(rows(50, 5), ["strangeness", "entropy", "neighbours"]).save(folder / "detector.json")
+    classes.detector(rows(50, 5), ["novelty", "entropy", "neighbours"]).save(folder / "detector.json")
     stream = uq.stream()
     for seed in range(4):
         stream.predict(rows(2, seed), ids=[f"row {seed}", seed])

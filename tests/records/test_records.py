@@ -350,7 +350,7 @@ class TestLoad:
             again, expected = latedrop.load(tmp_path / "c.json", uq.model).predict(x), uq.predict(x)
             for name, value in expected.to_dict().items():
                 assert torch.equal(again.to_dict()[name], value), name
-        found = classifier().detector(rows(50, 5), ["strangeness", "neighbours"])
+        found = classifier().detector(rows(50, 5), ["novelty", "neighbours"])
         found.save(tmp_path / "d.json")
         assert torch.equal(Detector.load(tmp_path / "d.json", found.uq)(x).p_value, found(x).p_value)
 

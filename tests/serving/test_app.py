@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -113,22 +112,13 @@ def test_classes_of_an_onnx_file(classes: Any, tmp_path: Path) -> None:
     assert_same_up_to_rounding(found["probabilities"], wanted.probabilities.numpy())
 
 
-def test_npy_and_arrow_are_the_same_rows(regression: Any) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    from latedrop.serving.arrow import ARROW, table_stream
-
+def test_npy_is_the_same_rows(regression: Any) -> None:
     file = io.BytesIO()
     np.save(file, ROWS)
-    table = table_stream({name: ROWS[:, i] for i, name in enumerate("abc")})
     with running(regression) as client:
         plain = client.post("/predict", json=asked(ROWS)).json()
-        for body, kind in ((file.getvalue(), "application/x-npy"), (table, ARROW)):
-            found = client.post("/predict", content=body, headers={"content-type": kind}).json()
-            assert_same_up_to_rounding(found, plain, dtype=torch.float32)
-        back = client.post("/predict?level=0.5", json=asked(ROWS), headers={"accept": ARROW})
-    found = arrow.ipc.open_stream(back.content).read_all()
-    assert found.column_names == ["mean", "std", "low", "high", "strangeness"]
-    assert_same_up_to_rounding(found["low"].to_numpy(), regression.predict(ROWS).interval(0.5)[0].numpy()[:, 0])
+        found = client.post("/predict", content=file.getvalue(), headers={"content-type": "application/x-npy"}).json()
+    assert_same_up_to_rounding(found, plain, dtype=torch.float32)
 
 
 def test_refusals_are_json_and_leave_it_healthy(regression: Any) -> None:
@@ -221,7 +211,7 @@ def test_without_a_token_no_page_of_others_is_answered(headers: dict[str, str], 
         assert client.post("/predict", json=asked(ROWS[:1]), headers={"origin": HERE}).status_code == 200
 
 
-PATHS = ("/healthz", "/metrics", "/docs", "/openapi.json", "/else")
+PATHS = ("/healthz", "/metrics", "/openapi.json", "/else")
 
 
 def test_other_machines_are_refused_unless_the_application_around_it_decides(regression: Any) -> None:
@@ -264,20 +254,13 @@ def test_numbers_of_every_size_in_every_field_are_answered_in_words(size: str, r
         assert client.post("/predict", json=asked(ROWS[:1])).status_code == 200  # and nothing stays wrong
 
 
-def test_counts_and_pages(regression: Any) -> None:
+def test_counts_and_the_description(regression: Any) -> None:
     with running(regression) as client:
         client.post("/predict", json=asked(ROWS[:7]))
         client.post("/predict", content=b"", headers={"content-type": "application/json"})
         text = client.get("/metrics").text
         page = client.get("/openapi.json").json()
-        docs = client.get("/docs")
-        assert docs.status_code == 200
-        assert [client.head(path).status_code for path in ("/docs", "/healthz")] == [200, 200]
-        assert "default-src 'none'" in docs.headers["content-security-policy"]
-        assert not re.search(r"(?:src|href|url)\s*[=(]\s*['\"]?(?:https?:)?//", docs.text)  # nothing is fetched
-        assert "<script" not in docs.text
-        for path in page["paths"]:
-            assert f" {path}</code>" in docs.text
+        assert client.head("/healthz").status_code == 200
     for line in (
         'latedrop_requests_total{path="/predict",status="200"} 1',
         'latedrop_requests_total{path="/predict",status="400"} 1',

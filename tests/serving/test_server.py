@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from latedrop.serving.server import check_address
+from latedrop.serving.app import check_address
 from saved import save_calibrated
 
 pytest.importorskip("fastapi")

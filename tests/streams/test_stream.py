@@ -29,7 +29,7 @@ class Plain:
 
     mean: Tensor
     std: float = 1.0
-    strangeness: Tensor | None = None
+    novelty: Tensor | None = None
     shares: dict[str, Tensor] | None = None
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
@@ -275,7 +275,7 @@ class TestAlarms:
     def test_rows_are_thinned(self) -> None:
         stream = Stream(watch_every=10)
         for _ in range(5):
-            stream.follow(Plain(torch.zeros(7), strangeness=torch.ones(7)))
+            stream.follow(Plain(torch.zeros(7), novelty=torch.ones(7)))
         assert stream._state is not None
         assert stream._state.monitors["strangeness"].number == 4  # rows 0, 10, 20, 30
 

@@ -90,7 +90,7 @@ def test_a_prediction_runs_the_network_once() -> None:
     )
     RUNS.clear()
     found = uq.predict(x[:7])
-    assert found.strangeness is not None
+    assert found.novelty is not None
     assert RUNS == [7]
 
 
@@ -103,5 +103,5 @@ def test_so_it_does_without_dropout() -> None:
     RUNS.clear()
     found = uq.predict(x[:7])
     assert RUNS == [7]
-    assert found.strangeness is not None
+    assert found.novelty is not None
     assert_same_up_to_rounding(found.mean, model(x[:7]).detach())

@@ -326,9 +326,9 @@ class TestInACalibration:
         new = 2 * torch.randn(20, 3)
         found, expected = latedrop.load(tmp_path / "c.json", model).predict(new), uq.predict(new)
         assert torch.equal(found.std, expected.std)  # a file keeps every digit, and the batch is the same
-        assert found.strangeness is not None
-        assert expected.strangeness is not None
-        assert torch.equal(found.strangeness, expected.strangeness)
+        assert found.novelty is not None
+        assert expected.novelty is not None
+        assert torch.equal(found.novelty, expected.novelty)
 
     def test_draws_stand_in_where_there_are_many_outputs(self) -> None:
         x = torch.randn(60, 3)
@@ -401,8 +401,8 @@ def test_guard_and_term_share_what_they_measure(monkeypatch: pytest.MonkeyPatch,
     calls = []
     values = Leverage.values
     monkeypatch.setattr(Leverage, "values", lambda self, rows: calls.append(1) or values(self, rows))
-    assert uq.predict(x).strangeness is not None
-    assert latedrop.load(tmp_path / "uq.json", model).predict(x).strangeness is not None
+    assert uq.predict(x).novelty is not None
+    assert latedrop.load(tmp_path / "uq.json", model).predict(x).novelty is not None
     assert len(calls) == 2
 
 

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from latedrop import LatedropError, Prediction
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
-from latedrop.files import csv_line, locked, plain_cell
-from latedrop.json_text import parsed
+from latedrop.files import csv_line, locked, parsed, plain_cell
 from latedrop.metrics.levels import checked_level
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.record import Reading

@@ -126,7 +126,7 @@ class _Reported:
         return _row(self.reading.mean)
 
     @property
-    def strangeness(self) -> Tensor:
+    def novelty(self) -> Tensor:
         return _row(self.reading.strangeness)
 
     @property

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from latedrop import Network
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
-from latedrop.files import write_aside
-from latedrop.json_text import parsed
+from latedrop.files import parsed, write_aside
 from latedrop.records import Limits, checked, record
 from latedrop_crowd.frames import RECEPTIVE_FIELD
 

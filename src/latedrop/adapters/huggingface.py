@@ -1,12 +1,10 @@
 """Predictions with uncertainty beside a Hugging Face `Trainer`: its data loader and collator, our predictor.
 
-`predict_with` gives what `Trainer.predict` gives, and after it std, low and high, or probabilities; `labels_apart`
-hands collated batches to `calibrate`.
+`predict_with` gives what `Trainer.predict` gives, and after it std, low and high, or probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from latedrop.prediction.prediction import Prediction
 from latedrop.prediction.predictor import Predictor
 from latedrop.wrappers import bare
 
-__all__ = ["ClassOutput", "UncertainOutput", "labels_apart", "predict_with"]
+__all__ = ["ClassOutput", "UncertainOutput", "predict_with"]
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +36,7 @@ class UncertainOutput(NamedTuple):
     std: Array
     low: Array
     high: Array
-    strangeness: Array | None = None
+    novelty: Array | None = None
 
 
 class ClassOutput(NamedTuple):
@@ -54,30 +52,10 @@ class ClassOutput(NamedTuple):
     label: Array
     confidence: Array
     entropy: Array
-    strangeness: Array | None = None
+    novelty: Array | None = None
     mutual_information: Array | None = None
     set: Array | None = None
     kept: Array | None = None
-
-
-def labels_apart(names: Sequence[str] = ("labels",)) -> Callable[[Mapping[str, Any]], tuple[dict[str, Any], Any]]:
-    """An `unpack` for `calibrate`: from a collated batch to inputs and targets.
-
-    >>> unpack = labels_apart()
-    >>> unpack({"input_ids": 1, "attention_mask": 2, "labels": 3})
-    ({'input_ids': 1, 'attention_mask': 2}, 3)
-    """
-
-    def unpack(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        found = [batch[name] for name in names if batch.get(name) is not None]
-        if len(found) > 1:
-            raise DataError(
-                f"expected one array of labels in a batch; found {len(found)} of {list(names)}. Pass one name."
-            )
-        inputs = {name: value for name, value in batch.items() if name not in names}
-        return inputs, found[0] if found else None
-
-    return unpack
 
 
 def predict_with(
@@ -111,12 +89,15 @@ def predict_with(
             f"expected a trainer that runs in one process; found {trainer.args.world_size}, each with its own part of "
             "the data. Predict in one."
         )
-    unpack = labels_apart(trainer.label_names)
     parts: list[Any] = []
-    targets = []
-    for inputs, target in map(unpack, trainer.get_test_dataloader(dataset)):
+    targets: list[Any] = []
+    for batch in trainer.get_test_dataloader(dataset):
+        labelled = [name for name in trainer.label_names if batch.get(name) is not None]
+        if len(labelled) > 1:
+            raise DataError(f"expected one array of labels in a batch; found {labelled}. Set trainer.label_names.")
+        targets.append(batch[labelled[0]] if labelled else None)
+        inputs = {name: value for name, value in batch.items() if name not in trainer.label_names}
         parts.append(predictor.predict(inputs).cpu())
-        targets.append(target)
     found = (ClassPrediction if isinstance(predictor, ClassPredictor) else Prediction).joined(parts)
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
     if isinstance(found, ClassPrediction):

@@ -117,7 +117,7 @@ class Asked:
 class Predictions:
     """Tables in, tables out: `dataset.map_batches(Predictions, fn_constructor_args=(asked,), batch_format="pyarrow")`.
 
-    The result has the kept columns, and `mean`, `std`, `low`, `high`, `strangeness` as `latedrop predict` writes them.
+    The result has the kept columns, and `mean`, `std`, `low`, `high`, `novelty` as `latedrop predict` writes them.
     Rows with missing values stay in their places, with NaN.
     """
 

@@ -38,7 +38,7 @@ from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
 from latedrop.metrics.entries import average
-from latedrop.streams.usual import Usual, usual_of_rows
+from latedrop.streams.bag import Usual, usual_of_rows
 
 __all__ = [
     "Chosen",

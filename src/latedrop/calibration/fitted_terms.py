@@ -23,7 +23,7 @@ from latedrop.calibration.scale import along_outputs
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Limits, Tagged, Via, match, record
-from latedrop.streams.usual import Usual
+from latedrop.streams.bag import Usual
 from latedrop.terms import (
     BatchContext,
     Dropout,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from latedrop.metrics.levels import normal_quantile
 
-__all__ = ["Floats", "Group", "Held", "Inputs", "by_deviation", "by_input", "by_strangeness", "input_columns"]
+__all__ = ["Floats", "Group", "Held", "Inputs", "by_deviation", "by_input", "by_novelty", "input_columns"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _FEWEST = 10  # rows of a group
@@ -110,11 +110,11 @@ def by_deviation(held: Held) -> tuple[Group, ...]:
     return _parts(held, "std", held.std, _DECILES, 1)
 
 
-def by_strangeness(held: Held, strangeness: Floats) -> tuple[Group, ...]:
-    """Rows like the validation rows, and rows beyond nine in ten of these; `strangeness` is one per row."""
-    by = strangeness[held.rows]
+def by_novelty(held: Held, novelty: Floats) -> tuple[Group, ...]:
+    """Rows like the validation rows, and rows beyond nine in ten of these; `novelty` is one per row."""
+    by = novelty[held.rows]
     cuts = [np.flatnonzero(by <= 1), np.flatnonzero(by > 1)]
-    return tuple(held.group("strangeness", by, chosen, 2) for chosen in cuts if len(chosen))
+    return tuple(held.group("novelty", by, chosen, 2) for chosen in cuts if len(chosen))
 
 
 def by_input(

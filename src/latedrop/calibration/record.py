@@ -24,8 +24,7 @@ from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import Beside, inline
-from latedrop.streams.bag import from_curve
-from latedrop.streams.usual import Usual
+from latedrop.streams.bag import Usual, from_curve
 from latedrop.terms.forest import LEAST_ROWS, ErrorForest
 
 __all__ = [

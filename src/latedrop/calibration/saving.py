@@ -16,8 +16,7 @@ from torch import Tensor
 from latedrop.calibration.class_record import CLASSES, ClassCalibration
 from latedrop.calibration.record import CALIBRATION, Calibration
 from latedrop.errors import FileError, LatedropError
-from latedrop.files import readable, write_aside
-from latedrop.json_text import read_text
+from latedrop.files import read_text, readable, write_aside
 from latedrop.records import naming
 from latedrop.stored_tensors import elsewhere
 

@@ -1,4 +1,7 @@
-"""The command line: parse, call, print; no mathematics."""
+"""The command line: parse, call, print; no mathematics.
+
+It may import every room; none imports it.
+"""
 
 from latedrop.cli.app import main
 

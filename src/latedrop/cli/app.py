@@ -16,8 +16,7 @@ from typing import Annotated
 
 from latedrop import __version__
 from latedrop.cli.command import bundled, typed
-from latedrop.cli.export_command import export
-from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
+from latedrop.cli.model_commands import calibrate, evaluate, examples_of, export, predict, sites
 from latedrop.cli.printing import print_demo
 from latedrop.cli.serving import serve
 from latedrop.errors import ArgumentError, LatedropError
@@ -47,10 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pretty_exceptions_enable=False,
     )
     app.callback()(_common)
-    app.command("demo")(bundled(demo))
-    for command in (sites, calibrate, predict, evaluate, export):
-        app.command(command.__name__, help=with_examples(command))(bundled(command))
-    app.command("serve")(bundled(serve))
+    for command in (demo, sites, calibrate, predict, evaluate, export, serve):
+        app.command(command.__name__, epilog=examples_of(command))(bundled(command))
     _add_packages(app)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a console of Windows may know neither ± nor a user's names

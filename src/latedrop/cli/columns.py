@@ -62,7 +62,7 @@ def p_values(detector: Detector, rows: Rows) -> npt.NDArray[np.float64]:
 def _output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
     count = prod(calibration.output_shape)
     strange = calibration.terms is not None and calibration.terms.guard is not None
-    alone: dict[str, tuple[str, ...]] = {"strangeness": ("strangeness",)} if strange else {}
+    alone: dict[str, tuple[str, ...]] = {"novelty": ("novelty",)} if strange else {}
     if not flat or count == 1:
         return {**{name: (name,) for name in _NAMES}, **alone}
     if len(calibration.output_shape) > 1 or count > _MOST_COLUMNS:
@@ -83,7 +83,7 @@ def _predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) ->
         found = {name: value.cpu().numpy() for name, value in result.items()}
     columns: dict[str, npt.NDArray[Any]] = {}
     for name, numbered in names.items():
-        own = () if name == "strangeness" else predictor.calibration.output_shape
+        own = () if name == "novelty" else predictor.calibration.output_shape
         shape = found[name].shape[1:] if found else own
         values = np.full((len(rows), *shape), np.nan, dtype=np.float64 if wide else np.float32)
         if found:
@@ -114,7 +114,7 @@ def _class_names(c: ClassCalibration, level: float | None, *, flat: bool) -> lis
             f"expected at most {_MOST_COLUMNS} classes for csv or parquet; found {c.classes}. Write npz."
         )
     names = ["label", "confidence", "entropy"]
-    names += ["strangeness"] if c.guard is not None else []
+    names += ["novelty"] if c.guard is not None else []
     names += ["mutual_information"] if c.rate is not None or c.fit.odds else []
     names += ["set"] if level is not None else []
     names += ["kept"] if c.rule is not None else []

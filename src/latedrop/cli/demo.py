@@ -27,8 +27,7 @@ from latedrop.dropout.masks import checked_seed
 from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.evaluation.evaluation import Evaluation, compare, evaluate_intervals, verdict
-from latedrop.files import write_aside
-from latedrop.json_text import parsed
+from latedrop.files import parsed, write_aside
 from latedrop.prediction.calibrate import calibrate
 from latedrop.prediction.prediction import Prediction
 from latedrop.progress import shown_on
@@ -154,7 +153,7 @@ class Demo:
                 "raw_variance": self.prediction.raw_variance.flatten().tolist(),
                 "target": self.target.flatten().tolist(),
             },
-            "strangeness": None if self.prediction.strangeness is None else self.prediction.strangeness.tolist(),
+            "novelty": None if self.prediction.novelty is None else self.prediction.novelty.tolist(),
             "versions": self.versions,
             "seconds": round(self.seconds, 2),
         }
@@ -170,7 +169,7 @@ class Demo:
             paper = Calibration.from_json(json.dumps(record.pop("paper")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
             rows = checked(tuple[Evaluation, ...], record.pop("evaluations"), "evaluations", "Run the demo again.")
-            strange = record.pop("strangeness")
+            strange = record.pop("novelty")
             prediction = Prediction(
                 test["mean"],
                 test["raw_variance"],

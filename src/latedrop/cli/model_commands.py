@@ -1,4 +1,4 @@
-"""The commands on the user's own model and files: `latedrop sites`, `calibrate`, `predict`, `evaluate`.
+"""The commands on the user's own model and files: `latedrop sites`, `calibrate`, `predict`, `evaluate`, `export`.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it. Rows
 are read, predicted and written a batch at a time.
@@ -7,7 +7,6 @@ are read, predicted and written a batch at a time.
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
-from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from latedrop.cli.options import example_rows, readout_of, split
 from latedrop.cli.printing import broken, print_calibration, print_judgement, print_sites
 from latedrop.errors import ArgumentError, DataError
 from latedrop.progress import progress
-from latedrop.terminal import say
+from latedrop.terminal import need, say
 
 if TYPE_CHECKING:
     from latedrop.cli.feed import Places, Source
@@ -25,12 +24,13 @@ if TYPE_CHECKING:
     from latedrop.prediction.class_predictor import ClassPredictor
     from latedrop.prediction.predictor import Predictor
 
-__all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
+__all__ = ["calibrate", "evaluate", "examples_of", "export", "predict", "sites"]
 
 _STANDARD = "-"  # as in `tables`, which is imported late
 _SOME, _MANY, _NUMBERS = 256, 8192, 1 << 20  # rows at once; the most rows of a table, and the most of its numbers
 _READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
+    "demo": ("latedrop demo", "latedrop demo --task classification --out digits"),
     "sites": (
         "latedrop sites my_model:net --input-shape 8",
         "latedrop sites my_model:net --data val.csv --target price",
@@ -38,33 +38,33 @@ _EXAMPLES = {
     ),
     "calibrate": (
         "latedrop calibrate my_model:net --data val.csv --target price -o cal.json",
-        "latedrop calibrate my_model:Net --weights net.safetensors \\\n"
-        "    --data val.parquet --target height,width -o cal.json --report cal.html",
+        "latedrop calibrate my_model:Net --weights net.safetensors "
+        "--data val.parquet --target height,width -o cal.json --report cal.html",
         "latedrop calibrate model.pt2 --data val.npz -o cal.json --method linear",
-        "latedrop calibrate my_model:classifier --data val.csv --target species \\\n    -o cal.json --sets lac",
+        "latedrop calibrate my_model:classifier --data val.csv --target species -o cal.json --sets lac",
     ),
     "predict": (
         "latedrop predict my_model:net cal.json --data new.csv -o out.csv",
-        "latedrop predict model.pt2 cal.json --data new.parquet -o out.parquet \\\n    --level 0.95 --keep id,city",
+        "latedrop predict model.pt2 cal.json --data new.parquet -o out.parquet --level 0.95 --keep id,city",
         "latedrop predict my_model:net cal.json --data new.csv.gz | head",
     ),
     "evaluate": (
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
         "latedrop evaluate model.pt2 cal.json --data test.npz --report page.html",
-        'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
-        'latedrop evaluate my_model:classifier cal.json --data test.csv \\\n    --require "accuracy>=0.9,ece<=0.05"',
+        'latedrop evaluate my_model:net cal.json --data test.csv --require "coverage90>=0.85,gain>=0"',
+        'latedrop evaluate my_model:classifier cal.json --data test.csv --require "accuracy>=0.9,ece<=0.05"',
     ),
     "export": (
         "latedrop export my_model:net cal.json -o model.onnx",
         "latedrop export my_model:net cal.json -o model.onnx --input-shape 3,224,224 --level 0.95",
     ),
+    "serve": ("latedrop serve my_model:net cal.json", "latedrop serve model.onnx --port 8080 --level 0.95"),
 }
 
 
-def with_examples(command: Callable[..., None]) -> str:
-    """The help of a command: what it does, and lines to start from."""
-    lines = "\n".join(_EXAMPLES[command.__name__]).replace("\n", "\n  ")
-    return f"{getdoc(command)}\n\n\b\nExamples:\n  {lines}"
+def examples_of(command: Callable[..., None]) -> str:
+    """Lines to start from, for the end of a command's help."""
+    return "\n\n".join(["Examples:", *_EXAMPLES[command.__name__]])
 
 
 def sites(
@@ -176,6 +176,7 @@ def predict(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     images: opt.Pictured = opt.NO_IMAGES,
+    drop_nan: opt.DropNan = False,
     batch_size: opt.RowsAtOnce = None,
     scale: opt.OtherScale = None,
     detector: opt.UsedDetector = None,
@@ -187,7 +188,7 @@ def predict(
     """Write mean, std, low and high of every row; of classes the label, its confidence and every probability.
 
     Rows keep their order, and the file may be larger than memory. A row with missing values stays in its place, with
-    nothing in these columns, and is warned of.
+    nothing in these columns, and is warned of; --drop-nan leaves it out.
     """
     with command(debug) as out:
         from latedrop.cli.columns import output_names
@@ -198,7 +199,8 @@ def predict(
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
-        _check_rows_out(output, as_json, ray, images, detector)
+        alone = {"--detector": detector is not None, "--drop-nan": drop_nan}
+        _check_rows_out(output, as_json, ray, images, [name for name, there in alone.items() if there])
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": loading.weights, "--data": data}
         check_apart({"--output": output}, {**sources, "--readout": loading.readout, "--detector": detector})
         rows = _SOME if batch_size is None else batch_size
@@ -215,8 +217,9 @@ def predict(
             given = {**loading._asdict(), "model": model, "calibration": calibration}
             count, empty = on_ray(ray, uq, source, output, level, batch_size, scale, **given), Places("index")
         else:
-            count, empty = _write_predictions(uq, source, output, out, level, told, flat=flat)
-        _print_predicted(count, empty, level, names, output, out, as_json)
+            count, empty = _write_predictions(uq, source, output, out, level, told, flat=flat, drop=drop_nan)
+        gone = {"empty": 0 if drop_nan else empty.count, "dropped": empty.count if drop_nan else 0}
+        _print_predicted(count, gone, level, names, output, out, as_json)
 
 
 def evaluate(
@@ -270,6 +273,50 @@ def evaluate(
         broken(held)
 
 
+def export(
+    model: opt.Model,
+    calibration: opt.Record,
+    output: opt.Exported,
+    data: opt.Example = None,
+    input_shape: opt.InputShape = None,
+    inputs: opt.Inputs = None,
+    ignore: opt.Ignore = None,
+    images: opt.Pictured = opt.NO_IMAGES,
+    level: opt.Level = opt.LEVEL,
+    loading: opt.Loading = opt.ON_CPU,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Write one ONNX file that gives mean, std, low and high; it runs without torch.
+
+    Sizes other than the number of rows are those of an example: --data, --input-shape, the columns that the calibration
+    knows, or what a .pt2 file was exported with.
+    """
+    with command(debug) as out:
+        need("onnx", "onnx", "onnxruntime")
+        from latedrop.cli.feed import Source
+        from latedrop.cli.writing import check_apart, check_output
+        from latedrop.quantiles import checked_level
+
+        checked_level(level)
+        check_output(output, ".onnx")
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": loading.weights, "--data": data}
+        check_apart({"--output": output}, {**sources, "--readout": loading.readout})
+        if data is not None and input_shape:
+            raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
+        uq: Any = loading.load_calibrated(model, calibration)
+        columns: dict[str, Any] = {"ignored": split(ignore), "record": uq.calibration}
+        pictures = images.of(uq.calibration) if data is not None else None
+        source = None if data is None else Source.of(data, split(inputs), **columns, images=pictures)
+        with nullcontext() if source is None else source.explained():
+            known = (uq.calibration.columns or {}).get("inputs")
+            shapes = input_shape or ([str(len(known))] if known else None)
+            x = example_rows(uq.model, shapes) if source is None else source.example(uq.model)
+            chosen = {} if hasattr(uq.calibration, "classes") else {"level": level}
+            path = uq.to_onnx(output, x, **chosen)
+        _print_file(path, out, as_json)
+
+
 def _saved(detector: "Detector | None", path: str | None) -> list[str]:
     """Write a detector where there is one; the files that were written."""
     if detector is None or path is None:
@@ -290,25 +337,25 @@ def _check_written(output: str, report: str | None, detector: str | None, read: 
 
 
 def _print_predicted(
-    count: int, empty: "Places", level: float | None, names: Sequence[str], output: str, out: Any, as_json: bool
+    count: int, gone: dict[str, int], level: float | None, names: Sequence[str], output: str, out: Any, as_json: bool
 ) -> None:
     level = opt.LEVEL if level is None and "label" not in names else level
     if as_json:
-        summary = {"rows": count, "empty": empty.count, "level": level, "columns": names, "file": output}
+        summary = {"rows": count, **gone, "level": level, "columns": names, "file": output}
         print(json.dumps(summary, indent=1), file=out)
     elif output != _STANDARD:
         what = "" if level is None else f", with {'sets' if 'set' in names else 'intervals'} at level {level:g}"
         print(f"{count} rows predicted{what}\nwritten: {output}", file=out)
 
 
-def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured, detector: str | None) -> None:
-    """Before the work: rows can be written."""
+def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured, alone: list[str]) -> None:
+    """Before the work: rows can be written; options that are `alone` do not go with Ray."""
     from latedrop.cli.on_ray import check_folder
     from latedrop.cli.writing import ROW_FILES, check_output
 
     if ray is not None:
-        if detector is not None:
-            raise ArgumentError("expected --detector without --ray; found both. Predict these on one machine.")
+        if alone:
+            raise ArgumentError(f"expected {alone[0]} without --ray; found both. Predict these on one machine.")
         check_folder(output, images)
     elif output != _STANDARD:
         check_output(output, *ROW_FILES)
@@ -325,8 +372,9 @@ def _write_predictions(
     detector: "Detector | None",
     *,
     flat: bool,
+    drop: bool,
 ) -> "tuple[int, Places]":
-    """Batch by batch from the source to the output; how many rows, and which of them are empty."""
+    """Batch by batch from the source to the output; how many rows, and which of them are empty or left out."""
     from latedrop.cli.columns import p_values, predicted
     from latedrop.cli.feed import Places
     from latedrop.cli.writing import write_rows
@@ -334,16 +382,29 @@ def _write_predictions(
     path, count, empty = source.table.path, 0, Places(source.table.unit)
     with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
         for rows in source.read(uq.model, uq.batch_size, cut=True):
+            empty.add(rows)
+            tick(len(rows))
+            count += len(rows)
+            rows = rows.where(rows.finite) if drop and not rows.finite.all() else rows
             told = {} if detector is None else {"p_value": p_values(detector, rows)}
             append({**rows.kept, **predicted(uq, rows, level, flat=flat), **told})
-            empty.add(rows)
-            count += len(rows)
-            tick(len(rows))
         if not count:
             raise DataError(f"expected at least one row in {path}; found none.")
     if empty.count:
-        say(
-            f"warning: NaN or missing values in {empty.count} of {count} rows, at {empty} of {path}; their "
-            "predictions are left empty."
-        )
-    return count, empty
+        done = "these rows are left out" if drop else "their predictions are left empty"
+        say(f"warning: NaN or missing values in {empty.count} of {count} rows, at {empty} of {path}; {done}.")
+    return count - empty.count * drop, empty
+
+
+def _print_file(path: Path, out: Any, as_json: bool) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    shapes = {kind: getattr(session, f"get_{kind}")() for kind in ("inputs", "outputs")}
+    named = {kind: {value.name: value.shape for value in values} for kind, values in shapes.items()}
+    if as_json:
+        print(json.dumps({"file": str(path), "bytes": path.stat().st_size, **named}, indent=1), file=out)
+        return
+    for kind, values in named.items():
+        print(f"{kind}: " + ", ".join(f"{name} {shape}" for name, shape in values.items()), file=out)
+    print(f"compared with torch on 1, 4 and 7 rows\nwritten: {path}, {path.stat().st_size / 1024:.0f} KB", file=out)

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from latedrop.errors import ArgumentError
-from latedrop.terminal import argument, option
+from latedrop.terminal import argument, number_list, option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,6 @@ __all__ = [
     "Pictured",
     "TargetUnit",
     "example_rows",
-    "numbers",
     "readout_of",
     "scale_of",
     "split",
@@ -137,9 +136,9 @@ Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
 InputShape = Annotated[
     list[str] | None, option("Or random rows of this shape, such as 3,224,224; one for each input.", **_DATA)
 ]
-Validation = Annotated[str, option(f"Validation rows: {_FILES}; - is csv from stdin.", **_DATA)]
-New = Annotated[str, option(f"Rows: {_FILES}; - is csv from stdin.", **_DATA)]
-Test = Annotated[str, option(f"Test rows: {_FILES}; - is csv from stdin.", **_DATA)]
+Validation = Annotated[str, option(f"Validation rows: {_FILES}; - is csv from stdin.")]
+New = Annotated[str, option(f"Rows: {_FILES}; - is csv from stdin.")]
+Test = Annotated[str, option(f"Test rows: {_FILES}; - is csv from stdin.")]
 Held = Annotated[str | None, option("Rows for conformal intervals; by default half of --data, at random.", **_DATA)]
 Keep = Annotated[list[str] | None, option("Columns to carry along, separated by commas; may be repeated.", **_DATA)]
 Method = Annotated[
@@ -163,8 +162,8 @@ Intervals = Annotated[
     str | None, option("student, gaussian, isotonic or conformal.", autocompletion=lambda: _INTERVALS)
 ]
 Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
-Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o", **_OUTPUT)]
-Exported = Annotated[str, option("The ONNX file to write.", "--output", "-o", **_OUTPUT)]
+Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o")]
+Exported = Annotated[str, option("The ONNX file to write.", "--output", "-o")]
 Predictions = Annotated[
     str, option("File for csv, parquet, feather or npz; - is csv to stdout.", "--output", "-o", **_OUTPUT)
 ]
@@ -213,10 +212,13 @@ class Loading(NamedTuple):
         self, model: str, calibration: str, rows: int = 256, scale: str | None = None
     ) -> "Predictor | ClassPredictor":
         """Load the network with its calibration, to be run on `rows` rows at once."""
-        from latedrop.named import load_calibrated
+        from latedrop.prediction.loading import load
 
-        other = None if scale is None else scale_of(scale)
-        return load_calibrated(calibration, self.load(model), readout_of(self.readout), rows, other)
+        uq: Any = load(calibration, self.load(model), readout_of(self.readout))
+        uq.batch_size = rows
+        if scale is not None and hasattr(uq.calibration, "classes"):
+            raise ArgumentError("expected --scale with a regression; found a calibration of classes, which has none.")
+        return uq if scale is None else uq.scaled(scale_of(scale))  # type: ignore[no-any-return]
 
 
 AUTO_DEVICE = Loading()
@@ -267,7 +269,7 @@ class TargetUnit(NamedTuple):
             )
         if mean is None or std is None:
             return Log() if log else None
-        return Standardized(numbers("--target-mean", mean), numbers("--target-std", std))
+        return Standardized(number_list("--target-mean", mean), number_list("--target-std", std))
 
 
 AS_THEY_ARE = TargetUnit()
@@ -293,7 +295,7 @@ class Fitting(NamedTuple):
         name = self.method or ("sample" if self.rates is not None or self.draws is not None else "terms")
         if name not in kinds:
             raise ArgumentError(f"expected --method {', '.join(kinds)}; found {name!r}.")
-        given: dict[str, Any] = {"rates": self.rates and numbers("--rates", self.rates), "draws": self.draws}
+        given: dict[str, Any] = {"rates": self.rates and number_list("--rates", self.rates), "draws": self.draws}
         given |= {"terms": self.terms and split(self.terms), "guard": False if self.no_guard else None}
         given |= {"floor": self.floor or None, "per_site": self.per_site or None}
         given = {option: value for option, value in given.items() if value is not None}
@@ -367,14 +369,6 @@ def split(*texts: str | None) -> list[str]:
     """Names separated by commas; one that holds a comma stands in double quotes, as in csv."""
     lines = csv.reader([text for text in texts if text], skipinitialspace=True)
     return [name.strip() for line in lines for name in line if name.strip()]
-
-
-def numbers(name: str, text: str) -> list[float]:
-    """Numbers separated by commas."""
-    try:
-        return [float(part) for part in split(text)]
-    except ValueError:
-        raise ArgumentError(f"expected numbers separated by commas for {name}; found {text!r}.") from None
 
 
 def scale_of(text: str) -> Any:

@@ -66,14 +66,13 @@ def serve(
     loading: opt.Loading = opt.AUTO_DEVICE,
     debug: opt.Debug = False,
 ) -> None:
-    """Answer requests over HTTP: POST /predict, GET /healthz, /metrics and /docs; with --stream, POST /update.
+    """Answer requests over HTTP: POST /predict, GET /healthz, /metrics and /openapi.json; with --stream, POST /update.
 
     Requests are gathered into batches. SIGTERM ends it after all accepted requests are answered.
     """
     with command(debug):
         need("serve", "fastapi", "uvicorn")
-        from latedrop.serving.app import make_app
-        from latedrop.serving.server import check_address, listen
+        from latedrop.serving.app import check_address, listen, make_app
 
         token = _token(token_file)
         check_address(host, token)
@@ -81,9 +80,7 @@ def serve(
         uq = _predictor(model, calibration, loading, scale, limits.batch_rows)
         options: dict[str, Any] = {"level": level, "stream": stream, "exact": exact, "transform": transform}
         service = _service(uq, limits, **options)
-        listen(
-            make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}, see {url}/docs")
-        )
+        listen(make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}"))
 
 
 def _predictor(model: str, calibration: str | None, loading: opt.Loading, scale: str | None, rows: int) -> Any:

@@ -1,1 +1,4 @@
-"""What goes in: arrays, tables, batches, items, and their rows."""
+"""What goes in: arrays, tables, batches, items, and their rows.
+
+It may import the modules beside the rooms, and no room.
+"""

@@ -1,6 +1,6 @@
 """Whether rows are unlike those that a model was calibrated on: scores of a calibrated model, with p-values.
 
-Scores, all large for strange rows: `strangeness` (leverage of the features), `neighbours` (mean squared distance to the
+Scores, all large for strange rows: `novelty` (leverage of the features), `neighbours` (mean squared distance to the
 nearest usual rows), `sites` (one for every site: its first-order variance); for classes also `entropy`, `confidence`
 (one minus the largest probability), `energy` and `mutual_information`; for numbers `std`. `detection` has the rest.
 """
@@ -47,8 +47,8 @@ from latedrop.terms.features import Features
 __all__ = ["Detector", "detector"]
 
 _RATE = 0.1
-_CLASSES = ("strangeness", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites")
-_NUMBERS = ("strangeness", "std", "neighbours", "sites")
+_CLASSES = ("novelty", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites")
+_NUMBERS = ("novelty", "std", "neighbours", "sites")
 _COSTLY = ("mutual_information", "neighbours", "sites")
 
 
@@ -246,7 +246,7 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     else:
         p = uq.predict(x)
         found = {"std": p.variance.flatten(1).clamp_min(1e-300).log().mean(1) / 2}  # of outputs of any unit
-    found |= {} if p.strangeness is None else {"strangeness": p.strangeness}
+    found |= {} if p.novelty is None else {"novelty": p.novelty}
     sites = [name for name in names if name.startswith("site:")]
     if sites:
         known = _site_variances(uq, x, c.sites)
@@ -280,7 +280,7 @@ def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
     known = list(_CLASSES if classes else _NUMBERS)
     strange = c.guard is not None if classes else c.terms is not None and c.terms.guard is not None
     if not strange:
-        known.remove("strangeness")
+        known.remove("novelty")
     if isinstance(c, ClassCalibration) and c.maps:  # a backward pass for every pixel
         known.remove("sites")
     names = [name for name in known if name not in _COSTLY] if scores is None else list(scores)

@@ -1,1 +1,4 @@
-"""What a calibrated model is worth on test rows: scores, groups of rows, a judgement, and requirements on it."""
+"""What a calibrated model is worth on test rows: scores, groups of rows, a judgement, and requirements on it.
+
+It may import `prediction` and every room that this may import.
+"""

@@ -205,7 +205,7 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
         accuracy=used.accuracy,
         ece=used.ece,
     )
-    strange = None if prediction.strangeness is None else float((prediction.strangeness > 1).double().mean())
+    strange = None if prediction.novelty is None else float((prediction.novelty > 1).double().mean())
     known: dict[str, Any] = {"strange": strange, "maker": prediction.calibration.sets}
     known["rule"] = _ruled(prediction, right, prediction.calibration.rule)
     found = ClassJudgement(verdict, scores, ranking, {k: v.exp() for k, v in ways.items()}, y, **known)

@@ -2,8 +2,6 @@
 
 An `Evaluation` holds the metrics of one variance, with the calibration curve `pi(a)` that belongs to it; `compare`
 makes those of the raw, the scaled and the relaxed variance of a prediction.
-
-The scores of one variance on test rows, as a record.
 """
 
 from __future__ import annotations
@@ -130,39 +128,21 @@ def evaluate(
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
     weights: Array | None = None,
+    constant: tuple[Tensor, float | None] | None = None,
+    degrees: float | None = None,
 ) -> Evaluation:
     """Score `(mean, variance)` against the target, all `(N, ...)`.
 
     With `interval`, a function from a level to lower and upper ends, the curve, the coverage and the width are
     those of its intervals, and there is no NLL: intervals alone are no density. `weights` `(N,)` say what each row
-    counts, but for the rank correlation.
+    counts, but for the rank correlation. `constant` is a variance to beat, with the degrees of freedom of its tails;
+    `degrees` are those of the variance itself.
 
     >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
     >>> row.coverage, round(row.nll, 3)
     (0.75, 2.201)
     """
     target = as_output(mean, target)
-    warn_of_poor_fit(mean, target, "test rows", per_output=mean.dim() == 2 and mean.shape[1] > 1, stacklevel=2)
-    options: dict[str, Any] = {"label": label, "rate": rate, "scale": scale, "weights": weights}
-    return _evaluated(mean, variance, target, level=level, interval=interval, levels=levels, **options)
-
-
-def _evaluated(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    *,
-    label: str,
-    rate: Rate | None = None,
-    scale: Sequence[float] | None = None,
-    level: float = 0.9,
-    interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
-    levels: Sequence[float] = _LEVELS,
-    weights: Array | None = None,
-    constant: tuple[Tensor, float | None] | None = None,
-    degrees: float | None = None,
-) -> Evaluation:
-    """The same; `constant` is a variance to beat, with the degrees of freedom of its tails."""
     nll = None
     gained: dict[str, float] = {}
     counts = None if weights is None else checked_weights(weights, len(mean))
@@ -232,7 +212,7 @@ def evaluate_intervals(
         low, high = prediction.interval(level)
         return _of(low, output), _of(high, output)
 
-    return _evaluated(
+    return evaluate(
         _of(prediction.mean, output),
         _of(prediction.variance, output),
         _of(as_output(prediction.mean, target), output),
@@ -272,7 +252,7 @@ def compare(
     mean, truth = _of(prediction.mean, output), _of(target, output)
     same = None if record.constant is None else (_of(constant_of(prediction), output), record.constant_degrees)
     found = [
-        _evaluated(
+        evaluate(
             mean,
             _of(variant.variance(prediction.raw_variance), output),
             truth,
@@ -290,7 +270,7 @@ def compare(
         found.append(evaluate_intervals(prediction, target, level=level, output=output, weights=weights))
     if same is not None:
         options: dict[str, Any] = {"label": "constant", "level": level, "weights": weights, "degrees": same[1]}
-        found.append(_evaluated(mean, same[0], truth, constant=same, **options))
+        found.append(evaluate(mean, same[0], truth, constant=same, **options))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from latedrop.calibration.groups import (
     Inputs,
     by_deviation,
     by_input,
-    by_strangeness,
+    by_novelty,
     input_columns,
 )
 from latedrop.calibration.record import Calibration
@@ -75,7 +75,7 @@ class JudgedOutput:
         label: which of these is in use.
         deciles: rows by predicted deviation; none of several outputs, whose units may differ, nor `worst` and `kept`.
         inputs: rows along each of the inputs that tell most.
-        strange: rows like the validation rows, and others; none where strangeness is not known.
+        strange: rows like the validation rows, and others; none where novelty is not known.
         worst: the rows furthest from their prediction in predicted deviations.
         kept: shares of rows to keep, the most certain ones.
         kept_rmse: RMSE of these rows.
@@ -133,14 +133,14 @@ class Judgement:
         rows: how many test rows.
         together: all outputs at once.
         outputs: each of several outputs; the one that there is otherwise.
-        strangeness: share of the rows beyond nine in ten of the validation rows; None where it is not known.
+        novelty: share of the rows beyond nine in ten of the validation rows; None where it is not known.
     """
 
     level: float
     rows: int
     together: JudgedOutput
     outputs: tuple[JudgedOutput, ...]
-    strangeness: float | None
+    novelty: float | None
 
     def measures(self) -> dict[str, float]:
         """By name: of all outputs together, and of each of several with its name in brackets, as `gain[price]`.
@@ -162,7 +162,7 @@ class Judgement:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         outputs = {output.name: output.to_dict() for output in self.outputs} if len(self.outputs) > 1 else {}
-        record = {**self.together.to_dict(), "level": self.level, "rows": self.rows, "strangeness": self.strangeness}
+        record = {**self.together.to_dict(), "level": self.level, "rows": self.rows, "novelty": self.novelty}
         return {**record, "outputs": outputs, "measures": self.measures()}
 
 
@@ -203,7 +203,7 @@ def judge(
     name, shared = (known[0], unit[0]) if not several else ("all outputs together", "")
     together = about.judged(None, name, shared, evaluations)
     outputs = tuple(about.judged(k, known[k], unit[k]) for k in range(len(known))) if several else (together,)
-    strange = prediction.strangeness
+    strange = prediction.novelty
     share = None if strange is None else float((strange > 1).double().mean())
     return Judgement(level, len(mean), together, outputs, share)
 
@@ -267,7 +267,7 @@ class _Rows:
         same = None if values.constant is None else np.abs(error) <= z * values.constant
         blank = np.full_like(error, np.nan)
         held = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
-        strange = None if p.strangeness is None else p.strangeness.detach().cpu().double().numpy()
+        strange = None if p.novelty is None else p.novelty.detach().cpu().double().numpy()
         deciles = () if pooled else by_deviation(held)
         inputs = by_input(held, self.columns, {} if pooled else {"prediction": values.mean})
         found = verdict(p, self.target, output=output, weights=self.weights) if known else None
@@ -282,7 +282,7 @@ class _Rows:
             label=self.label or in_use(p.calibration),
             deciles=deciles,
             inputs=inputs,
-            strange=() if strange is None else by_strangeness(held, strange),
+            strange=() if strange is None else by_novelty(held, strange),
             worst=() if pooled else tuple(self._worst(parts, strange)),
             kept=() if pooled else _SHARES,
             kept_rmse=() if pooled else _kept(error, values.std),
@@ -323,7 +323,7 @@ class _Rows:
             if "constant" in parts:
                 record["constant_deviations"] = float(error[index] / parts["constant"].flatten()[index])
             if strange is not None:
-                record["strangeness"] = float(strange[row])
+                record["novelty"] = float(strange[row])
             at = np.array([row])
             record["inputs"] = {name: float(self.columns.at(name, at)[0]) for name in self.columns.columns}
             found.append(record)

@@ -25,10 +25,11 @@ Results are float32, or float64 where an argument is, on the device of `mean`.
 References: Gneiting & Raftery, "Strictly Proper Scoring Rules, Prediction, and Estimation" (2007). Tran et
 al., "Methods for comparing uncertainty quantifications for material property predictions" (2020). Levi et
 al., "Evaluating and Calibrating Uncertainty Prediction in Regression Tasks" (2022).
+
+The room may import the modules beside the rooms, and no room.
 """
 
 from latedrop.metrics import classes
-from latedrop.metrics.accuracy import mae, rmse
 from latedrop.metrics.calibration import (
     balance,
     calibration_curve,
@@ -39,7 +40,7 @@ from latedrop.metrics.calibration import (
 )
 from latedrop.metrics.entries import align_target
 from latedrop.metrics.ranking import aurc, auroc, ause, rank_correlation
-from latedrop.metrics.scores import crps, ideal_nll, interval_score, nll
+from latedrop.metrics.scores import crps, ideal_nll, interval_score, mae, nll, rmse
 
 __all__ = [
     "align_target",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.quantiles import checked_level
+from latedrop.quantiles import checked_level, normal_quantile
 
 __all__ = [
     "Levels",
@@ -48,11 +48,6 @@ def checked_levels(levels: Levels) -> Tensor:
 def even_levels(count: int) -> Tensor:
     """`k / (count + 1)` for k from 1 to `count`, in float64."""
     return torch.arange(1, count + 1, dtype=torch.float64) / (count + 1)
-
-
-def normal_quantile(q: float) -> float:
-    """`Phi^{-1}(q)`."""
-    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
 
 
 @overload

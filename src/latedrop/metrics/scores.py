@@ -1,4 +1,4 @@
-"""Proper scores: each is lowest, on average, for the distribution that the targets come from."""
+"""Size of the errors, and proper scores: lowest, on average, for the distribution that the targets come from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,49 @@ from latedrop.errors import DataError, LatedropWarning
 from latedrop.metrics.entries import Array, average, columns, joined
 from latedrop.metrics.levels import central_quantile, checked_level
 
-__all__ = ["crps", "ideal_nll", "interval_score", "nll"]
+__all__ = ["crps", "ideal_nll", "interval_score", "mae", "nll", "rmse"]
 
 _CONSTANT = math.log(2 * math.pi) / 2
+
+
+def rmse(
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    weights: Array | None = None,
+) -> Tensor:
+    """Root mean squared error, `sqrt(mean(e^2))`, a scalar or `(K,)` in the target's unit.
+
+    The arguments are those of every metric, see `latedrop.metrics`; `variance` is ignored and may be None.
+
+    >>> rmse([0.0, 0.0], None, [3.0, 4.0])
+    tensor(3.5355)
+    """
+    used = columns(mean, None, target, mask, per_output, weights)
+    return joined([average(error.square(), w).sqrt() for error, _, w in used], per_output)
+
+
+def mae(
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    weights: Array | None = None,
+) -> Tensor:
+    """Mean absolute error, `mean(|e|)`, a scalar or `(K,)` in the target's unit.
+
+    The arguments are those of every metric, see `latedrop.metrics`; `variance` is ignored and may be None.
+
+    >>> mae([0.0, 0.0], None, [3.0, -4.0])
+    tensor(3.5000)
+    """
+    used = columns(mean, None, target, mask, per_output, weights)
+    return joined([average(error.abs(), w) for error, _, w in used], per_output)
 
 
 def nll(

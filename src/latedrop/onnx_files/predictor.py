@@ -182,12 +182,7 @@ class OnnxPrediction:
     @property
     def novelty(self) -> Array | None:
         """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
-        return self.outputs.get("strangeness")
-
-    @property
-    def strangeness(self) -> Array | None:
-        """The same as `novelty`, by its name of earlier versions."""
-        return self.novelty
+        return self.outputs.get("novelty")
 
     def interval(self, level: float | None = None) -> tuple[Array, Array]:
         """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
@@ -204,7 +199,7 @@ class OnnxPrediction:
         """Named results, as `Prediction.to_dict` gives them."""
         low, high = self.interval(level)
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
-        return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
+        return named if self.novelty is None else {**named, "novelty": self.novelty}
 
     def __repr__(self) -> str:
         return f"OnnxPrediction of {len(self)} rows, mean {self.mean.shape}, with {', '.join(self.outputs)}"
@@ -284,12 +279,7 @@ class OnnxClassPrediction:
     @property
     def novelty(self) -> Array | None:
         """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
-        return self.outputs.get("strangeness")
-
-    @property
-    def strangeness(self) -> Array | None:
-        """The same as `novelty`, by its name of earlier versions."""
-        return self.novelty
+        return self.outputs.get("novelty")
 
     def kept(self) -> Array:
         """`(N,)`, True for rows that the rule of the file keeps, which `ClassPredictor.reject` made."""

@@ -9,6 +9,8 @@ matplotlib is an extra (`pip install latedrop[plots]`), imported only when a new
 References: Ledda et al., "Dropout Injection at Test Time for Post Hoc Uncertainty Quantification in Neural
 Networks", for the calibration and trade-off plots. Okabe & Ito, "Color Universal Design" (2008), for the
 colours.
+
+The room may import the modules beside the rooms, and no room.
 """
 
 from latedrop.plots.calibration import calibration_curves, metric_by_rate, tradeoff
@@ -18,7 +20,6 @@ from latedrop.plots.classes import (
     doubtful_images,
     reliability_diagram,
     risk_coverage,
-    score_histograms,
 )
 from latedrop.plots.predictions import error_against_std, intervals, site_shares
 
@@ -32,7 +33,6 @@ __all__ = [
     "new_figure",
     "reliability_diagram",
     "risk_coverage",
-    "score_histograms",
     "site_shares",
     "tradeoff",
 ]

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latedrop.errors import DataError
-from latedrop.plots.arrays import Array, Floats, as_array, like_path, not_empty, same_length
-from latedrop.plots.canvas import COLOURS, GREY, axes_or_new, band, style_of
+from latedrop.plots.canvas import (
+    COLOURS,
+    GREY,
+    Array,
+    Floats,
+    as_array,
+    axes_or_new,
+    band,
+    like_path,
+    not_empty,
+    same_length,
+    style_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

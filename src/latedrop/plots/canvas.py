@@ -1,20 +1,28 @@
-"""Where to draw, and what series look like; matplotlib is imported only when a new figure is needed."""
+"""Where to draw, what series look like, and arrays of one shape; matplotlib is imported only for a new figure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
-from latedrop.errors import LatedropError
-from latedrop.plots.arrays import Floats
+from latedrop.errors import ArgumentError, DataError, LatedropError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "GREY", "SKY", "axes_or_new", "band", "new_figure", "style_of"]
+__all__ = [
+    *("COLOURS", "GREY", "SKY", "Array", "Floats", "as_array", "axes_or_new", "band", "like_path"),
+    *("new_figure", "not_empty", "same_length", "style_of"),
+]
+
+Array = Tensor | npt.ArrayLike
+Floats = npt.NDArray[np.float64]
 
 # Okabe and Ito's, without the yellow, which white paper swallows.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -65,3 +73,43 @@ def style_of(index: int) -> dict[str, Any]:
         "linestyle": _LINES[index % len(_LINES)],
         "markersize": 5,
     }
+
+
+def not_empty(series: Mapping[Any, Any], noun: str) -> Mapping[Any, Any]:
+    """The series, of which there has to be one."""
+    if not series:
+        raise ArgumentError(f"expected at least one {noun}, found none; pass a mapping from label to values")
+    return series
+
+
+def as_array(values: Array) -> Floats:
+    """In double precision, on the CPU."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def like_path(name: str, values: Array, path: Floats) -> Floats:
+    """The values, one for each point of the `(R, P)` path or paths."""
+    array = as_array(values)
+    try:
+        return np.broadcast_to(array, path.shape)
+    except ValueError:
+        raise DataError(
+            f"expected {name} for each point of the path, shape {path.shape}, found {array.shape}; "
+            "pass one value per point"
+        ) from None
+
+
+def same_length(columns: Mapping[str, Array]) -> list[Floats]:
+    """The columns as arrays, all `(N,)`; what a network with one output gives, `(N, 1)`, is flattened."""
+    arrays = {name: as_array(values) for name, values in columns.items()}
+    arrays = {name: a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a for name, a in arrays.items()}
+    first = next(iter(arrays))
+    for name, array in arrays.items():
+        if array.ndim != 1 or not len(array) or len(array) != len(arrays[first]):
+            raise DataError(
+                f"expected one axis of one length, not empty, for {', '.join(arrays)}; "
+                f"found {name} of shape {array.shape}, {first} of shape {arrays[first].shape}; trim it"
+            )
+    return list(arrays.values())

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.plots.arrays import Array, Floats, as_array, not_empty, same_length
-from latedrop.plots.canvas import COLOURS, GREY, axes_or_new, style_of
+from latedrop.plots.canvas import GREY, Array, Floats, as_array, axes_or_new, not_empty, same_length, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["confusion", "doubtful_images", "reliability_diagram", "risk_coverage", "score_histograms"]
+__all__ = ["confusion", "doubtful_images", "reliability_diagram", "risk_coverage"]
 
 _MOST_NAMES = 30
-_BINS = 40
-_FAR = 5.0
 
 
 def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
@@ -60,41 +57,6 @@ def risk_coverage(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = N
 
 def _pairs(curves: Mapping[str, tuple[Array, Array]], x: str, y: str) -> dict[str, list[Floats]]:
     return {label: same_length({x: pair[0], y: pair[1]}) for label, pair in not_empty(curves, "curve").items()}
-
-
-def score_histograms(
-    scores: Mapping[str, Array], ax: Axes | None = None, *, name: str = "score", threshold: float | None = None
-) -> Axes:
-    """How a score is spread over each kind of rows, such as usual and strange ones.
-
-    Rows far beyond all others are counted in the outermost bins, so that these do not squash the rest. `threshold` is
-    drawn as a line.
-
-    >>> score_histograms({"usual": [0.2, 0.4, 0.5], "strange": [2.0, 3.1]}, name="strangeness").get_xlabel()
-    'strangeness'
-    """
-    arrays = {label: as_array(values).ravel() for label, values in not_empty(scores, "kind of rows").items()}
-    if any(not len(values) or not np.isfinite(values).all() for values in arrays.values()):
-        raise DataError("expected finite scores of at least one row of each kind; found others. Leave them out.")
-    edges = _edges(np.concatenate(list(arrays.values())))
-    ax = axes_or_new(ax)
-    for index, (label, values) in enumerate(arrays.items()):
-        heights, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-        share = heights / len(values)
-        ax.stairs(share, edges, fill=True, alpha=0.35, color=COLOURS[index % len(COLOURS)], label=label)
-        ax.stairs(share, edges, color=COLOURS[index % len(COLOURS)], linewidth=1.2)
-    if threshold is not None:
-        ax.axvline(threshold, color=GREY, linewidth=1, linestyle="--", label="threshold")
-    ax.set(xlabel=name, ylabel="share of rows")
-    ax.legend()
-    return ax
-
-
-def _edges(values: Floats) -> Floats:
-    low, middle, high = np.quantile(values, (0.02, 0.5, 0.98))
-    least, most = middle - _FAR * (middle - low), middle + _FAR * (high - middle)
-    start, end = max(values.min(), least), min(values.max(), most)
-    return np.linspace(start, end if end > start else start + 1, _BINS + 1)
 
 
 def confusion(counts: Array, names: Sequence[str] = (), ax: Axes | None = None) -> Axes:
@@ -145,7 +107,7 @@ def doubtful_images(
 
     Args:
         images: `(N, H, W)`, or `(N, C, H, W)` with 1 or 3 channels; each is shown from its darkest to its lightest.
-        doubt: `(N,)`, such as `1 - p.confidence`, `p.entropy` or `p.strangeness`.
+        doubt: `(N,)`, such as `1 - p.confidence`, `p.entropy` or `p.novelty`.
         captions: a line for each of the N images; by default its row and doubt.
         ax: where to draw.
         most: how many.

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.plots.arrays import Array, not_empty, same_length
-from latedrop.plots.canvas import COLOURS, SKY, axes_or_new, band
+from latedrop.plots.canvas import COLOURS, SKY, Array, axes_or_new, band, not_empty, same_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -85,7 +85,7 @@ class Calibrated(Generic[_Record]):
             usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows used
                 for nothing else make p-values exact; with validation rows they are nearly so. With several
                 scores one half, at random, fits their combination, the other gives the p-values.
-            scores: names; by default `"strangeness"` and what costs nothing more: `"entropy"`, `"confidence"` and
+            scores: names; by default `"novelty"` and what costs nothing more: `"entropy"`, `"confidence"` and
                 `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), `"sites"` (a score for
                 every site, by a backward pass for each output), and `"mutual_information"` for classes.
             strange: rows known to be strange, if there are any: the combination is fitted to tell these.

@@ -134,7 +134,7 @@ class ClassPrediction:
         With a level, where the calibration makes prediction sets, also `set`; where it has a rule, `kept`.
         """
         named = {"label": self.label, "confidence": self.confidence, "entropy": self.entropy}
-        extra = {"strangeness": self.novelty, "mutual_information": self.mutual_information}
+        extra = {"novelty": self.novelty, "mutual_information": self.mutual_information}
         named |= {name: value for name, value in extra.items() if value is not None}
         if level is not None and self.calibration.sets is not None:
             named["set"] = self.prediction_set(level)
@@ -223,12 +223,12 @@ class MapPrediction(ClassPrediction):
     def image_scores(self) -> dict[str, Tensor]:
         """By name, `(N,)` each: `expected_error`, the share of pixels that should be wrong; means of the maps.
 
-        The means are those of `entropy` and, where it is known, `mutual_information`; `strangeness` is there, too.
+        The means are those of `entropy` and, where it is known, `mutual_information`; `novelty` is there, too.
         """
         found = {"expected_error": 1 - self.confidence.flatten(1).mean(1), "entropy": self.entropy.flatten(1).mean(1)}
         if self.mutual_information is not None:
             found["mutual_information"] = self.mutual_information.flatten(1).mean(1)
-        return found if self.novelty is None else {**found, "strangeness": self.novelty}
+        return found if self.novelty is None else {**found, "novelty": self.novelty}
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per image: its scores."""

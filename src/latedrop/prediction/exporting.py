@@ -82,7 +82,7 @@ def _outputs(found: Prediction, level: float) -> dict[str, Tensor]:
     low, high = found.interval(level)
     named = {"mean": found.mean, "std": found.std, "low": low, "high": high}
     if found.novelty is not None:
-        named["strangeness"] = found.novelty.to(found.mean.dtype)
+        named["novelty"] = found.novelty.to(found.mean.dtype)
     if found.calibration.target is not None or found.calibration.intervals is not None:
         named |= {"location": found.output, "spread": found.spread}
     return {name: value.detach() for name, value in named.items()}
@@ -127,7 +127,7 @@ def _names(model: nn.Module, example: Any) -> list[str]:
 
 
 _TAKEN = (
-    *("mean", "std", "low", "high", "strangeness", "location", "spread", "label", "probabilities", "energy"),
+    *("mean", "std", "low", "high", "novelty", "location", "spread", "label", "probabilities", "energy"),
     *("confidence", "entropy", "mutual_information", "kept"),
 )
 

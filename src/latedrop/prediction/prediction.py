@@ -149,10 +149,10 @@ class Prediction:
         return replace(self, calibration=self.calibration.with_choice(choice))
 
     def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
-        """Named results: `mean`, `std`, `low`, `high`, and `strangeness` where it is known."""
+        """Named results: `mean`, `std`, `low`, `high`, and `novelty` where it is known."""
         low, high = self.interval(level)
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
-        return named if self.novelty is None else {**named, "strangeness": self.novelty}
+        return named if self.novelty is None else {**named, "novelty": self.novelty}
 
     def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
         """One row per example, with the index of the data frame that was predicted.

@@ -1,4 +1,7 @@
-"""Everything about a calibration in one HTML file."""
+"""Everything about a calibration in one HTML file.
+
+It may import `evaluation` and every room that this may import.
+"""
 
 from latedrop.report.class_page import write_class_report
 from latedrop.report.page import page_of, write_report

@@ -132,12 +132,12 @@ def _figures(found: ClassJudgement) -> Iterator[Figure]:
 
 def _strange(found: ClassJudgement, prediction: ClassPrediction) -> list[str]:
     """Whether the probabilities hold for rows unlike the others, too, beside those of one temperature."""
-    if prediction.strangeness is None or len(prediction) < _GROUPS:
+    if prediction.novelty is None or len(prediction) < _GROUPS:
         return []
-    lines = [["strangeness", "rows", "right", *found.probabilities]]
-    order = prediction.strangeness.argsort()
+    lines = [["novelty", "rows", "right", *found.probabilities]]
+    order = prediction.novelty.argsort()
     for rows in order.tensor_split(_GROUPS):
-        low, high = (float(prediction.strangeness[row]) for row in (rows[0], rows[-1]))
+        low, high = (float(prediction.novelty[row]) for row in (rows[0], rows[-1]))
         right = float((prediction.label[rows] == found.labels[rows]).double().mean())
         sure = [percent(float(p[rows].amax(1).mean()), 1) for p in found.probabilities.values()]
         lines.append([f"{low:.2f} to {high:.2f}", f"{len(rows):,}", percent(right, 1), *sure])
@@ -166,9 +166,9 @@ def _worst(
     names, p = prediction.calibration.known_names, prediction.probabilities
     wrong = (prediction.label != found.labels).nonzero()[:, 0]
     order = wrong[prediction.confidence[wrong].argsort(descending=True)][:_WORST]
-    lines = [[place, "predicted", "with confidence", "is", "which had", "strangeness"]]
+    lines = [[place, "predicted", "with confidence", "is", "which had", "novelty"]]
     for row in order.tolist():
-        strange = "-" if prediction.strangeness is None else f"{float(prediction.strangeness[row]):.2f}"
+        strange = "-" if prediction.novelty is None else f"{float(prediction.novelty[row]):.2f}"
         said, true = int(prediction.label[row]), int(found.labels[row])
         shares = percent(float(p[row, said]), 1), percent(float(p[row, true]), 1)
         lines.append([str(places[row] if places else row), names[said], shares[0], names[true], shares[1], strange])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,18 +51,6 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
-
-
-def drawn(draw: Callable[[Axes], object]) -> Figure:
-    """A figure with one panel, as wide as what stands beside it asks for: a square with a legend is not cut."""
-    figure = plots.new_figure(5.2, 4)
-    ax = figure.subplots()
-    draw(ax)
-    figure.draw_without_rendering()
-    needed = figure.get_tightbbox().width + 0.1
-    if needed > figure.get_figwidth():
-        figure.set_figwidth(needed)
-    return figure
 
 
 def _draw_curves(ax: Axes, evaluations: Sequence[Evaluation]) -> None:

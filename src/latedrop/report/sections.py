@@ -171,14 +171,14 @@ def _worst(output: JudgedOutput, level: int, place: str) -> str:
 def strange_rows(judgement: Judgement, c: Calibration) -> str:
     """How many rows are unlike the validation rows, and what their intervals hold."""
     output = judgement.together
-    if judgement.strangeness is None or not output.strange:
+    if judgement.novelty is None or not output.strange:
         return ""
     grows = c.terms is not None and c.terms.guard is not None and c.terms.guard.grows
     said = (
-        f"{percent(judgement.strangeness)} of the test rows are beyond nine in ten of the validation rows (strangeness "
+        f"{percent(judgement.novelty)} of the test rows are beyond nine in ten of the validation rows (novelty "
         f"above 1); about 10 % are to be expected. Their intervals {'are wider' if grows else 'stay as they are'}."
     )
-    lines = group_table(output.strange, "strangeness", output.unit)
+    lines = group_table(output.strange, "novelty", output.unit)
     if len(judgement.outputs) > 1:  # of several units an RMSE says nothing
         lines = [[cell for k, cell in enumerate(line) if k != 2] for line in lines]
     return heading("Rows unlike the others") + paragraph(said) + table(lines)

@@ -116,8 +116,8 @@ def worst_table(output: JudgedOutput, place: str = "row") -> list[list[str]]:
     }
     if "constant_deviations" in rows[0]:
         columns["of the constant"] = [f"{row['constant_deviations']:,.1f}" for row in rows]
-    if "strangeness" in rows[0]:
-        columns["strangeness"] = column(row["strangeness"] for row in rows)
+    if "novelty" in rows[0]:
+        columns["novelty"] = column(row["novelty"] for row in rows)
     taken = {name: column(row["inputs"][name] for row in rows) for name in names}
     lines = zip(*columns.values(), *taken.values(), strict=True)
     return [[*columns, *names], *map(list, lines)]

@@ -1,4 +1,4 @@
-"""The service over HTTP: `POST /predict`, `POST /update`, `GET /healthz`, `GET /metrics`, and OpenAPI at `/docs`.
+"""The service over HTTP: `POST /predict`, `POST /update`, `GET /healthz`, `GET /metrics`, and `GET /openapi.json`.
 
 Every error is JSON, `{"error": "expected ...; found ...", "status": 422}`.
 """
@@ -14,19 +14,54 @@ from functools import partial
 from typing import Any
 
 from latedrop.errors import ArgumentError, DataError, LatedropError, OutputError
-from latedrop.serving.answers import answer_bytes
-from latedrop.serving.bodies import JSON, rows_of
-from latedrop.serving.descriptions import described
-from latedrop.serving.docs_page import POLICY, docs_page
-from latedrop.serving.limits import RefusalError
+from latedrop.serving.bodies import IMAGES, JSON, NPY, answer_bytes, rows_of
+from latedrop.serving.limits import Limits, RefusalError
 from latedrop.serving.service import Service
 from latedrop.terminal import need
+from latedrop.web import is_loopback
 
-__all__ = ["make_app"]
+__all__ = ["check_address", "listen", "make_app"]
 
 _log = logging.getLogger(__name__)
 _LARGE = 64 << 10  # bytes; more are read and written in a thread, so that others are heard meanwhile
+_LEAST_TOKEN = 16
 _Handler = Callable[[Any], Awaitable[tuple[bytes, str, int]]]
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}, "status": {"type": "integer"}},
+    "required": ["error", "status"],
+}
+_STATUSES = {
+    400: "the body is damaged",
+    401: "no token, or another one",
+    408: "the body did not come in time",
+    413: "too many bytes, rows or pixels",
+    415: "an unknown Content-Type",
+    422: "rows that cannot be predicted",
+    429: "the queue is full: ask again after Retry-After seconds",
+    500: "the model failed",
+    503: "too late, too many at once, or stopping",
+}
+_RESPONSES = {
+    status: {"description": text, "content": {JSON: {"schema": _ERROR}}} for status, text in _STATUSES.items()
+}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ROWS = {
+    "type": "object",
+    "properties": {
+        "rows": {"type": "array", "items": {}, "description": "lists of numbers, or objects by the names of columns"},
+        "inputs": {"type": "object", "description": "instead of rows: several inputs by name"},
+        "dtype": {"type": "string", "default": "float64"},
+        "level": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        "ids": {"type": "array", "items": {}, "description": "names of the rows, in a stream"},
+    },
+    "example": {"rows": [[0.1, -1.2, 3.0]], "level": 0.9},
+}
+_LABELS = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": {}}, "labels": {"type": "array", "items": {}}},
+    "required": ["ids", "labels"],
+}
 
 
 def make_app(service: Service, token: str | None = None, *, title: str = "latedrop", local: bool = True) -> Any:
@@ -35,7 +70,7 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
     Args:
         service: what answers.
         token: requests need the header `Authorization: Bearer TOKEN`.
-        title: of the page of documentation.
+        title: of the description.
         local: where there is no token, answer only requests from this machine that are addressed to it, and none of
             web pages; False leaves it to the application that this one is mounted in.
     """
@@ -48,7 +83,7 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         yield
         await asyncio.to_thread(service.close)
 
-    # FastAPI's own page of documentation loads its scripts from the network.
+    # FastAPI's own pages of documentation load scripts from the network.
     app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None)
     if token is None and local:
         app.add_middleware(_Local)
@@ -74,24 +109,44 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         state = {"status": "ok" if service.healthy else "stopping"}
         return Response(json.dumps(state), 200 if service.healthy else 503, media_type=JSON)
 
-    async def docs() -> Response:
-        page = docs_page(app.openapi(), token is not None)
-        return Response(page, headers={"Content-Security-Policy": POLICY}, media_type="text/html")
-
     async def other(request: Request, error: Any) -> Response:
         message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
         return respond(_error(error.status_code, message))
 
-    words = described(service.form.transform is not None, service.stream is not None)
+    words = _described(service.form.transform is not None, service.stream is not None)
     app.post("/predict", **words["predict"])(predict)
     if service.stream is not None:
         app.post("/update", **words["update"])(update)
     app.get("/metrics", **words["metrics"])(metrics)
     app.get("/healthz", **words["healthz"])(healthz)
     app.head("/healthz", include_in_schema=False)(healthz)
-    app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)(docs)
     app.add_exception_handler(HTTPException, other)
     return app
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Raise where others could reach the service without a token, or where that is easily guessed."""
+    if token is not None and (len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise ArgumentError(
+            f"expected a token of at least {_LEAST_TOKEN} plain characters; found {len(token)}. Make one: python -c "
+            "'import secrets; print(secrets.token_urlsafe())'."
+        )
+    if token is None and not is_loopback(host):
+        raise ArgumentError(
+            f"expected a token for {host}, where others can reach the service; found none. Set LATEDROP_TOKEN or "
+            "--token-file, or listen on 127.0.0.1."
+        )
+
+
+def listen(app: Any, host: str, port: int, limits: Limits, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what was taken. `ready` is told the address."""
+    need("serve", "fastapi", "uvicorn")
+    from latedrop.web.listening import listening, serve_on
+
+    found, address = listening(host, port)
+    ready(address.rstrip("/"))
+    patience, most = int(limits.drain) + 1, 4 * limits.requests
+    serve_on(found, app, patience=patience, timeout_keep_alive=30, limit_concurrency=most, ws="none")
 
 
 class _Local:
@@ -163,8 +218,7 @@ async def _predict(service: Service, request: Any) -> tuple[bytes, str, int]:
             f"expected to answer within {limits.timeout:g} s; it took longer. Ask for less.", 503
         ) from None
     size = sum(values.nbytes for values in found.columns.values())
-    made = await _off(size, answer_bytes, found.columns, request.headers.get("accept", ""), found.about)
-    return made[0], made[1], asked.rows
+    return await _off(size, answer_bytes, found.columns, found.about), JSON, asked.rows
 
 
 async def _update(service: Service, request: Any) -> tuple[bytes, str, int]:
@@ -224,3 +278,24 @@ def _explained(error: Exception) -> tuple[int, bytes, str]:
 
 def _error(status: int, message: str) -> tuple[int, bytes, str]:
     return status, json.dumps({"error": message, "status": status}).encode(), JSON
+
+
+def _described(images: bool, stream: bool) -> dict[str, dict[str, Any]]:
+    """Summary, bodies and answers by path, as FastAPI's decorators take them."""
+    bodies: dict[str, Any] = {JSON: {"schema": _ROWS}, NPY: _BINARY}
+    bodies |= dict.fromkeys(IMAGES, _BINARY) if images else {}
+    level = {"name": "level", "in": "query", "required": False, "schema": {"type": "number"}}
+    predict = {"requestBody": {"required": True, "content": bodies}, "parameters": [level]}
+    found: dict[str, dict[str, Any]] = {
+        "predict": {
+            "summary": "Mean, std, low and high of every row; of classes, their probabilities",
+            "responses": _RESPONSES,
+            "openapi_extra": predict,
+        },
+        "metrics": {"summary": "Counts, for Prometheus"},
+        "healthz": {"summary": "200 while requests are taken"},
+    }
+    if stream:
+        labels = {"requestBody": {"required": True, "content": {JSON: {"schema": _LABELS}}}}
+        found["update"] = {"summary": "Labels of rows", "responses": _RESPONSES, "openapi_extra": labels}
+    return found

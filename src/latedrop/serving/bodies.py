@@ -1,7 +1,7 @@
-"""From the bytes of a request to rows, by their Content-Type. Nothing is evaluated or unpickled.
+"""From the bytes of a request to rows, by their Content-Type, and from predictions to bytes.
 
 JSON: `{"rows": [[1.5, 2], ...]}`, rows by the names of columns `{"rows": [{"a": 1.5, "b": 2}, ...]}`, or several inputs
-`{"inputs": {"x": [...], "mask": [...]}}`. A npy file, an Arrow stream of columns of numbers, or one image.
+`{"inputs": {"x": [...], "mask": [...]}}`. A npy file, or one image. Nothing is evaluated or unpickled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import numpy.typing as npt
 from latedrop.errors import DataError
 from latedrop.files import npy_head
 from latedrop.metrics.levels import checked_level
-from latedrop.serving.arrow import ARROW, table_columns
 from latedrop.serving.limits import Limits, RefusalError
 from latedrop.terminal import listed
 
-__all__ = ["IMAGES", "JSON", "NPY", "Asked", "Form", "json_object", "rows_of"]
+__all__ = ["IMAGES", "JSON", "NPY", "Asked", "Form", "answer_bytes", "json_object", "named_columns", "rows_of"]
 
 JSON, NPY = "application/json", "application/x-npy"
 IMAGES = ("image/png", "image/jpeg", "image/webp")
@@ -74,12 +73,10 @@ def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | N
         asked = _of_json(body, form)
     elif kind == NPY:
         asked = Asked({"": _npy(body)})
-    elif kind == ARROW:
-        asked = Asked({"": table_columns(body, form.columns, limits.request_rows)})
     elif kind in IMAGES and form.transform is not None:
         asked = Asked({"": _image(body, form.transform, limits.pixels)})
     else:
-        known = [JSON, NPY, ARROW, *(IMAGES if form.transform is not None else ())]
+        known = [JSON, NPY, *(IMAGES if form.transform is not None else ())]
         raise RefusalError(f"expected a Content-Type among {', '.join(known)}; found {kind[:80] or 'none'!r}.", 415)
     if level is not None:
         asked = replace(asked, level=level)
@@ -237,3 +234,40 @@ def _check_inputs(asked: Asked, form: Form) -> None:
                 f"expected {'floating-point' if wanted == 'floats' else 'whole'} numbers in {name or 'rows'!r}, as the "
                 f"model takes; found {value.dtype}. Send {other}."
             )
+
+
+def named_columns(prediction: Any, level: float) -> dict[str, Array]:
+    """Arrays `(N, ...)` by name: mean, std, low, high; of classes probabilities, and sets where there are."""
+    if hasattr(prediction, "interval"):
+        found = prediction.to_dict(level)
+    else:
+        found = prediction.to_dict()
+        if _known(prediction, "sets") is not None:
+            found = {**found, "prediction_set": prediction.prediction_set(level)}
+        if _known(prediction, "names"):
+            found = {"name": prediction.names, **found}
+    return {name: _array(value) for name, value in found.items()}
+
+
+def _known(prediction: Any, name: str) -> Any:
+    """What the calibration says: that of a model, or the record of an ONNX file."""
+    record = getattr(prediction, "record", None) or getattr(prediction, "calibration", None)
+    return getattr(record, name, None)
+
+
+def answer_bytes(columns: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
+    """Write columns `(N, ...)` and the facts that belong to all rows as JSON; numbers that are none are null."""
+    plain = {name: _plain(values) for name, values in columns.items()}
+    return json.dumps({**plain, **about}, allow_nan=False).encode()
+
+
+def _plain(values: Array) -> Any:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        whole = values.astype(object)
+        whole[~np.isfinite(values)] = None
+        return whole.tolist()
+    return values.tolist()
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

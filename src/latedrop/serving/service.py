@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from latedrop.metrics.levels import checked_level
-from latedrop.serving.answers import named_columns
 from latedrop.serving.batching import Batcher, Job
-from latedrop.serving.bodies import Array, Asked, Form, ids_of, json_object
-from latedrop.serving.counts import Counts
+from latedrop.serving.bodies import Array, Asked, Form, ids_of, json_object, named_columns
 from latedrop.serving.limits import Limits, RefusalError
 
-__all__ = ["Answer", "Service"]
+__all__ = ["Answer", "Counts", "Service"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ class Service:
         given = None if requests[0].ids is None else [name for asked in requests for name in asked.ids or ()]
         found = self.stream.predict(x, given)
         columns = {name: np.asarray(getattr(found, name).cpu()) for name in ("mean", "low", "high")}
-        strange = getattr(found.prediction, "strangeness", None)
-        columns |= {} if strange is None else {"strangeness": np.asarray(strange.cpu())}
+        strange = getattr(found.prediction, "novelty", None)
+        columns |= {} if strange is None else {"novelty": np.asarray(strange.cpu())}
         about = {"level": found.level, "alarms": [alarm.kind for alarm in found.alarms]}
         return [
             Answer(_cut(columns, end - asked.rows, end), {**about, "ids": found.ids[end - asked.rows : end]})
@@ -154,3 +157,63 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 def _cut(columns: Mapping[str, Array], start: int, end: int) -> dict[str, Array]:
     return {name: values[start:end] for name, values in columns.items()}
+
+
+class Counts:
+    """Count requests by path and status, their seconds, rows and batches, for Prometheus; threads may share it.
+
+    >>> counts = Counts()
+    >>> counts.answered("/predict", 200, 0.004, rows=3)
+    >>> "latedrop_rows_total 3" in counts.text({"latedrop_queue_rows": 0})
+    True
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._requests: dict[tuple[str, int], int] = defaultdict(int)
+        self._seconds, self._batches = _Histogram(_SECONDS), _Histogram(_ROWS)
+        self._rows = 0
+
+    def answered(self, path: str, status: int, seconds: float, rows: int = 0) -> None:
+        """Count a request."""
+        with self._lock:
+            self._requests[path, status] += 1
+            self._rows += rows
+            if path == "/predict":
+                self._seconds.add(seconds)
+
+    def ran(self, rows: int) -> None:
+        """Count a batch."""
+        with self._lock:
+            self._batches.add(rows)
+
+    def text(self, gauges: Mapping[str, float]) -> str:
+        """All of it, and some numbers as they are now."""
+        with self._lock:
+            lines = ["# TYPE latedrop_requests_total counter"]
+            lines += [
+                f'latedrop_requests_total{{path="{path}",status="{status}"}} {count}'
+                for (path, status), count in sorted(self._requests.items())
+            ]
+            lines += ["# TYPE latedrop_rows_total counter", f"latedrop_rows_total {self._rows}"]
+            lines += self._seconds.lines("latedrop_predict_seconds") + self._batches.lines("latedrop_batch_rows")
+        for name, value in gauges.items():
+            lines += [f"# TYPE {name} gauge", f"{name} {value:g}"]
+        return "\n".join(lines) + "\n"
+
+
+class _Histogram:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds, self._counts = bounds, [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[sum(value > bound for bound in self._bounds)] += 1
+        self._sum += value
+
+    def lines(self, name: str) -> list[str]:
+        total, found = 0, [f"# TYPE {name} histogram"]
+        for bound, count in zip((*map("{:g}".format, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append(f'{name}_bucket{{le="{bound}"}} {total}')
+        return [*found, f"{name}_sum {self._sum:g}", f"{name}_count {total}"]

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from latedrop.metrics.levels import normal_quantile
+from latedrop.records import Limits, record
 
-__all__ = ["ERRORS", "SHARES", "STRANGENESS", "Bag", "counted", "from_curve", "uniform"]
+__all__ = ["ERRORS", "SHARES", "STRANGENESS", "Bag", "Usual", "counted", "from_curve", "uniform", "usual_of_rows"]
 
 _LEVELS = tuple(i / 100 for i in range(1, 100))
 _BEYOND = (3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0)
@@ -28,6 +31,25 @@ ERRORS = (*(normal_quantile((1 + level) / 2) for level in _LEVELS), *_BEYOND)
 """Ends of bins of `|target - mean| / std`: the levels of a calibration curve, and some beyond."""
 STRANGENESS = tuple(2.0 ** (i / 4) for i in range(-16, 41))
 SHARES = tuple(i / 32 for i in range(1, 32))
+_Counts: TypeAlias = tuple[Annotated[float, Limits(0, 1e12)], ...]
+_Bins: TypeAlias = Annotated[_Counts, Limits(len(STRANGENESS) + 1, len(STRANGENESS) + 1)]
+_Shares: TypeAlias = Annotated[_Counts, Limits(len(SHARES) + 1, len(SHARES) + 1)]
+
+
+@record
+@dataclass(frozen=True)
+class Usual:
+    """Counts of validation rows in bins; None where nothing is known.
+
+    Attributes:
+        strangeness: of `Prediction.novelty`, in the bins between `STRANGENESS`.
+        shares: of each term's share of the variance, in the bins between `SHARES`.
+        errors: of `|target - mean| / std`, in the bins between `ERRORS`; not in files, as a calibration curve tells.
+    """
+
+    strangeness: _Bins | None = None
+    shares: Mapping[str, _Shares] = field(default_factory=dict)
+    errors: _Counts | None = None
 
 
 class Bag:
@@ -53,6 +75,16 @@ def counted(
     values = np.asarray(scores, np.float64)
     bins = np.where(np.isfinite(values), np.searchsorted(np.asarray(edges, np.float64), values, "right"), len(edges))
     return tuple(np.bincount(bins, weights, len(edges) + 1).astype(np.float64).tolist())
+
+
+def usual_of_rows(
+    strangeness: Sequence[float] | None,
+    shares: Mapping[str, Sequence[float]],
+    weights: Sequence[float] | None = None,
+) -> Usual:
+    """Count the validation rows, or add up their weights."""
+    known = None if strangeness is None else counted(STRANGENESS, strangeness, weights)
+    return Usual(known, {name: counted(SHARES, share, weights) for name, share in shares.items()})
 
 
 def from_curve(levels: Sequence[float], observed: Sequence[float], rows: int) -> tuple[float, ...] | None:

@@ -21,11 +21,10 @@ from torch import Tensor
 from latedrop.data.arrays import from_table, is_table
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.streams.bag import Usual
 from latedrop.streams.monitor import Alarm, Row
-from latedrop.streams.saving import StateFile
-from latedrop.streams.state import Settings, State, Waiting
+from latedrop.streams.state import Settings, State, StateFile, Waiting
 from latedrop.streams.tracking import STEP
-from latedrop.streams.usual import Usual
 
 __all__ = ["Stream", "StreamPrediction"]
 
@@ -65,7 +64,7 @@ class Stream:
     """Intervals that follow the errors of a stream of rows, and alarms; safe to use from several threads.
 
     Args:
-        predict: from inputs to a prediction with `mean`, `interval(level)` and perhaps `strangeness` and `shares`, such
+        predict: from inputs to a prediction with `mean`, `interval(level)` and perhaps `novelty` and `shares`, such
             as `Predictor.predict`; None where predictions are passed to `follow` instead.
         level: what intervals are to hold.
         path: file of the state; one that is there is resumed. None keeps it in memory.
@@ -257,7 +256,7 @@ class Stream:
     def _begun(self, prediction: Any, outputs: int) -> State:
         """The state, which is made with the first row."""
         if self._state is None:
-            strange, shares = getattr(prediction, "strangeness", None), getattr(prediction, "shares", None)
+            strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None)
             self._state = State(self._settings, outputs, strange is not None, tuple(shares or ()))
         if self._state.outputs != outputs:
             raise DataError(f"expected {self._state.outputs} outputs, as in rows before; found {outputs}.")
@@ -267,7 +266,7 @@ class Stream:
         """Look at rows without labels."""
         wanted = [i for i in range(len(names)) if (state.rows + i) % self._settings.watch_every == 0]
         some = wanted[:: max(1, -(-len(wanted) // _MOST_WATCHED))]
-        strange, shares = getattr(prediction, "strangeness", None), getattr(prediction, "shares", None) or {}
+        strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None) or {}
         for kind, columns in (("strangeness", [strange]), ("shares", [shares.get(name) for name in state.shares])):
             monitor = state.monitors.get(kind)
             known = [column.detach().cpu().tolist() for column in columns if column is not None]

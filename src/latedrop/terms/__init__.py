@@ -1,6 +1,8 @@
 """Terms of the variance: quantities that are never negative and vary with the input.
 
 The calibrated variance is `guard(x) · (floor + sum_j theta_j t_j(x))` with `theta_j >= 0`; here are the `t_j`.
+
+The room may import `dropout`, `network`, `data` and `metrics`.
 """
 
 from latedrop.terms.dropout import Dropout

@@ -1,1 +1,22 @@
-"""Local pages over HTTP: who may ask, what a page may load, and where it is served. FastAPI and uvicorn are extras."""
+"""Local pages over HTTP: who may ask, what a page may load, and where it is served. FastAPI and uvicorn are extras.
+
+It may import the modules beside the rooms, and no room.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+__all__ = ["is_loopback"]
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a name or an address is this machine, as itself sees it.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("192.168.0.7")
+    (True, True, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

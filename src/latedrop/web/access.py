@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from latedrop.addresses import is_loopback
+from latedrop.web import is_loopback
 
 __all__ = ["COOKIE", "HEADERS", "ROLE", "bearer_token", "foreign_page", "from_elsewhere", "refused"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from latedrop import Calibration, Prediction, fingerprint, propagate, sample
 from latedrop.errors import DataError, FileError, OutputError
-from latedrop.json_text import read_text
+from latedrop.files import read_text
 from latedrop.metrics.levels import central_quantile
 from latedrop.records import Format, Limits, match, naming, record
 from latedrop.stored_tensors import inline

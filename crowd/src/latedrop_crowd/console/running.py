@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-from latedrop.addresses import is_loopback
 from latedrop.errors import ArgumentError
+from latedrop.web import is_loopback
 from latedrop.web.listening import listening, serve_on
 from latedrop_crowd.console.server import ROLES, make_app
 from latedrop_crowd.console.watch import Watch

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from latedrop.errors import DataError
-from latedrop.json_text import parsed, read_text
+from latedrop.files import parsed, read_text
 from latedrop_crowd.frames import is_video
 from latedrop_crowd.layouts.crowd_set import Floats
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from latedrop.errors import DataError, FileError
-from latedrop.json_text import read_text
+from latedrop.files import read_text
 from latedrop_crowd.frames import images_in, is_video, read_image
 from latedrop_crowd.layouts.annotations import read_counts, read_heads
 from latedrop_crowd.layouts.crowd_set import CrowdSet, Floats, Frame, Mask, Part, Sigma

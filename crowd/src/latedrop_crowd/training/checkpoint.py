@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from latedrop.errors import FileError
-from latedrop.files import write_aside
-from latedrop.json_text import parsed
+from latedrop.files import parsed, write_aside
 from latedrop.records import checked
 from latedrop_crowd.mcnn import MCNN
 

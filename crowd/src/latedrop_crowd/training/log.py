@@ -15,8 +15,7 @@ import torch
 
 from latedrop.devices import device_name, versions
 from latedrop.errors import ArgumentError, FileError, OutputError
-from latedrop.files import digest_of, write_aside
-from latedrop.json_text import understood
+from latedrop.files import digest_of, understood, write_aside
 from latedrop.terminal import folder, read_json
 from latedrop_crowd.layouts import CrowdSet
 from latedrop_crowd.mcnn import Trained, load_weights

@@ -113,13 +113,13 @@ class Rows:
         return len(self.places)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
-        """Only the rows where `mask`, `(N,)`, is True, with nothing carried along."""
-        inputs = self.inputs
+        """Only the rows where `mask`, `(N,)`, is True."""
+        inputs, kept = self.inputs, self.kept.items()
         return Rows(
             list(compress(self.places, mask)),
             {name: value[mask] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[mask],
             None if self.target is None else self.target[mask],
-            {},
+            {name: values.filter(mask) if hasattr(values, "filter") else values[mask] for name, values in kept},
             self.finite[mask],
             None if self.weights is None else self.weights[mask],
         )
