@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.default_data import SHARED
 from benchmarks.nets import ViT
+from benchmarks.sets import SHARED
 from benchmarks.softmax import timed_nets
 from benchmarks.timing import machine, write
 from latedrop import calibrate, find_sites

@@ -1,4 +1,4 @@
-"""The mean softmax without draws: how close it is to draws, and what it costs. `python -m benchmarks.softmax`
+"""How close the mean softmax without draws is to draws: `python -m benchmarks.softmax`
 
 Networks trained here on scikit-learn's sets; two and three digits side by side are 100 and 1000 classes. With `D` the
 mean softmax of many draws, `G` that of Gaussian logits with the first-order covariance, integrated by quasi-random
@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
-import statistics
-import time
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,26 +28,21 @@ from latedrop.network.sites import Sites
 
 RATES = (0.02, 0.05, 0.1)
 BLOCKS, DRAWS, POINTS = 20, 100, 1024
-CLASSES = (2, 10, 100, 1000)
 Data = tuple[Tensor, Tensor]
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.softmax", description="The mean softmax without draws.")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of timing")
     parser.add_argument("--rows", type=int, default=300, help="test rows at most; fewer of many classes")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "draws": BLOCKS * DRAWS, "error": {}, "cost": {}}
+    record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "draws": BLOCKS * DRAWS, "error": {}}
     for name, make in NETS.items():
         net, validation, (x, y) = make()
         rows = min(options.rows, 100_000 // net(x[:1]).shape[1])
         record["error"][name] = errors(net, validation, (x[:rows], y[:rows]))
         print(name, record["error"][name], flush=True)
-    for classes in CLASSES:
-        record["cost"][str(classes)] = {name: cost(net, x, options.repeats) for name, net, x in timed_nets(classes)}
-        print(classes, record["cost"][str(classes)], flush=True)
-    write("softmax_cpu", record)
+    write("softmax", record)
 
 
 def errors(net: nn.Module, validation: Data, test: Data) -> dict[str, Any]:
@@ -107,31 +98,6 @@ def integrated(logits: Tensor, spread: Tensor) -> Tensor:
         moved = nn.functional.pad(normal @ torch.linalg.cholesky(covariance + ridge).T, (0, 1))
         found.append(torch.log_softmax(z + moved, 1).logsumexp(0) - math.log(POINTS))
     return torch.stack(found)
-
-
-def cost(net: nn.Module, x: Tensor, repeats: int) -> dict[str, float]:
-    """Processor time as a multiple of a plain pass, in changing order."""
-    sites, one = Sites(find_sites(net, x[:2])), torch.ones(len(x))
-
-    def plain() -> Tensor:
-        with torch.no_grad():
-            return net(x)
-
-    def closed() -> Tensor:
-        return log_mean_softmax(plain(), spread_of(net, x, sites, None).sum(1), one)
-
-    runs: dict[str, Callable[[], Any]] = {"plain": plain, "closed": closed}
-    runs["draws"] = partial(sample, net, x, 0.05, DRAWS, sites=sites)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(repeats):
-        for name, run in random.Random(turn).sample(list(runs.items()), len(runs)):
-            if name != "draws":
-                run()
-            begin = time.process_time()
-            run()
-            seconds[name].append(time.process_time() - begin)
-    middle = {name: statistics.median(values) for name, values in seconds.items()}
-    return {name: middle[name] / middle["plain"] for name in ("closed", "draws")}
 
 
 def timed_nets(classes: int) -> list[tuple[str, nn.Module, Tensor]]:
@@ -216,14 +182,6 @@ def error_table(record: dict[str, Any]) -> str:
             values = [*(row[key] for key in ("first_order", "closed", "together")), plain["together"]]
             cells = " | ".join(f"{round(value, 4) + 0.0:+.4f}" for value in values)  # no -0.0000
             lines.append(f"| {name} | {found['classes']} | {rate} | {row['draws']:.4f} | {cells} |")
-    return "\n".join(lines)
-
-
-def cost_table(record: dict[str, Any]) -> str:
-    """Plain passes."""
-    lines = ["| classes | network | without draws | 100 draws |", "| ---: | --- | ---: | ---: |"]
-    for classes, nets in record["cost"].items():
-        lines += [f"| {classes} | {name} | {row['closed']:.1f} | {row['draws']:.0f} |" for name, row in nets.items()]
     return "\n".join(lines)
 
 
