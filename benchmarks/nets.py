@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from latedrop import Site
 from latedrop.errors import ArgumentError
-from latedrop_crowd import MCNN, load_weights, shipped
 
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -135,7 +134,7 @@ def small_nets() -> list[Net]:
         Net("mlp", lambda: _mlp(64), table_task, None, 200),
         Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
         Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
-        Net("mcnn_count", MCNN, crowd_task(32, 40), count, 60),
+        Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
     ]
 
 
@@ -253,6 +252,21 @@ def speed_nets(kind: str) -> list[SpeedNet]:
     ]
 
 
+def timed_nets(classes: int) -> list[tuple[str, nn.Module, Tensor]]:
+    """Return classifiers with random weights, on which time does not depend, and rows for each."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    residual, transformer = Residual(32, 3), ViT(64, 8, 128, 4, 4)
+    residual.head, transformer.head = nn.Linear(32, classes), nn.Linear(128, classes)
+    hidden = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()
+    made: list[tuple[str, nn.Module, Tensor]] = [
+        ("MLP", nn.Sequential(nn.Flatten(), *hidden, nn.Linear(512, classes)), table_task(512, generator)[0]),
+        ("residual CNN", residual, image_task(32)(8, generator)[0]),
+        ("transformer", transformer, image_task(64)(8, generator)[0]),
+    ]
+    return [(name, net.eval().requires_grad_(False), x) for name, net, x in made]
+
+
 def twin(model: nn.Module, sites: Sequence[Site], rate: float) -> nn.Module:
     """A copy with an `nn.Dropout` in front of every site's layer, as the other libraries need it; in eval mode."""
     copy = duplicate(model)
@@ -281,5 +295,13 @@ def _hidden(inputs: int, width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))
 
 
+def _mcnn() -> nn.Module:
+    from latedrop_crowd import MCNN  # not everybody who measures other networks has it
+
+    return MCNN()
+
+
 def _counter() -> nn.Module:
+    from latedrop_crowd import load_weights, shipped
+
     return load_weights(shipped("mall")).model
