@@ -27,7 +27,7 @@ PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd dropout n
 SETTINGS := "" "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
 	"ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE" "OMP_NUM_THREADS=2"
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
-BENCH ?= linear speed
+BENCH ?= speed
 BENCH_ARGS ?=
 
 # Libraries whose models the tests run, and what these import. Alone, without their other requirements: some would

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from statistics import median
 
+from benchmarks import speed
 from benchmarks.instead import APART, RESULTS, SITUATIONS, Figures, figures
-from benchmarks.speed_pages import rows_for_readme
 
 
-def headline(speeds: str | None = None) -> str:
-    """One row for each thing to compare with."""
+def headline() -> str:
+    """Return one row for each thing to compare with."""
     record = json.loads((RESULTS / "instead.json").read_text(encoding="utf-8"))
 
     def measured(method: str) -> tuple[Figures, Figures]:
@@ -28,8 +28,7 @@ def headline(speeds: str | None = None) -> str:
     tailed, _ = measured("constant + t")
     five, five_beyond = measured("ensemble + forest + t")
     _, floor_beyond = measured("ensemble")
-    times = _table(rows_for_readme() if speeds is None else speeds)
-    cpu, gpu = (_ratio(times, where) for where in ("CPU", "GPU"))
+    cpu, gpu = _times("CPU"), _times("GPU")
     source = "[`python -m benchmarks.instead`](benchmarks/results/instead.md)"
     rows = [
         ("one constant variance", f"NLL {_worded(own.gain)} (a constant with a Student t: {tailed.gain:.3f}); beyond "
@@ -49,20 +48,14 @@ def _held(part: Figures) -> str:
     return f"{100 * part.coverage[2]:.0f} %"
 
 
-def _table(text: str) -> list[dict[str, str]]:
-    """A Markdown table's rows, each by the heads."""
-    lines = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    return [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
-
-
-def _ratio(times: list[dict[str, str]], where: str) -> float:
-    """Time of ours, compiled where it is, over that of the best peer."""
-    found = [row for row in times if row["on"] == where]
-    own = [row["compiled"] if row["compiled"] != "-" else row["latedrop"] for row in found]
-    return median(
-        float(mine.split()[0]) / float(row["best peer"].replace(",", " ").split()[0])
-        for mine, row in zip(own, found, strict=True)
-    )
+def _times(where: str) -> float:
+    """Return the time of latedrop, compiled where it is, over that of the best peer."""
+    ratios = []
+    for _, machine, _, entries, best in speed.measured():
+        if machine == where and best is not None:
+            own = entries.get("latedrop_compiled", {})
+            ratios.append((own if "ratio" in own else entries["latedrop"])["ratio"] / entries[best]["ratio"])
+    return median(ratios)
 
 
 def _worded(gain: float) -> str:

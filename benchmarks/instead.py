@@ -5,7 +5,7 @@
     python -m benchmarks.instead --page            # the page of tables, from the JSON alone
 
 A unit is one set and one seed. Five networks are trained for each situation; every method is fitted to some validation
-rows and judged on test rows, in standardised units of the target. Situations are those of `benchmarks.default_data`:
+rows and judged on test rows, in standardised units of the target. Situations are those of `benchmarks.sets`:
 `in` (by chance), `above` and `below` (test rows lie beyond a quantile of one input).
 
 Choices (ridge, leaf size, quantile, shrinkage, typical shares, what the guard looks at) were made on the sets of
@@ -34,8 +34,7 @@ from tqdm import tqdm
 
 import latedrop
 from benchmarks.conformal import Scores, forest_difficulty, neighbour_difficulty
-from benchmarks.default_data import SHARED, Rows, cuts, more, standardised
-from benchmarks.default_nets import HIDDEN, trained
+from benchmarks.sets import HIDDEN, SHARED, Rows, cuts, more, pair, standardised, trained
 from benchmarks.timing import RESULTS, first_line, machine
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation
@@ -264,11 +263,6 @@ def _network(state: dict[str, Tensor]) -> nn.Sequential:
     net = nn.Sequential(*layers[:-1]).eval()
     net.load_state_dict(state)
     return net
-
-
-def pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    part = torch.tensor(data[rows], dtype=torch.float32)
-    return part[:, :-1], part[:, -1]
 
 
 def cases(name: str, seed: int, keep: Path | None = None) -> list[tuple[str, str, Case, tuple[Tensor, Tensor]]]:

@@ -128,21 +128,13 @@ def crowd_task(height: int, width: int) -> Callable[[int, torch.Generator], tupl
     return task
 
 
-def nets(size: str) -> list[Net]:
-    """The four networks: `small` to judge the variance by, `cpu` and `gpu` to fill such a machine."""
-    if size == "small":
-        return [
-            Net("mlp", lambda: _mlp(64), table_task, None, 200),
-            Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
-            Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
-            Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
-        ]
-    large = size == "gpu"
+def small_nets() -> list[Net]:
+    """Return four networks that train in seconds, to judge a variance by."""
     return [
-        Net("mlp", lambda: _mlp(2048 if large else 512), table_task, None, 65536 if large else 4096, 0),
-        Net("residual_cnn", lambda: Residual(128 if large else 32, 3), image_task(32), None, 256 if large else 16, 0),
-        Net("transformer", lambda: Encoder(512 if large else 128, 4), token_task(128), None, 128 if large else 8, 0),
-        Net("mcnn_count", _mcnn, crowd_task(480, 640) if large else crowd_task(240, 320), count, 8 if large else 1, 0),
+        Net("mlp", lambda: _mlp(64), table_task, None, 200),
+        Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
+        Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
+        Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
     ]
 
 
@@ -258,6 +250,21 @@ def speed_nets(kind: str) -> list[SpeedNet]:
         SpeedNet("mcnn", _counter, crowd_task(480, 640), batches(8, None)),
         SpeedNet("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches(1024, 64)),
     ]
+
+
+def timed_nets(classes: int) -> list[tuple[str, nn.Module, Tensor]]:
+    """Return classifiers with random weights, on which time does not depend, and rows for each."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    residual, transformer = Residual(32, 3), ViT(64, 8, 128, 4, 4)
+    residual.head, transformer.head = nn.Linear(32, classes), nn.Linear(128, classes)
+    hidden = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()
+    made: list[tuple[str, nn.Module, Tensor]] = [
+        ("MLP", nn.Sequential(nn.Flatten(), *hidden, nn.Linear(512, classes)), table_task(512, generator)[0]),
+        ("residual CNN", residual, image_task(32)(8, generator)[0]),
+        ("transformer", transformer, image_task(64)(8, generator)[0]),
+    ]
+    return [(name, net.eval().requires_grad_(False), x) for name, net, x in made]
 
 
 def twin(model: nn.Module, sites: Sequence[Site], rate: float) -> nn.Module:

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.default_data import SHARED
-from benchmarks.nets import ViT
-from benchmarks.softmax import timed_nets
+from benchmarks.nets import ViT, timed_nets
+from benchmarks.sets import SHARED
 from benchmarks.timing import machine, write
 from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, fitted, losses

@@ -1,4 +1,4 @@
-"""Fills the tables of README.md and of pages in docs from the committed results: `python -m benchmarks.pages`.
+"""Fill the tables of README.md and of pages in docs from the committed results: `python -m benchmarks.pages`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what is between them is replaced.
 """
@@ -8,35 +8,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    cluster,
     console,
     core_speed,
     crowd_regions,
-    default_cost,
-    default_figure,
-    default_summary,
     hops,
-    large_file,
     linear,
-    long_table,
+    long_tables,
     novelty,
     onnx_export,
     serve,
     soak,
-    softmax,
-    stream_figure,
-    stream_pages,
+    speed,
+    stream,
+    trained,
 )
 from benchmarks.headline import headline
-from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "worth", "stream", "console")
+_NAMES = ("performance", "linear", "stream", "console", "trained", "studies")
 _NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -44,63 +39,53 @@ _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.D
 
 def main() -> None:
     for path in PAGES:
-        text = path.read_text(encoding="utf-8")
-        path.write_text(filled(text), encoding="utf-8")
-        print(path.relative_to(ROOT))
-    print(default_figure.figure(_read(RESULTS / "default.json"), IMAGES / "worth.png").relative_to(ROOT))
-    for path in stream_figure.figures(_read(RESULTS / "stream.json")):
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(ROOT))
 
 
 def filled(text: str) -> str:
-    """The page with every table as the results have it."""
-    return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+    """Return the page with every table as the results have it."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}", text)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
+def _of(name: str, table: Callable[[dict[str, Any]], str]) -> str:
+    return table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "benchmarks.speed": rows_for_readme,
-    "benchmarks.memory": memory_table,
-    "benchmarks.linear.cost": lambda: linear.markdown().split("\n\n")[0],
-    "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
-    "benchmarks.console.gpu": lambda: console.gpu_table(_read(RESULTS / "console.json")),
-    "benchmarks.long_table": lambda: long_table.markdown(_read(RESULTS / "long_table.json")),
-    "benchmarks.default.in": lambda: default_summary.table(_read(RESULTS / "default.json"), "in", "gain"),
-    "benchmarks.default.ten": lambda: default_summary.medians(_read(RESULTS / "default.json"), "ten"),
-    "benchmarks.default.medians": lambda: default_summary.medians(_read(RESULTS / "default.json"), "in"),
-    "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
-    "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
-    "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
-    "benchmarks.novelty.choice": lambda: novelty.table(_read(RESULTS / "novelty.json"), novelty.CHOICE),
-    "benchmarks.novelty.other": lambda: novelty.table(_read(RESULTS / "novelty.json"), novelty.OTHER),
-    "benchmarks.novelty.cost": lambda: novelty.cost_table(_read(RESULTS / "novelty.json")),
-    "benchmarks.softmax.error": lambda: softmax.error_table(_read(RESULTS / "softmax_cpu.json")),
-    "benchmarks.softmax.cost": lambda: softmax.cost_table(_read(RESULTS / "softmax_cpu.json")),
-    "benchmarks.onnx": lambda: onnx_export.markdown(_read(RESULTS / "onnx_cpu.json")),
-    "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),
-    "benchmarks.stream.crowd": lambda: stream_pages.counts(_read(RESULTS / "stream.json")),
-    "benchmarks.stream.delays": lambda: stream_pages.delays(_read(RESULTS / "stream.json")),
-    "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
-    "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
-    "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
-    "benchmarks.console.alarms": lambda: console.alarm_table(_read(RESULTS / "console.json")),
-    "benchmarks.console.zones": lambda: console.zone_table(_read(RESULTS / "console.json")),
-    "benchmarks.console.labels": lambda: console.label_table(_read(RESULTS / "console.json")),
-    "benchmarks.console.recalibration": lambda: console.recalibration_table(_read(RESULTS / "console.json")),
-    "benchmarks.crowd_regions": lambda: crowd_regions.region_table(_read(RESULTS / "crowd_regions.json")),
-    "benchmarks.console.speed": lambda: console.speed_table(_read(RESULTS / "console.json")),
-    "benchmarks.soak": lambda: soak.markdown(_read(RESULTS / "soak.json")),
-    "benchmarks.serve": lambda: serve.markdown(_read(RESULTS / "serve.json")),
-    "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),
-    "benchmarks.cluster": lambda: cluster.markdown(_read(RESULTS / "cluster.json")),
-    "benchmarks.large_file": lambda: large_file.markdown(_read(RESULTS / "large_file.json")),
     "headline": headline,
-    "benchmarks.core_speed": lambda: core_speed.markdown(_read(RESULTS / "core_speed_cpu.json")),
-    "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
+    "benchmarks.speed": speed.markdown,
+    "benchmarks.novelty.choice": partial(_of, "novelty", lambda record: novelty.table(record, novelty.CHOICE)),
+    "benchmarks.novelty.other": partial(_of, "novelty", lambda record: novelty.table(record, novelty.OTHER)),
+    **{
+        f"benchmarks.{name}": partial(_of, result, table)
+        for name, result, table in (
+            ("linear.ranks", "linear", linear.markdown),
+            ("console.gpu", "console", console.gpu_table),
+            ("console.alarms", "console", console.alarm_table),
+            ("console.zones", "console", console.zone_table),
+            ("console.labels", "console", console.label_table),
+            ("console.recalibration", "console", console.recalibration_table),
+            ("console.speed", "console", console.speed_table),
+            ("crowd_regions", "crowd_regions", crowd_regions.region_table),
+            ("novelty.cost", "novelty", novelty.cost_table),
+            ("onnx", "onnx_cpu", onnx_export.markdown),
+            ("stream.methods", "stream", stream.method_table),
+            ("stream.crowd", "stream", stream.crowd_table),
+            ("stream.alarms", "stream", stream.alarm_table),
+            ("stream.uci_alarms", "stream", stream.uci_alarm_table),
+            ("stream.uci", "stream", stream.uci_table),
+            ("trained.home", "trained", trained.home_table),
+            ("trained.sets", "trained", trained.set_table),
+            ("soak", "soak", soak.markdown),
+            ("serve", "serve", serve.markdown),
+            ("long_tables.calibrate", "long_tables_calibrate", long_tables.calibrate_table),
+            ("long_tables.predict", "long_tables_predict", long_tables.predict_table),
+            ("long_tables.ray", "long_tables_ray", long_tables.ray_table),
+            ("core_speed", "core_speed_cpu", core_speed.markdown),
+            ("hops", "hops", hops.markdown),
+        )
+    },
 }
 
 

@@ -1,7 +1,7 @@
 """The same work by other libraries, each used as its own documentation says.
 
 A peer is a function `(case, draws) -> run`: it prepares what the library lets one prepare, and `run()` gives mean and
-variance. All but Laplace work on a copy of the twin, the network with an `nn.Dropout` in front of every site's layer.
+variance. All work on a copy of the twin, the network with an `nn.Dropout` in front of every site's layer.
 
 - `loop`: what most people write. T passes with only the dropout layers in train mode, and two running sums.
 - `loop_stack`: the same, with all T outputs kept and stacked.
@@ -12,13 +12,10 @@ variance. All but Laplace work on a copy of the twin, the network with an `nn.Dr
 - `lightning_uq_box`: `MCDropoutRegression.predict_step`; T passes, stacked. It puts the whole network in train mode:
   with BatchNorm another network is sampled, and its statistics drift from call to call.
 - `probly`: `Sampler(...).predict`; T passes, stacked. It needs Python 3.12 or later.
-- `laplace_last_layer`, `laplace_kron`, `laplace_full`: `laplace-torch`, fitted before; only the predictive runs. There
-  are no draws, and the variance is another one, that of Gaussian weights. With all weights the rows go in by 128, as
-  memory grows with their square.
 
 Parts of these libraries that nothing here runs import packages that may be missing or may not load (torchvision beside
-a CPU build of torch; asdl, which has no release that pip finds). While a peer is imported, empty modules stand in for
-those of `STAND_INS` that cannot be imported, and only for those. No code that is measured touches them.
+a CPU build of torch). While a peer is imported, empty modules stand in for those of `STAND_INS` that cannot be
+imported, and only for those. No code that is measured touches them.
 """
 
 from __future__ import annotations
@@ -38,10 +35,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.nets import duplicate
-from latedrop.errors import ArgumentError
 
 __all__ = ["PEERS", "STAND_INS", "Case", "Run", "not_installed", "peer_versions"]
 
@@ -50,12 +45,11 @@ Run: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """What every peer gets: the network, its twin, a batch, and rows to fit on for those that fit."""
+    """What every peer gets: the network, its twin, and a batch."""
 
     model: nn.Module
     twin: nn.Module
     x: Tensor
-    training: tuple[Tensor, Tensor]
 
 
 def loop(case: Case, draws: int) -> Run:
@@ -136,18 +130,6 @@ def probly(case: Case, draws: int) -> Run:
     return run
 
 
-def laplace_last_layer(case: Case, draws: int) -> Run:
-    return _laplace(case, "last_layer", "full")
-
-
-def laplace_kron(case: Case, draws: int) -> Run:
-    return _laplace(case, "all", "kron")
-
-
-def laplace_full(case: Case, draws: int) -> Run:
-    return _laplace(case, "all", "full")
-
-
 PEERS: dict[str, Callable[[Case, int], Run]] = {
     function.__name__: function
     for function in (
@@ -159,16 +141,11 @@ PEERS: dict[str, Callable[[Case, int], Run]] = {
         baal_cached,
         lightning_uq_box,
         probly,
-        laplace_last_layer,
-        laplace_kron,
-        laplace_full,
     )
 }
 """Every peer by its name."""
 
 STAND_INS = (
-    "asdfghjkl",
-    "asdl",
     "cv2",
     "ema_pytorch",
     "gpytorch",
@@ -198,11 +175,7 @@ _MODULES = {
     "baal": ("baal", "baal"),
     "lightning_uq_box": ("lightning-uq-box", "lightning_uq_box"),
     "probly": ("probly", "probly"),
-    "laplace": ("laplace-torch", "laplace"),
 }
-_MOST_PARAMETERS = 4096
-_GRADIENT_BYTES = {"cpu": 2**30, "cuda": 16 * 2**30}
-_LAPLACE_ROWS = 128
 
 
 def not_installed(name: str) -> bool:
@@ -214,7 +187,7 @@ def not_installed(name: str) -> bool:
 def peer_versions() -> dict[str, str | None]:
     """The version of every library that is compared with; None where it is not installed."""
     found: dict[str, str | None] = {}
-    for package in (*(package for package, _ in _MODULES.values()), "curvlinops-for-pytorch"):
+    for package, _ in _MODULES.values():
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -257,41 +230,6 @@ def _baal(patched: nn.Module, case: Case, draws: int, *, replicate: bool) -> Run
         return outputs.mean(-1), outputs.var(-1)
 
     return run
-
-
-def _laplace(case: Case, subset: str, structure: str) -> Run:
-    model = duplicate(case.model).requires_grad_(True)
-    parts = case.x.split(_LAPLACE_ROWS if subset == "all" else len(case.x))
-    if subset == "all":
-        _check_size(case.model, parts[0], structure)
-    library = _imported("laplace")
-    fitted = library.Laplace(model, "regression", subset_of_weights=subset, hessian_structure=structure)
-    # The default device, as the fit of a full matrix makes an identity that is not moved to the model's.
-    with warnings.catch_warnings(), case.x.device:
-        warnings.simplefilter("ignore")
-        fitted.fit(DataLoader(TensorDataset(*case.training), batch_size=32))
-
-    def run() -> tuple[Tensor, Tensor]:
-        means, covariances = zip(*(fitted(part) for part in parts), strict=True)
-        return torch.cat(means), torch.cat(covariances).diagonal(dim1=-2, dim2=-1)
-
-    return run
-
-
-def _check_size(model: nn.Module, x: Tensor, structure: str) -> None:
-    """Refuse a matrix of all parameters, or the gradients of all rows, that no machine of this kind holds."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    with torch.no_grad():
-        gradients = 4 * model(x).numel() * parameters
-    if structure == "full" and parameters > _MOST_PARAMETERS:
-        raise ArgumentError(
-            f"expected at most {_MOST_PARAMETERS} parameters for a full matrix of them; found {parameters}. Use kron."
-        )
-    if gradients > _GRADIENT_BYTES[x.device.type]:
-        raise ArgumentError(
-            f"expected gradients of all outputs to fit in memory; found {gradients / 2**30:.1f} GiB of them. "
-            "Use the last layer, or fewer rows."
-        )
 
 
 def _imported(name: str) -> Any:

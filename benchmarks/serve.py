@@ -1,11 +1,8 @@
-"""A service under load: `latedrop serve` on one machine, and its clients on the same.
+"""How many rows a second `latedrop serve` answers, and how long a client waits: `python -m benchmarks.serve`
 
-    python -m benchmarks.serve            # writes results/serve.json
-    python -m benchmarks.serve --quick    # a few seconds, and writes nothing
-
-A network of 13 inputs and two layers of 64 is served by a process of its own. Clients keep one connection each and send
-a request after the other. Predictor and service run in turns on the same machine, with torch on one thread. Then 10,000
-malformed requests are sent, and last the service is killed and started again under load.
+A network of 13 inputs and two layers of 64 is served by a process of its own. Clients keep one connection each and
+send a request after the other. Predictor and service run in turns on the same machine, with torch on one thread; every
+answer is compared with the predictor's.
 """
 
 from __future__ import annotations
@@ -15,16 +12,13 @@ import asyncio
 import io
 import json
 import os
-import random
 import re
-import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +26,6 @@ import numpy as np
 import torch
 
 import latedrop
-from benchmarks.serve_client import Client, Lost, message
 from benchmarks.timing import machine, write
 
 CODE = """
@@ -50,21 +43,35 @@ TOLERANCE = 1e-5
 def main() -> None:
     parser = argparse.ArgumentParser(description="latedrop serve under load.")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
-    parser.add_argument("--malformed", type=int, default=10_000)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    seconds, malformed = (0.5, 300) if options.quick else (options.seconds, options.malformed)
+    seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        uq, rows = prepared(Path(folder))
-        record = measured(Path(folder), uq, rows, seconds, malformed)
-    print(json.dumps(record, indent=1))
-    if not options.quick:
-        print(write("serve", record))
+        record = measured(Path(folder), seconds)
+    write("serve", record)
+    print(markdown(record))
+
+
+def measured(folder: Path, seconds: float) -> dict[str, Any]:
+    """Measure every load, and the predictor by itself before each."""
+    uq, rows = prepared(folder)
+    port = free_port()
+    process = started(folder, port)
+    loads = []
+    try:
+        for count, kind in LOADS:
+            direct = direct_speed(uq, rows, count, seconds)
+            for clients in CONCURRENCY:
+                answers = asyncio.run(load(port, uq, rows, count, kind, clients, seconds))
+                loads.append({"rows": count, "type": kind, "clients": clients, **answers, "direct": direct})
+                print(loads[-1], file=sys.stderr)
+    finally:
+        process.kill()
+        process.wait()
+    return {"machine": {**machine(torch.device("cpu")), "cores": os.cpu_count()}, "seconds": seconds, "loads": loads}
 
 
 def prepared(folder: Path) -> tuple[Any, Any]:
-    """A calibrated network whose code and calibration lie in the folder, and rows."""
+    """Write a calibrated network's code and calibration to the folder; return its predictor, and rows."""
     (folder / "served.py").write_text(CODE)
     names: dict[str, Any] = {}
     exec(CODE, names)
@@ -76,30 +83,8 @@ def prepared(folder: Path) -> tuple[Any, Any]:
     return uq, x
 
 
-def measured(folder: Path, uq: Any, rows: Any, seconds: float, malformed: int) -> dict[str, Any]:
-    port = free_port()
-    process = started(folder, port)
-    try:
-        loads = []
-        for count, kind in LOADS:
-            direct = direct_speed(uq, rows, count, seconds)
-            for clients in CONCURRENCY:
-                found = asyncio.run(load(port, uq, rows, count, kind, clients, seconds))
-                loads.append({"rows": count, "type": kind, "clients": clients, **found, "direct": direct})
-                print(loads[-1], file=sys.stderr)
-        fuzzed = asyncio.run(fuzz(port, uq, rows, malformed))
-        print(fuzzed, file=sys.stderr)
-        killed, process = asyncio.run(kill(folder, port, process, uq, rows, seconds))
-    finally:
-        process.kill()
-        process.wait()
-    batched = direct_speed(uq, rows, 256, seconds)
-    about = {"machine": {**machine(torch.device("cpu")), "cores": os.cpu_count()}, "seconds": seconds}
-    return {**about, "direct_256": batched, "loads": loads, "fuzz": fuzzed, "kill": killed}
-
-
 def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
-    """The service, once it answers."""
+    """Start the service; return it once it answers."""
     command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "served:net", "cal.json"]
     command += options
     process = subprocess.Popen([*command, "--port", str(port)], cwd=folder, stderr=subprocess.DEVNULL, text=True)
@@ -112,19 +97,61 @@ def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
     raise RuntimeError("the service did not start")
 
 
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Client:
+    """One connection to a service, kept open, a request after the other."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def send(self, raw: bytes, timeout: float = 60.0) -> tuple[int, bytes]:
+        """Return status and body of the answer to a raw request."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self._streams
+        writer.write(raw)
+        return await asyncio.wait_for(self._answer(reader), timeout)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        lengths = [int(line.partition(":")[2]) for line in head if line.startswith("content-length:")]
+        body = await reader.readexactly(lengths[0])
+        if any(line.startswith("connection: close") for line in head):
+            self.close()
+        return int(head[0].split()[1]), body
+
+
+def message(body: bytes | Any, kind: str = "application/json", path: str = "/predict") -> bytes:
+    """Return a raw POST request; anything but bytes is written as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode("latin-1", "replace") + content
+
+
 def direct_speed(uq: Any, rows: Any, count: int, seconds: float) -> dict[str, float]:
-    """Calling the predictor in this process, for as long: rows per second, and milliseconds of a call."""
+    """Call the predictor in this process for some seconds: rows per second, and milliseconds of a call."""
     uq.predict(rows[:count]).interval(0.9)
     times, end = [], time.perf_counter() + seconds
     while (now := time.perf_counter()) < end:
-        found = uq.predict(rows[:count])
-        found.to_dict(0.9)
+        uq.predict(rows[:count]).to_dict(0.9)
         times.append(time.perf_counter() - now)
     return {"rows_per_second": count * len(times) / sum(times), **percentiles(times)}
 
 
 async def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: int, seconds: float) -> dict[str, float]:
-    """Clients that ask for `count` rows, one request after the other, for so many seconds; answers are compared."""
+    """Let clients ask for `count` rows, one request after the other, for some seconds; compare the answers."""
     requests, expected = requests_of(uq, rows, count, kind)
     await Client(port).send(requests[0])  # the first prediction of a process takes longer
     times: list[float] = []
@@ -147,133 +174,35 @@ async def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: in
 
     start = time.perf_counter()
     await asyncio.gather(*(work(number) for number in range(clients)))
-    taken = time.perf_counter() - start
-    speed = {"rows_per_second": count * len(times) / taken, "requests": len(times)}
+    speed = {"rows_per_second": count * len(times) / (time.perf_counter() - start), "requests": len(times)}
     return {**speed, "wrong": wrong, "refused": refused, **percentiles(times)}
 
 
 def requests_of(uq: Any, rows: Any, count: int, kind: str) -> tuple[list[bytes], list[Any]]:
-    """Different requests, and mean and std that belong to them."""
-    found, expected = [], []
+    """Return different requests, and mean and std that belong to them."""
+    requests, expected = [], []
     for start in range(0, 640, count):
         part = rows[start : start + count]
-        found.append(message(npy(part) if kind.endswith("npy") else {"rows": part.tolist()}, kind))
+        file = io.BytesIO()
+        np.save(file, part)
+        requests.append(message(file.getvalue() if kind.endswith("npy") else {"rows": part.tolist()}, kind))
         prediction = uq.predict(part)
         expected.append((prediction.mean.numpy(), prediction.std.numpy()))
-    return found, expected
+    return requests, expected
 
 
 def right(status: int, body: bytes, expected: Any) -> bool:
-    """Whether an answer is the prediction of these rows, up to rounding."""
+    """Return whether an answer is the prediction of these rows, up to rounding."""
     if status != 200:
         return False
-    found = json.loads(body)
+    answer = json.loads(body)
     mean, std = expected
-    near = [np.abs(np.array(found[name]) - value) <= TOLERANCE * std for name, value in (("mean", mean), ("std", std))]
+    near = [np.abs(np.array(answer[name]) - value) <= TOLERANCE * std for name, value in (("mean", mean), ("std", std))]
     return all(part.shape == mean.shape and part.all() for part in near)
 
 
-async def fuzz(port: int, uq: Any, rows: Any, count: int) -> dict[str, Any]:
-    """Malformed requests, four at a time; then the service has to be healthy and right."""
-    dice = random.Random(0)
-    bad = [malformed_request(dice, rows) for _ in range(count)]
-    statuses: Counter[str] = Counter()
-
-    async def work(requests: list[bytes]) -> None:
-        for raw in requests:
-            client = Client(port)
-            try:
-                status, _ = await client.send(raw, timeout=5.0)
-                statuses[str(status)] += 1
-            except Lost:
-                statuses["closed"] += 1
-            except (TimeoutError, asyncio.TimeoutError):
-                statuses["waited for more"] += 1  # it promised more bytes than it sent
-            client.close()
-
-    await asyncio.gather(*(work(bad[i::4]) for i in range(4)))
-    requests, expected = requests_of(uq, rows, 1, "application/json")
-    status, body = await Client(port).send(requests[0])
-    health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    healthy = (await Client(port).send(health))[0] == 200 and right(status, body, expected[0])
-    return {"requests": count, "statuses": dict(sorted(statuses.items())), "healthy": healthy}
-
-
-def malformed_request(dice: random.Random, rows: Any) -> bytes:
-    """A valid body with bytes changed, cut or added, JSON of the wrong kind, or HTTP that is none."""
-    bodies = [
-        (json.dumps({"rows": rows[:2].tolist()}).encode(), "application/json"),
-        (npy(rows[:2]), "application/x-npy"),
-    ]
-    body, kind = dice.choice(bodies)
-    way = dice.randrange(7)
-    if way == 0:
-        return dice.randbytes(dice.randrange(1, 200)) + b"\r\n\r\n"
-    if way == 1:
-        wrong = [None, [], {}, {"rows": None}, {"rows": [[]]}, {"rows": [["x"] * 13]}, {"rows": [[1e308] * 13]}]
-        wrong += [
-            {"rows": [[1] * 12]},
-            {"rows": "__import__('os')"},
-            {"level": 2, "rows": [[1] * 13]},
-            "x",
-            1,
-            {"a": {}},
-        ]
-        return message(dice.choice(wrong))
-    if way == 2:
-        return message(body, dice.choice(["", "text/html", "application/x-pickle", "image/png", "multipart/form-data"]))
-    if way == 3:
-        return message(body[: dice.randrange(len(body))], kind)
-    if way == 4:
-        return message(body, kind, dice.choice(["/", "/update", "/predict/x", "/predict?level=nan", "/../etc/passwd"]))
-    changed = bytearray(body)
-    for _ in range(dice.randrange(1, 9)):
-        changed[dice.randrange(len(changed))] = dice.randrange(256)
-    return message(bytes(changed), kind if way == 5 else dice.choice(bodies)[1])
-
-
-async def kill(
-    folder: Path, port: int, process: subprocess.Popen[str], uq: Any, rows: Any, seconds: float
-) -> tuple[dict[str, Any], subprocess.Popen[str]]:
-    """Under load: SIGKILL, start again, then SIGTERM, start again. Every request has a right answer or an error."""
-    requests, expected = requests_of(uq, rows, 1, "application/json")
-    counts: Counter[str] = Counter()
-    done = asyncio.Event()
-
-    async def work(number: int) -> None:
-        client, i = Client(port), number
-        while not done.is_set():
-            counts["sent"] += 1
-            try:
-                status, body = await client.send(requests[i % len(requests)])
-                kind = "right" if right(status, body, expected[i % len(requests)]) else "wrong"
-                counts[kind if status == 200 else "refused"] += 1
-            except Lost:
-                counts["error seen by the client"] += 1
-                await asyncio.sleep(0.02)
-            i += 1
-        client.close()
-
-    async def disturb() -> None:
-        nonlocal process
-        for sign in (signal.SIGKILL, signal.SIGTERM):
-            await asyncio.sleep(seconds)
-            process.send_signal(sign)
-            await asyncio.to_thread(process.wait)
-            process = await asyncio.to_thread(started, folder, port)
-        await asyncio.sleep(seconds)
-        done.set()
-
-    await asyncio.gather(disturb(), *(work(number) for number in range(16)))
-    without = counts["sent"] - sum(counts[name] for name in ("right", "wrong", "refused", "error seen by the client"))
-    return {
-        **{name: counts[name] for name in ("sent", "right", "wrong", "refused", "error seen by the client")},
-        "without answer or error": without,
-    }, process
-
-
 def percentiles(times: list[float]) -> dict[str, float]:
-    """Of seconds, in milliseconds."""
+    """Return percentiles of seconds, in milliseconds."""
     ordered = sorted(times)
     return {
         "p50_ms": 1000 * statistics.median(ordered),
@@ -281,20 +210,8 @@ def percentiles(times: list[float]) -> dict[str, float]:
     }
 
 
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def markdown(record: dict[str, Any]) -> str:
-    """A row for each load, the predictor by itself beside it."""
+    """Return a row for each load, the predictor by itself beside it."""
     lines = [
         "| rows, as | clients | p50 [ms] | p99 [ms] | rows per second | predictor by itself | wrong | refused |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -307,16 +224,6 @@ def markdown(record: dict[str, Any]) -> str:
             f"{row['refused']} |"
         )
     return "\n".join(lines)
-
-
-def accidents(record: dict[str, Any]) -> str:
-    """What became of malformed requests, and of those that met a kill."""
-    statuses = ", ".join(f"{status}: {count:,}" for status, count in record["fuzz"]["statuses"].items())
-    lines = ["| test | found |", "| --- | --- |"]
-    lines.append(f"| {record['fuzz']['requests']:,} malformed requests | {statuses} |")
-    lines.append(f"| after them | {'healthy, and right' if record['fuzz']['healthy'] else 'not healthy'} |")
-    counts = ", ".join(f"{name}: {count:,}" for name, count in record["kill"].items())
-    return "\n".join([*lines, f"| killed and restarted, 16 clients | {counts} |"])
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.serve import free_port, prepared, started
-from benchmarks.serve_client import Client, message
+from benchmarks.serve import Client, free_port, message, prepared, started
 from benchmarks.timing import RESULTS, machine, write
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.alarms import Rule

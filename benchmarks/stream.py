@@ -1,177 +1,482 @@
-"""Streams: which way to follow errors, what the library's holds, how soon alarms come. `python -m benchmarks.stream`
+"""What the intervals of a stream hold, beside other ways to follow errors, and how soon alarms come.
 
-    python -m benchmarks.stream              # measure; JSON to benchmarks/results, a quarter of an hour
-    python -m benchmarks.stream --part crowd # one part again: methods, delays, crowd, shift or alarms
+    python -m benchmarks.stream              # measure; JSON to benchmarks/results
+    python -m benchmarks.stream --part uci   # one part again: methods, crowd, alarms or uci
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
-Series of counts are those of `python -m studies crowd` (studies/results/crowd), a label every tenth or every 25th
-frame; all frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler
-(1972) is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
+Counts are those of `python -m studies crowd` (studies/results/crowd) with the scaled variance that the study chose on
+validation frames, a label every tenth or every 25th frame; all frames are judged. The interval score of Winkler (1972)
+is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
+
+Alarms are set to a chance of at most 1 % to be false over a stream. On counts the order of the test frames is drawn by
+chance, the first of them stand for the validation frames, and the second half of the others gets larger errors. On UCI
+sets a network and its calibration see rows on one side of a cut through an input (`benchmarks.sets`); a stream has
+held-out rows of that side, then rows of the other side.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from tqdm import tqdm
 
-from benchmarks.stream_alarms import alarms
-from benchmarks.stream_data import DRIFTS, SETS, Given, Series, crowd, drift
-from benchmarks.stream_figure import figures
-from benchmarks.stream_methods import METHODS, Issued, Method, Scaled
-from benchmarks.stream_shift import shifted
-from benchmarks.timing import RESULTS, machine
-from latedrop.files import write_aside
+import latedrop
+from benchmarks.sets import cuts, pair, standardised, table, trained
+from benchmarks.timing import RESULTS, machine, write
+from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
+from latedrop.streams.bag import ERRORS, Usual, counted, from_curve
+from latedrop.streams.monitor import Monitor
 from latedrop.streams.tracking import Tracker
+from studies.regression.data import SETS as UCI
 
-LEVEL = 0.9
-EVERY = (10, 25)
-PHASES = 5
-OUT = RESULTS / "stream.json"
-PARTS = ("methods", "delays", "crowd", "shift", "alarms")
+LEVEL, ALARM = 0.9, 0.01
+Z = normal_quantile((1 + LEVEL) / 2)
+EVERY, PHASES = (10, 25), 5
+ORDERS, UCI_ORDERS = 200, 20
+BEFORE, AFTER = 200, 100
+"""Rows of a UCI stream, at most, on both sides of the change."""
+LABEL_EVERY, COMPARED = 5, 2
+"""Rows to a label, and orders in which the intervals of UCI streams are compared."""
+TITLES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009"}
+DRIFTS = ("steady", "step", "growth", "bias", "walk")
+KINDS = ("errors", "strangeness", "shares")
+CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Streams: coverage, width, and detection delay.")
-    parser.add_argument("--part", choices=PARTS, help="measure this part alone")
+    work = {"methods": methods, "crowd": streams, "alarms": alarms, "uci": uci}
+    parser = argparse.ArgumentParser(description="Streams: coverage, width, and delay of alarms.")
+    parser.add_argument("--part", choices=work, help="measure this part alone")
     parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
-    parser.add_argument("--seeds", type=int, default=3, help="networks for each UCI set and side")
     options = parser.parse_args(arguments)
+    path = RESULTS / "stream.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if options.part or options.figures else {}
     if not options.figures:
-        work = {
-            "methods": methods,
-            "delays": delays,
-            "crowd": streams,
-            "shift": shifted,
-            "alarms": lambda: alarms(options.seeds),
-        }
-        record = json.loads(OUT.read_text(encoding="utf-8")) if options.part else {}
-        record |= {part: work[part]() for part in ([options.part] if options.part else PARTS)}
+        torch.set_num_threads(1)
+        record |= {part: work[part]() for part in ([options.part] if options.part else work)}
         record["machine"] = machine(torch.device("cpu"))
-        write_aside(OUT, (json.dumps(record, separators=(",", ":")) + "\n").encode())
-    for path in figures(json.loads(OUT.read_text(encoding="utf-8"))):
-        print(path)
+        write("stream", record)
+    for image in figures(record):
+        print(image)
 
 
-def judged(series: Series, centre: np.ndarray, half: np.ndarray) -> dict[str, float]:
-    """What intervals hold, how wide they are, and their score."""
-    beyond = np.abs(series.truth - centre) - half
+@dataclass(frozen=True)
+class Series:
+    """Predictions and truths in the order of time; `usual` is how validation rows were spread."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    truth: np.ndarray
+    usual: Usual
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a series, as a prediction."""
+
+    mean: Tensor
+    std: Tensor
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return both ends of the Gaussian interval."""
+        half = normal_quantile((1 + level) / 2) * self.std
+        return self.mean - half, self.mean + half
+
+
+def crowd(name: str) -> Series:
+    """Return the counts of the test frames of a set."""
+    record = json.loads((CROWD / f"{name}.json").read_text(encoding="utf-8"))
+    columns = {key: np.array(value, float) for key, value in record["series"].items() if key != "level"}
+    std = (columns["high"] - columns["low"]) / 2 / normal_quantile((1 + record["series"]["level"]) / 2)
+    curve = record["curves"]["count"]["validation"]["scaled"]
+    usual = Usual(errors=from_curve(record["levels"], curve, record["frames"]["validation"]))
+    return Series(columns["mean"], std, columns["truth"], usual)
+
+
+def drift(kind: str, seed: int, count: int = 500) -> Series:
+    """Return predictions of 0 with a standard deviation of 1, and truths that drift away from them."""
+    rng = np.random.default_rng([seed, DRIFTS.index(kind)])
+    noise, time = rng.standard_normal(count), np.arange(count)
+    truth = {
+        "steady": noise,
+        "step": noise * np.where(time < count // 2, 1, 3),
+        "growth": noise * np.exp(np.linspace(0, 2, count)),
+        "bias": noise + np.where(time < count // 3, 0, 3),
+        "walk": noise + np.cumsum(0.1 * rng.standard_normal(count)),
+    }[kind]
+    return Series(np.zeros(count), np.ones(count), truth, Usual())
+
+
+def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str, float]:
+    """Measure intervals: the share held, their width and score, and the error of their centre."""
+    beyond = np.abs(truth - centre) - half
     return {
         "held": float((beyond <= 0).mean()),
         "width": float(2 * half.mean()),
         "score": float((2 * half + 2 / (1 - LEVEL) * np.maximum(beyond, 0)).mean()),
-        "mae": float(np.abs(series.truth - centre).mean()),
+        "mae": float(np.abs(truth - centre).mean()),
     }
 
 
-def followed(series: Series, method: Method, corrected: bool, labelled: list[int], late: int = 0) -> dict[str, float]:
-    """One method on a series; labels come so many labels late."""
+class Fixed:
+    """The predictor's own interval: half its width in standard deviations, and what a standardised error teaches."""
+
+    def half(self) -> float:
+        return Z
+
+    def learn(self, score: float) -> None:
+        """Learn nothing."""
+
+
+class Rolling(Fixed):
+    """Split conformal on the last 50 scores; those of a calibrated predictor stand in at first."""
+
+    def __init__(self) -> None:
+        self.scores = [normal_quantile(0.5 + (i + 0.5) / 40) for i in range(20)]
+
+    def half(self) -> float:
+        return self._at(LEVEL)
+
+    def learn(self, score: float) -> None:
+        self.scores.append(score)
+
+    def _at(self, level: float) -> float:
+        known = sorted(self.scores[-50:])
+        rank = int(np.ceil((len(known) + 1) * level - 1e-9))
+        return 0.0 if rank < 1 else known[rank - 1] if rank <= len(known) else 1.5 * known[-1]
+
+
+class Aci(Rolling):
+    """Adaptive conformal inference (Gibbs and Candes 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.miss = 1 - LEVEL
+
+    def half(self) -> float:
+        return self._at(1 - min(max(self.miss, 1e-3), 0.999))
+
+    def learn(self, score: float) -> None:
+        self.miss += 0.05 * (1 - LEVEL - (score > self.half()))
+        super().learn(score)
+
+
+METHODS: dict[str, tuple[type[Fixed], bool]] = {
+    "the predictor's own": (Fixed, False),
+    "the predictor's own, running bias": (Fixed, True),
+    "rolling conformal, running bias": (Rolling, True),
+    "ACI, running bias": (Aci, True),
+}
+"""What is compared with the library's streams, and whether it gets the running bias of these."""
+
+
+def followed(series: Series, method: Fixed, corrected: bool, labelled: list[int]) -> dict[str, float]:
+    """Measure one method on a series."""
     tracker = Tracker(LEVEL, 1)  # for its bias alone
-    centre, half, queue = np.zeros(len(series.mean)), np.zeros(len(series.mean)), []
+    centre, half = np.zeros(len(series.mean)), np.zeros(len(series.mean))
     wanted = set(labelled)
     for i in range(len(series.mean)):
-        bias = float(tracker.bias[0]) if corrected else 0.0
-        centre[i], half[i] = series.mean[i] + bias, method.half() * series.std[i]
+        centre[i] = series.mean[i] + (float(tracker.bias[0]) if corrected else 0.0)
+        half[i] = method.half() * series.std[i]
         if i in wanted:
-            queue.append((i, method.half()))
-        while len(queue) > late:
-            at, given = queue.pop(0)
-            now = float(tracker.bias[0]) if corrected else 0.0
-            method.learn(abs(series.truth[at] - series.mean[at] - now) / series.std[at], given)
-            tracker.learn(series.mean[at : at + 1], series.std[at : at + 1], series.truth[at : at + 1])
-    return judged(series, centre, half)
+            method.learn(abs(series.truth[i] - centre[i]) / series.std[i])
+            tracker.learn(series.mean[i : i + 1], series.std[i : i + 1], series.truth[i : i + 1])
+    return judged(series.truth, centre, half)
 
 
 def methods() -> dict[str, Any]:
-    """Every method, with and without the running bias, on counts and on synthetic drifts."""
+    """Measure every method on counts and on synthetic drifts: means over the frame with which labels begin."""
     runs: dict[str, list[tuple[Series, list[int]]]] = {}
-    for name in SETS:
+    for name in TITLES:
         series = crowd(name)
         for every in EVERY:
             runs[f"{name} {every}"] = [(series, phase(len(series.mean), every, k)) for k in range(PHASES)]
     for kind in DRIFTS:
         runs[kind] = [(series := drift(kind, seed), list(range(len(series.mean)))) for seed in range(PHASES)]
-    return {
-        f"{name}{', running bias' if corrected else ''}": {
-            column: averaged([followed(series, make(LEVEL), corrected, labelled) for series, labelled in each])
-            for column, each in runs.items()
-        }
-        for corrected in (False, True)
-        for name, make in METHODS.items()
-    }
-
-
-def delays() -> dict[str, Any]:
-    """The library's way, and one that learns from the interval given, when labels come late."""
-    return {
+    measured: dict[str, Any] = {
         name: {
-            f"{kind} {late}": averaged(
-                [
-                    followed(drift(kind, seed, 1500), make(LEVEL), True, list(range(1500)), late)
-                    for seed in range(PHASES)
-                ]
-            )
-            for kind in ("steady", "step", "walk")
-            for late in (0, 20, 100)
+            column: averaged(followed(s, make(), bias, labels) for s, labels in each) for column, each in runs.items()
         }
-        for name, make in (("would the interval of now hold it", Scaled), ("did the interval given hold it", Issued))
+        for name, (make, bias) in METHODS.items()
     }
+    measured["latedrop"] = {
+        column: averaged(streamed(series, labels)["measures"] for series, labels in each)
+        for column, each in runs.items()
+    }
+    return measured
 
 
 def streams() -> dict[str, Any]:
-    """The library's streams on counts, and the run of median coverage for the figures."""
+    """Run the library's streams on counts; the run of median coverage is for the figures."""
     found: dict[str, Any] = {}
-    for name in SETS:
+    for name in TITLES:
         series = crowd(name)
-        own = judged(series, series.mean, 1.6448536269514722 * series.std)
-        found[name] = {"own": own, "truth": series.truth.tolist(), "every": {}}
+        count = len(series.mean)
+        found[name] = {"own": judged(series.truth, series.mean, Z * series.std), "truth": series.truth.tolist()}
+        found[name]["every"] = {}
         for every in EVERY:
-            regular = [streamed(series, phase(len(series.mean), every, k)) for k in range(PHASES)]
-            chance = [streamed(series, by_chance(len(series.mean), every, seed)) for seed in range(PHASES)]
+            regular = [streamed(series, phase(count, every, k)) for k in range(PHASES)]
+            chance = [streamed(series, by_chance(count, every, seed)) for seed in range(PHASES)]
             found[name]["every"][str(every)] = {
-                "regular": averaged([run["measures"] for run in regular]),
+                "regular": averaged(run["measures"] for run in regular),
                 "phases": [run["measures"]["held"] for run in regular],
-                "chance": averaged([run["measures"] for run in chance]),
+                "chance": averaged(run["measures"] for run in chance),
                 "shown": sorted(regular, key=lambda run: run["measures"]["held"])[PHASES // 2],
             }
     return found
 
 
 def streamed(series: Series, labelled: list[int]) -> dict[str, Any]:
-    """A stream over a series, row by row."""
-    stream, wanted = Stream(level=LEVEL, usual=series.usual), set(labelled)
-    centre, half, capital, held = [], [], [], []
+    """Follow a series row by row."""
+    stream, wanted = Stream(level=LEVEL, usual=series.usual, alarm=ALARM), set(labelled)
+    centre, half, held = [], [], []
     for i in range(len(series.mean)):
-        found = stream.follow(Given.of(series, [i]))
-        centre.append(float(found.mean))
-        half.append(float(found.high - found.low) / 2)
+        p = stream.follow(Row(*(torch.as_tensor(part[[i]]) for part in (series.mean, series.std))))
+        centre.append(float(p.mean))
+        half.append(float(p.high - p.low) / 2)
         if i in wanted:
             held.append(bool(stream.update(series.truth[i])))
-        capital.append(stream.evidence["errors"])
-    measures = judged(series, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(held))}
+    measures = judged(series.truth, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(held))}
     alarm = next((int(a.row) for a in stream.alarms), None)
-    rounded = {"centre": centre, "half": half, "log_capital": np.log10(np.maximum(capital, 1e-12)).tolist()}
-    shown = {name: [round(value, 3) for value in values] for name, values in rounded.items()}
+    shown = {name: [round(value, 3) for value in values] for name, values in (("centre", centre), ("half", half))}
     return {"measures": measures, "labels": labelled, "alarm": alarm, **shown}
 
 
 def phase(count: int, every: int, k: int) -> list[int]:
-    """The frames with labels: each of some, beginning at one of the first."""
+    """Return the frames with labels, at even distances; k shifts the first of them."""
     return list(range(round((k + 1) * every / PHASES) - 1, count, every))
 
 
 def by_chance(count: int, every: int, seed: int) -> list[int]:
-    """As many, by chance."""
+    """Return as many frames by chance."""
     return sorted(np.random.default_rng(seed).permutation(count)[: count // every].tolist())
 
 
-def averaged(found: list[dict[str, float]]) -> dict[str, float]:
-    """Means of each measure."""
-    return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
+def averaged(runs: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each measure over runs."""
+    each = list(runs)
+    return {name: float(np.mean([run[name] for run in each])) for name in each[0]}
+
+
+def alarms() -> dict[str, Any]:
+    """Measure shares of false alarms and delays in labels, on counts."""
+    found: dict[str, Any] = {}
+    for title in TITLES:
+        series, found[title] = crowd(title), {}
+        count = len(series.mean)
+        known, change = count // 4, count // 4 + (count - count // 4) // 2
+        for name in ("nothing", "2 standard deviations more", "twice the errors"):
+            delays = []
+            for seed in range(ORDERS):
+                order = np.random.default_rng(seed).permutation(count)
+                mean, std, truth = (part[order] for part in (series.mean, series.std, series.truth))
+                error = truth - mean
+                changed = error + np.sign(error) * 2 * std if name.startswith("2") else 2 * error
+                error[change:] = error[change:] if name == "nothing" else changed[change:]
+                scores = (np.abs(error) / std).tolist()
+                monitor = Monitor("errors", ERRORS, [counted(ERRORS, scores[:known])], ALARM, seed=seed)
+                for i, score in enumerate(scores[known:]):
+                    monitor.add([score], i)
+                delays.append(None if monitor.alarm is None else monitor.alarm.number - (change - known))
+            found[title][name] = summary(delays)
+    return found
+
+
+def summary(delays: list[int | None]) -> dict[str, Any]:
+    """Return shares of streams with a false and with a true alarm, and the median delay, None where most have none."""
+    true = [delay for delay in delays if delay is None or delay > 0]
+    late = sorted(np.inf if delay is None else delay for delay in true)
+    middle = late[len(late) // 2] if late else np.inf
+    return {
+        "streams": len(delays),
+        "false": sum(delay is not None and delay <= 0 for delay in delays) / len(delays),
+        "found": sum(delay is not None for delay in true) / max(1, len(true)),
+        "delay": None if np.isinf(middle) else int(middle),
+    }
+
+
+def uci(seeds: int = 3) -> dict[str, Any]:
+    """Measure, by set, alarms without a change and after one, and intervals before and after it."""
+    found: dict[str, Any] = {}
+    for name in tqdm(UCI, unit="set"):
+        delays: dict[str, dict[str, list[int | None]]] = {part: defaultdict(list) for part in ("nothing", "shift")}
+        held: dict[str, list[dict[str, float]]] = {part: [] for part in ("before", "after")}
+        for seed in range(seeds):
+            for predictor, inside, beyond in units(name, seed):
+                for order in range(UCI_ORDERS):
+                    rng = np.random.default_rng([seed, order])
+                    parts = []
+                    for (x, y), most in ((inside, BEFORE), (beyond, AFTER)):
+                        rows = rng.permutation(len(x))[:most]
+                        parts.append((x[rows], y[rows]))
+                    _add_alarms(predictor, parts, delays)
+                    if order < COMPARED:
+                        for side, measures in zip(held, compared(predictor, parts), strict=True):
+                            held[side].append(measures)
+        found[name] = {part: {kind: summary(each) for kind, each in kinds.items()} for part, kinds in delays.items()}
+        found[name]["held"] = {side: averaged(runs) for side, runs in held.items()}
+    return found
+
+
+Part = tuple[Tensor, Tensor]
+
+
+def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Part, Part]]:
+    """Yield, for each side of a cut, a predictor and held-out rows of both sides."""
+    data = table(name)
+    rows = {side: each for side, each in cuts(data, seed).items() if side != "in"}
+    scaled = {side: standardised(data, each) for side, each in rows.items()}
+    jobs = [(pair(scaled[side], each.fit), pair(scaled[side], each.stop)) for side, each in rows.items()]
+    for net, (side, each) in zip(trained(jobs, seed), rows.items(), strict=True):
+        reference = pair(scaled[side], np.concatenate([each.fit, each.stop]))[0]
+        x, y = pair(scaled[side], each.validation)
+        predictor = latedrop.calibrate(net, (x, y[:, None]), reference=reference, progress=False)
+        yield predictor, pair(scaled[side], each.inside), pair(scaled[side], each.test)
+
+
+def _add_alarms(predictor: latedrop.Predictor, parts: list[Part], delays: dict[str, Any]) -> None:
+    before = len(parts[0][0])
+    for change in delays:
+        stream = predictor.stream(level=LEVEL, alarm=ALARM)
+        for x, y in parts if change == "shift" else parts[:1]:
+            for start in range(0, len(x), 100):
+                stream.predict(x[start : start + 100])
+                stream.update(y[start : start + 100])
+        raised = {alarm.kind: alarm.number - before for alarm in stream.alarms}
+        for kind in stream.evidence:
+            delays[change][kind].append(raised.get(kind))
+
+
+def compared(predictor: latedrop.Predictor, parts: list[Part]) -> list[dict[str, float]]:
+    """Measure the predictor's own intervals and those of a stream, before and after the change."""
+    stream, number, found = predictor.stream(level=LEVEL), 0, []
+    for x, y in parts:
+        rows = []
+        for i in range(len(x)):
+            p = stream.predict(x[i : i + 1])
+            rows.append([float(end) for end in (p.low, p.high, *p.prediction.interval(LEVEL))])
+            number += 1
+            if number % LABEL_EVERY == 0:
+                stream.update(y[i : i + 1])
+        low, high, own_low, own_high = np.array(rows).T
+        ways = {"stream": (low, high), "own": (own_low, own_high)}
+        measures = {way: judged(y.numpy(), (a + b) / 2, (b - a) / 2) for way, (a, b) in ways.items()}
+        found.append({f"{way} {key}": measures[way][key] for way in ways for key in ("held", "score")})
+    return found
+
+
+def figures(record: dict[str, Any]) -> list[Path]:
+    """Draw one picture for each set of counts: the counts with their band, and the share held over time."""
+    from latedrop import plots
+
+    blue, orange = "#0072B2", "#D55E00"  # which colour-blind readers tell apart
+    paths = []
+    for name, found in record["crowd"].items():
+        truth, window = np.array(found["truth"]), 50 if name == "pets" else 100
+        shown = plots.new_figure(13, 6)
+        above, below = shown.subplots(2, 1, sharex=True, height_ratios=[3, 1.2])
+        run = found["every"]["10"]["shown"]
+        centre, half = np.array(run["centre"]), np.array(run["half"])
+        held, frames = np.abs(truth - centre) <= half, np.arange(len(truth), dtype=float)
+        if name == "ucsd":
+            frames[600] = np.nan  # frames 601 to 1400 are for training: time jumps there
+        low, high = np.maximum(centre - half, 0), centre + half
+        above.fill_between(frames, low, high, color=blue, alpha=0.25, lw=0, label="90 % interval")
+        above.plot(frames, centre, color=blue, lw=0.9, label="count, bias\nsubtracted")
+        above.plot(frames, truth, color="black", lw=0.7, label="truth")
+        above.plot(run["labels"], truth[run["labels"]], "o", ms=3.5, color=orange, label="labels")
+        if run["alarm"] is not None:
+            above.axvline(run["alarm"], color=orange, lw=1, label=f"alarm at frame {run['alarm']}")
+        above.set(title=f"{TITLES[name]}, a label every 10 frames: {held.mean():.0%} of frames held", ylabel="people")
+        shares = np.convolve(held, np.ones(window) / window, "valid")
+        below.plot(np.arange(window, len(held) + 1), shares, color=blue)
+        below.axhline(LEVEL, color="black", lw=0.8, label="level")
+        own = found["own"]["held"]
+        below.axhline(own, color=orange, lw=1, ls="--", label=f"without labels,\nall frames: {own:.0%}")
+        below.set(xlabel="test frame", ylabel=f"share held,\nlast {window} frames", ylim=(0, 1.03))
+        for ax in (above, below):
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=10)
+        paths.append(IMAGES / f"stream_{name}.png")
+        shown.savefig(paths[-1], dpi=120)
+    return paths
+
+
+def method_table(record: dict[str, Any]) -> str:
+    """Return every method's share held and interval score, on every series."""
+    columns = list(next(iter(record["methods"].values())))
+    rows = [
+        [name, *(f"{each[column]['held']:.1%} / {each[column]['score']:.1f}" for column in columns)]
+        for name, each in record["methods"].items()
+    ]
+    return _table(["method", *columns], rows)
+
+
+def crowd_table(record: dict[str, Any]) -> str:
+    """Return the library's streams on counts, beside the predictor's own intervals."""
+    rows = []
+    for name, found in record["crowd"].items():
+        own = found["own"]
+        rows.append([TITLES[name], "none", f"{own['held']:.1%}", *[""] * 3, f"{own['width']:.1f}", f"{own['mae']:.2f}"])
+        for every, runs in found["every"].items():
+            each, phases = runs["regular"], runs["phases"]
+            spread = f"{min(phases):.0%} to {max(phases):.0%}"
+            shares = [f"{each['held']:.1%}", spread, f"{each['held_labelled']:.1%}", f"{runs['chance']['held']:.1%}"]
+            rows.append([TITLES[name], f"every {every}", *shares, f"{each['width']:.1f}", f"{each['mae']:.2f}"])
+    head = ["set", "labels", "held", "by first label", "frames with labels", "labels by chance", "mean width", "MAE"]
+    return _table(head, rows)
+
+
+def alarm_table(record: dict[str, Any]) -> str:
+    """Return false alarms and delays on counts."""
+    names = list(next(iter(record["alarms"].values())))
+    rows = [
+        [TITLES[name], _false(each["nothing"]), *(_found(each[change]) for change in names[1:])]
+        for name, each in record["alarms"].items()
+    ]
+    return _table(["set", "false alarms", *names[1:]], rows)
+
+
+def uci_alarm_table(record: dict[str, Any]) -> str:
+    """Return false alarms and delays on UCI sets."""
+    rows = [
+        [name, *(_false(each["nothing"].get(k)) for k in KINDS), *(_found(each["shift"].get(k)) for k in KINDS)]
+        for name, each in record["uci"].items()
+    ]
+    return _table(["set", *(f"false: {kind}" for kind in KINDS), *(f"found, delay: {kind}" for kind in KINDS)], rows)
+
+
+def uci_table(record: dict[str, Any]) -> str:
+    """Return what intervals hold on UCI sets, before and after a shift."""
+    ways = [(side, way) for side in ("before", "after") for way in ("own", "stream")]
+    rows = [
+        [name, *(f"{each['held'][s][f'{way} held']:.1%} / {each['held'][s][f'{way} score']:.2f}" for s, way in ways)]
+        for name, each in record["uci"].items()
+    ]
+    return _table(["set", *(f"{way}, {side}" for side, way in ways)], rows)
+
+
+def _false(found: dict[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['found'] * (1 - found['false']) + found['false']:.1%}"
+
+
+def _found(found: dict[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['found']:.0%}, {'none' if found['delay'] is None else found['delay']}"
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

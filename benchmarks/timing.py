@@ -26,24 +26,10 @@ QUICK = 0.02
 """Seconds."""
 
 
-def in_turns(candidates: dict[str, Callable[[], Any]], *, repeats: int, device: torch.device) -> dict[str, float]:
-    """Median seconds of each candidate over `repeats` rounds; every round runs all of them, after one warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for turn in range(repeats + 1):
-        for name, run in candidates.items():
-            _wait(device)
-            start = time.perf_counter()
-            run()
-            _wait(device)
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def turns_within(
     candidates: dict[str, Callable[[], Any]], *, repeats: int, seconds: float, device: torch.device
 ) -> tuple[dict[str, list[float]], int, dict[str, str]]:
-    """As `in_turns`, in as many rounds as start within `seconds`; in more where all is quick.
+    """Time all candidates in as many rounds as start within `seconds`; in more where all is quick.
 
     Each round has an order of its own, and what is quick runs once before it is timed: else it would pay for what the
     one before it has left in the caches. Returns the seconds of every round, the number of rounds, and what stopped

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks import instead
-from benchmarks.default_nets import trained
 from benchmarks.instead import APART, CHOSEN_ON, METHODS, Case, Predicted, figures, measures
+from benchmarks.sets import trained
 from latedrop.calibration.tails import Tail
 from latedrop.metrics import crps, interval_score, nll
 

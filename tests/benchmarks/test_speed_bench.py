@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import peers, speed, speed_pages
+from benchmarks import peers, speed
 from benchmarks.nets import Forecaster, Residual, ViT, duplicate, speed_nets, twin
 from benchmarks.peers import PEERS, Case, not_installed
 from benchmarks.timing import first_line, peak_bytes, turns_within, write
@@ -50,9 +47,8 @@ def case(name: str, rate: float = 0.2) -> tuple[Case, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, x = build().eval().requires_grad_(False), torch.randn(shape)
-        training = torch.randn(8, *shape[1:]), torch.randn(8, 1)
-    sites = find_sites(model, x)
-    return Case(model, twin(model, sites, rate), x, training), sites
+        sites = find_sites(model, x)
+    return Case(model, twin(model, sites, rate), x), sites
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -99,28 +95,8 @@ def test_peers_agree_with_sampling(name: str) -> None:
     made, sites = case("mlp")
     mean, variance = PEERS[name](made, 1000)()
     assert mean.shape == variance.shape == made.model(made.x).shape
-    if name not in speed_pages.OTHER_TARGET:
-        moments = sample(made.model, made.x, 0.2, 1000, sites=sites)
-        assert float(variance.sqrt().mean() / moments.variance.sqrt().mean()) == pytest.approx(1, abs=0.13)
-
-
-def test_laplace_is_fitted_with_the_device_of_the_data_as_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[torch.device] = []
-
-    class Fitted:
-        def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
-            pass
-
-        def fit(self, loader: Any) -> None:
-            devices.append(torch.eye(2).device)
-
-    monkeypatch.setattr(peers, "_imported", lambda name: SimpleNamespace(Laplace=Fitted))
-    meta = mlp().to("meta")
-    PEERS["laplace_last_layer"](
-        Case(meta, meta, torch.zeros(5, 4, device="meta"), (torch.zeros(8, 4), torch.zeros(8, 1))), 10
-    )
-    assert [device.type for device in devices] == ["meta"]
-    assert torch.eye(2).device == CPU
+    moments = sample(made.model, made.x, 0.2, 1000, sites=sites)
+    assert float(variance.sqrt().mean() / moments.variance.sqrt().mean()) == pytest.approx(1, abs=0.13)
 
 
 def test_twin_refuses_what_a_dropout_layer_cannot_do() -> None:
@@ -262,9 +238,7 @@ def test_rows_with_the_same_masks_err_together() -> None:
 def test_a_library_that_is_missing_or_fails_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     made, sites = case("mlp", speed.RATE)
     reference = speed.Reference.drawn(made.model, made.x, sites, 0.2, CPU)
-    last: dict[str, dict[str, Any]] = {
-        name: {"draws": 1, "seconds": 1e-4, "bytes": 1000} for name in speed_pages.LABELS
-    }
+    last: dict[str, dict[str, Any]] = {name: {"draws": 1, "seconds": 1e-4, "bytes": 1000} for name in speed.LABELS}
     last["loop_stack"] = {"draws": 1, "seconds": 3.0, "bytes": 1000}
 
     def broken(case: Case, draws: int) -> Any:
@@ -273,10 +247,10 @@ def test_a_library_that_is_missing_or_fails_is_said_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     monkeypatch.setitem(PEERS, "loop", broken)
     found = speed.compare(made, sites, 10, 2, reference, last, CPU, PLAN)["candidates"]
-    assert list(found) == [name for name in speed_pages.LABELS if name not in ("latedrop_compiled", "latedrop_vmap")]
+    assert list(found) == [name for name in speed.LABELS if name != "latedrop_compiled"]
     assert found["loop"] == {"status": "RuntimeError: cannot do this network"}
     assert found["loop_stack"] == {"status": "skipped: about 30 s a repeat"}
-    for name in ("torch_uncertainty_batch", "baal", "lightning_uq_box", "laplace_full"):
+    for name in ("torch_uncertainty_batch", "baal", "lightning_uq_box"):
         assert found[name] == {"status": "not installed"}
     assert found["latedrop"]["right"]
     assert found["latedrop"]["ratio"] > 0
@@ -286,9 +260,7 @@ def test_a_library_that_is_missing_or_fails_is_said_so(monkeypatch: pytest.Monke
 def compared(draws: int, plan: speed.Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made, sites = case("mlp", speed.RATE)
     reference = speed.Reference.drawn(made.model, made.x, sites, 0.2, CPU)
-    last: dict[str, dict[str, Any]] = {
-        name: {"draws": 1, "seconds": 1e-6, "bytes": 1000} for name in speed_pages.LABELS
-    }
+    last: dict[str, dict[str, Any]] = {name: {"draws": 1, "seconds": 1e-6, "bytes": 1000} for name in speed.LABELS}
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     found: dict[str, Any] = speed.compare(made, sites, draws, 2, reference, last, CPU, plan)["candidates"]
     return found
@@ -319,67 +291,6 @@ def test_a_candidate_beyond_the_cap_is_called_once(monkeypatch: pytest.MonkeyPat
     assert later == "skipped: about 3 s a repeat"
 
 
-@pytest.mark.slow
-def test_what_compiles_is_not_judged_by_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "COMPILES", ("loop",))
-    found = compared(10, replace(PLAN, cap=0), monkeypatch)
-    assert found["loop"]["status"].startswith("skipped"), "what fewer draws took still counts"
-    monkeypatch.setattr(speed, "_too_much", lambda last, draws, plan: "")
-    found = compared(10, replace(PLAN, cap=0), monkeypatch)
-    assert "rounds" not in found["loop"]
-    assert found["loop_stack"]["rounds"] == 1
-
-
-@pytest.mark.parametrize(("draws", "there"), [(10, False), (50, True), (200, True)])
-def test_compiled_runs_at_the_draws_that_are_asked_for(draws: int, there: bool) -> None:
-    made, sites = case("mlp")
-    plan = replace(PLAN, engines=("auto", "compiled"), compiled=(50, 200))
-    assert ("latedrop_compiled" in speed.candidates(made, sites, draws, plan)) is there
-
-
-def test_caps_of_a_plan() -> None:
-    plan = speed.Plan.of(CPU, 5, None, None, ("auto",))
-    assert (plan.budget, plan.cap, plan.compiled) == (10, 20, (50,))
-    plan = speed.Plan.of(CPU, 5, 0, 1.5, ("auto",), (10, 50))
-    assert (plan.budget, plan.cap, plan.compiled) == (0, 1.5, (10, 50))
-
-
-def ran(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> list[tuple[str, int]]:
-    """Networks and rows that a run with these arguments measures; nothing is, but the JSON is written."""
-    seen: list[tuple[str, int]] = []
-
-    def measure(net: Any, rows: int, draws: list[int], device: torch.device, plan: speed.Plan) -> dict[str, Any]:
-        seen.append((net.name, rows))
-        by_draws = {str(count): {"plain_seconds": 1.0, "candidates": {}} for count in draws}
-        return {"machine": speed._machine(device), "rows": rows, "sites": 1, "draws": by_draws}
-
-    monkeypatch.setattr(speed, "measure", measure)
-    monkeypatch.setattr(speed, "RESULTS", path)
-    monkeypatch.setattr("benchmarks.timing.RESULTS", path)
-    monkeypatch.setattr(sys, "argv", ["speed", "--device", "cpu", *arguments])
-    with warnings.catch_warnings():
-        speed.main()
-    return seen
-
-
-def test_resume_measures_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = ("--nets", "uci_mlp", "lstm", "--draws", "10", "50")
-    assert ran(monkeypatch, tmp_path, *few, "--batch", "small") == [("uci_mlp", 1), ("lstm", 1)]
-    assert ran(monkeypatch, tmp_path, *few, "--resume") == [("uci_mlp", 4096), ("lstm", 64)]
-    assert ran(monkeypatch, tmp_path, *few, "--resume") == []
-    assert len(ran(monkeypatch, tmp_path, *few)) == 4, "all of them without --resume"
-    assert len(ran(monkeypatch, tmp_path, "--nets", "lstm", "--draws", "10", "--resume")) == 2, "other draws"
-    rest = ran(monkeypatch, tmp_path, "--draws", "10", "50", "--resume")
-    assert len(rest) == 9
-    assert ("uci_mlp", 1) not in rest
-    path = tmp_path / "speed_cpu.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert list(record["nets"]) == [net.name for net in speed_nets("cpu")]
-    record["nets"]["mcnn"]["small"]["machine"]["torch"] = "1.0"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    assert ran(monkeypatch, tmp_path, "--draws", "50", "10", "--resume") == [("mcnn", 1)], "another version"
-
-
 def test_stand_ins_come_and_go() -> None:
     with peers._standing_in(["no_such_package", "json"]):
         module = importlib.import_module("no_such_package.part")
@@ -402,68 +313,26 @@ def test_duplicate_shares_nothing() -> None:
 
 def made_record() -> dict[str, Any]:
     def entry(seconds: float, size: float, right: bool | None = True) -> dict[str, Any]:
-        checks = {"std_error": 0.7, "std_chance": 0.05, "mean_error": 0.1, "mean_chance": 0.1, "right": right}
-        return {"seconds": seconds, "ratio": seconds / 0.1, "bytes": size} | (checks if right is not None else {})
+        return {"seconds": seconds, "ratio": seconds / 0.1, "bytes": size, "right": right}
 
-    measured = {
-        "latedrop": entry(0.08, 3 * 2**20),
+    entries = {
+        "latedrop": entry(0.08, 3 * 2**20) | {"interval": [0.7, 0.95]},
         "linearize": entry(0.01, 2**20, None),
         "loop": entry(0.3, 2**20),
         "torch_uncertainty_batch": entry(0.2, 40 * 2**20),
         "baal": entry(0.25, 41 * 2**20),
         "lightning_uq_box": entry(0.15, 2 * 2**20, right=False),
-        "laplace_full": {"status": "ArgumentError: too large"},
         "baal_cached": {"status": "skipped: about 30 s a repeat"},
     }
-    by_draws = {"50": {"plain_multiple": 4, "plain_seconds": 0.1, "rounds": 5, "candidates": measured}}
-    found = {"machine": {"device": "2 CPU threads"}, "rows": 8, "sites": 7, "draws": by_draws}
-    return {"kind": "cpu", "rate": 0.05, "nets": {"residual_cnn": {"large": found}}}
+    batch = {"rows": 8, "sites": 7, "draws": {"50": {"plain_seconds": 0.1, "rounds": 5, "candidates": entries}}}
+    return {"kind": "cpu", "rate": 0.05, "nets": {"residual_cnn": {"large": batch}}}
 
 
-def test_tables_repeat_the_json() -> None:
-    text = speed_pages.tables(made_record())
-    assert "residual cnn, 8 rows, 7 sites; plain x T: T = 50: 100 ms" in text
-    assert "| latedrop | 0.80 (80 ms) | 3 | right |" in text
-    assert "| latedrop, first order | 0.10 (10 ms) | 1 | another variance |" in text
-    assert "| lightning-uq-box | 1.50 (150 ms) | 2 | wrong: std off by +70%, chance 5% |" in text
-    assert "| Laplace, full | - | - | ArgumentError: too large |" in text
-    assert "| baal, cached | - | - | skipped: about 30 s a repeat |" in text
-
-
-def test_readme_names_the_quickest_peer_with_the_right_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_names_the_quickest_peer_with_the_right_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
     write("speed_cpu", made_record())
-    rows = speed_pages.rows_for_readme(tmp_path).splitlines()
-    assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | - | 2.00, torch-uncertainty, on_batch | 3.00 | 3 / 40 |"]
-    assert speed_pages.rows_for_readme(tmp_path, draws=200).splitlines() == rows[:2]
-
-
-def test_intervals_are_shown_where_there_are_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
-    record = made_record()
-    entry = record["nets"]["residual_cnn"]["large"]["draws"]["50"]["candidates"]["latedrop"]
-    entry["interval"] = [0.7, 0.95]
-    write("speed_cpu", record)
-    assert "| 0.80 (0.70 to 0.95) | - |" in speed_pages.rows_for_readme(tmp_path).splitlines()[2]
-
-
-def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
-    record = made_record()
-    found = record["nets"]["residual_cnn"]["large"]
-    few = {name: {"seconds": 0.06, "ratio": 1.0, "bytes": 2 * 2**20} for name in ("latedrop", "loop", "loop_stack")}
-    found["draws"] = {"10": {"plain_seconds": 0.02, "candidates": few}, **found["draws"]}
-    write("speed_cpu", record)
-    rows = [row.strip("| ").split(" | ") for row in speed_pages.memory_table(tmp_path).splitlines()]
-    assert rows[0] == [
-        *("network", "on", "rows", "MiB, T = 10", "MiB, T = 50", "T passes, outputs kept [MiB]"),
-        *("T copies of the batch [MiB]", "time / plain loop, T = 10", "time / plain loop, T = 50"),
+    assert speed.markdown(tmp_path).splitlines()[2:] == [
+        "| residual cnn | CPU | 8 | 0.80 (0.70 to 0.95) | - | 2.00, torch-uncertainty, on_batch | 3.00 | 3 / 40 |"
     ]
-    assert rows[2:] == [
-        ["residual cnn", "CPU", "8", "2", "3", "2 (T = 50)", "40 (T = 50)", "1.00", "0.27"],
-    ]
-    del found["draws"]["50"]
-    write("speed_cpu", record)
-    assert (
-        speed_pages.memory_table(tmp_path).splitlines()[2] == "| residual cnn | CPU | 8 | 2 | 2 (T = 10) | - | 1.00 |"
-    )

