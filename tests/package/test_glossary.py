@@ -24,7 +24,7 @@ TERMS = {
     "thinned-network": r"thinned networks?",
     "verdict": r"verdict",
 }
-LISTS = {"README.md", "glossary.md", "errors.md"}
+LISTS = {"README.md", "glossary.md"}
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in LISTS)
 # What is no running text: generated parts, code, headings, tables, comments, formulas, pictures.
 NO_TEXT = re.compile(
