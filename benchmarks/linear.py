@@ -120,7 +120,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def markdown() -> str:
-    """The table of docs/linear.md, from the committed results."""
+    """The table of docs/variance.md, from the committed results."""
     lines = [
         "| network | on | linear | 10 draws | 100 draws | 1000 draws | 100 draws / linear |",
         "| --- " * 2 + "| ---: " * 5 + "|",

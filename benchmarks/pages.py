@@ -36,7 +36,7 @@ from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "worth", "stream", "console")
+_NAMES = ("performance", "variance", "worth", "stream", "console")
 _NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
