@@ -65,7 +65,7 @@ def agreement(net: Net, device: torch.device) -> dict[str, Any]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table of docs/linear.md."""
+    """Return the table of docs/variance.md."""
     lines = ["| network | linear | 10 draws | 100 draws | 1000 draws |", "| --- | ---: | ---: | ---: | ---: |"]
     for net, row in record["nets"].items():
         cells = " | ".join(f"{value:.3f}" for value in row["rank_correlation"].values())

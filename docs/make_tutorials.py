@@ -1,7 +1,7 @@
-"""Run the tutorials again: `python docs/make_tutorials.py [NAME ...]`, from the repository's root.
+"""Run the tutorials again: `python docs/make_tutorials.py [PAGE ...]`, from the repository's root.
 
-The code blocks of docs/tutorial_NAME.md run in order, in a folder of their own. What a block prints goes into the
-`text` block that follows it, and the picture that the page saves goes to docs/images.
+The code blocks of a page, such as `start` or `tutorial_text`, run in order, in a folder of their own. What a block
+prints goes into the `text` block that follows it, and a picture that the page saves goes to docs/images.
 """
 
 import contextlib
@@ -17,24 +17,26 @@ from typing import Any
 import matplotlib
 
 DOCS = Path(__file__).parent.resolve()
+PAGES = ("start", "classification", *sorted(path.stem for path in DOCS.glob("tutorial_*.md")))
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
-    """Write page and picture of each."""
+    """Write the page and the picture of each."""
     matplotlib.use("Agg")
-    for name in sys.argv[1:] or sorted(path.stem.partition("_")[2] for path in DOCS.glob("tutorial_*.md")):
-        page = DOCS / f"tutorial_{name}.md"
+    for name in sys.argv[1:] or PAGES:
+        page = DOCS / f"{name}.md"
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             page.write_text(rerun(page.read_text(encoding="utf-8")), encoding="utf-8")
-            shutil.copy(f"{page.stem}.png", DOCS / "images")
+            if Path(f"{name}.png").exists():
+                shutil.copy(f"{name}.png", DOCS / "images")
             os.chdir(DOCS.parent)
-        print(f"{page.stem}: done", flush=True)
+        print(f"{name}: done", flush=True)
 
 
 def rerun(page: str) -> str:
-    """The page with what its blocks print now."""
+    """Return the page with what its blocks print now."""
     names: dict[str, Any] = {}
 
     def again(block: re.Match[str]) -> str:

@@ -16,11 +16,11 @@ TERMS = {
     "leverage": r"leverage",
     "miscalibration-area": r"miscalibration area",
     "nats": r"nats",
+    "novelty": r"novelty",
     "readout": r"readouts?",
     "reference-rows": r"reference rows?",
     "relaxed-scale": r"relaxed scale",
     "site": r"sites?",
-    "strangeness": r"strangeness",
     "thinned-network": r"thinned networks?",
     "verdict": r"verdict",
 }

@@ -1,6 +1,6 @@
 """Each rule against an exact or independent answer; then whole models against draws.
 
-`python tests/test_propagate.py` trains four small density-map networks and prints the table of docs/propagate.md.
+`python tests/test_propagate.py` trains four small density-map networks and prints how close they come.
 """
 
 import time
@@ -786,7 +786,7 @@ def spread(values: list[float]) -> str:
 
 
 def main(seeds: int = 3, steps: int = 1000) -> None:
-    """Print the table of docs/propagate.md."""
+    """Print how close the propagated variance comes to that of draws."""
     print("| network | rate | rank correlation | ratio: median | ratio: 10 % | ratio: 90 % | rank of 8 draws | cost |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, build in MAPS.items():
