@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from latedrop import find_sites, inject, sample
 from latedrop.dropout import masks as room
-from latedrop.dropout.masks import draw_keys, kept, keys_on, masks, masks_from_keys, threshold, uniforms
+from latedrop.dropout.masks import draw_keys, hashes, keys_on, masks, masks_from_keys, threshold
 from rounding import assert_same_up_to_rounding, rounding
 
 FLOAT = torch.zeros(())
@@ -18,6 +19,12 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
 ]
+
+
+def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """The numbers in [0, 1) that are compared with a rate, by plain operators."""
+    numbers = hashes(keys_on(draw_keys(seed, draws, site, call), FLOAT.device), math.prod(shape))
+    return ((numbers.double() + 2**31) / 2**32).view(len(draws), *shape)
 
 
 def test_numbers_depend_on_seed_draw_site_and_call_alone() -> None:
@@ -106,7 +113,6 @@ def test_masks_are_nested_in_the_rate() -> None:
 def test_thresholds_at_the_ends() -> None:
     assert threshold(0.5) == 2**31
     assert threshold(1 - 2**-40) == 2**32 - 1
-    assert bool(kept(torch.tensor([0.25]), 0.25, torch.float32))
 
 
 def test_draws_of_neighbouring_seeds_are_independent() -> None:

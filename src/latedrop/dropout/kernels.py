@@ -1,6 +1,6 @@
-"""Masks on a CUDA device in one kernel per site: the hash of `masks`, written down, or multiplied in at once.
+"""Masks on a CUDA device in one kernel per site: the hash of `masks`, multiplied in at once.
 
-By plain operators the hash would pass a dozen times over memory; here a mask is written once, or never.
+By plain operators the hash would pass a dozen times over memory; here a mask is never written.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["launch", "product"]
+from latedrop.dropout.masks import ROUNDS
 
-_Rounds: TypeAlias = Sequence[tuple[int, int]]
+__all__ = ["product"]
+
 _Axis: TypeAlias = "tuple[int, int, int, int]"
 """Its size, and how far one step along it goes in the value, in the output and in the units of a mask."""
 _Plan: TypeAlias = "tuple[tuple[int, ...], int, int, tuple[int, ...], tuple[int, ...]]"
@@ -26,36 +27,21 @@ _Plan: TypeAlias = "tuple[tuple[int, ...], int, int, tuple[int, ...], tuple[int,
 _BLOCK = 1024
 _REPEATS = 4  # row blocks of one program: they share the hash
 _FAR = 2**31 - 1
+_S0, _F0, _S1, _F1, _S2, _F2, _S3, _ = (tl.constexpr(number) for pair in ROUNDS for number in pair)
 _MOST_DRAWS = 65535  # of a grid
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kept(  # type: ignore[no-untyped-def]
-    keys, draw, unit, least,
-    s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
-    s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+def _kept(keys, draw, unit, least, block: tl.constexpr):  # type: ignore[no-untyped-def]
     a = tl.load(keys + 2 * draw).to(tl.uint32, bitcast=True)
     b = tl.load(keys + 2 * draw + 1).to(tl.uint32, bitcast=True)
     x = unit.to(tl.uint32) + a
-    x = (x ^ (x >> s0)) * tl.full((block,), f0, tl.uint32)
+    x = (x ^ (x >> _S0)) * tl.full((block,), _F0, tl.uint32)
     x = x ^ b
-    x = (x ^ (x >> s1)) * tl.full((block,), f1, tl.uint32)
-    x = (x ^ (x >> s2)) * tl.full((block,), f2, tl.uint32)
-    x = x ^ (x >> s3)
+    x = (x ^ (x >> _S1)) * tl.full((block,), _F1, tl.uint32)
+    x = (x ^ (x >> _S2)) * tl.full((block,), _F2, tl.uint32)
+    x = x ^ (x >> _S3)
     return x >= least.to(tl.uint32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _masks(  # type: ignore[no-untyped-def]
-    out, keys, units, least, scale,
-    s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
-    s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    draw = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * block + tl.arange(0, block)
-    keep = _kept(keys, draw, unit, least, s0, f0, s1, f1, s2, f2, s3, block)
-    tl.store(out + draw * units + unit, tl.where(keep, scale, 0.0).to(out.dtype.element_ty), mask=unit < units)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,8 +49,6 @@ def _product(  # type: ignore[no-untyped-def]
     out, value, keys, least, scale, blocks, out_draw, value_draw,
     rows, value_row, out_row,
     n1, value1, out1, unit1, n2, value2, out2, unit2,
-    s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
-    s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr,
     two: tl.constexpr, wide: tl.constexpr, high: tl.constexpr, repeats: tl.constexpr,
 ):  # fmt: skip
     draw = tl.program_id(1).to(tl.int64)
@@ -76,7 +60,7 @@ def _product(  # type: ignore[no-untyped-def]
     else:
         there = place < n2
         unit, to, at = place * unit2, place * out2, place * value2
-    keep = _kept(keys, draw, unit, least, s0, f0, s1, f1, s2, f2, s3, wide)
+    keep = _kept(keys, draw, unit, least, wide)
     factor = tl.where(keep, scale, 0.0)
     row = (tl.program_id(0) // blocks).to(tl.int64) * (high * repeats) + tl.arange(0, high)
     for _ in range(repeats):
@@ -87,21 +71,7 @@ def _product(  # type: ignore[no-untyped-def]
         row += high
 
 
-def launch(keys: Tensor, units: int, least: int, scale: float, dtype: torch.dtype, rounds: _Rounds) -> Tensor | None:
-    """Masks `(draws, units)` of draws with these keys, by the rounds of the hash; None where the grid is too large."""
-    draws = len(keys)
-    if draws > _MOST_DRAWS or not dtype.is_floating_point:
-        return None
-    out = torch.empty((draws, units), dtype=dtype, device=keys.device)
-    with _on(keys.device):
-        grid = (-(-units // _BLOCK), draws)
-        _masks[grid](out, keys, units, _unspecial(least), scale, *_flat(rounds), _BLOCK)
-    return out
-
-
-def product(
-    value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale: float, rounds: _Rounds
-) -> Tensor | None:
+def product(value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale: float) -> Tensor | None:
     """`value` `(draws, ...)` times the masks `(draws, *shape)` of draws with these keys.
 
     In single precision, rounded to the dtype of `value`, with the axes in memory as `value` has them. None where they
@@ -115,7 +85,7 @@ def product(
     with _on(keys.device):
         _product[(programs, len(keys))](
             out, value, keys, _unspecial(least), scale, blocks, out.stride(0), value.stride(0),
-            *axes, *_flat(rounds), *constants,
+            *axes, *constants,
         )  # fmt: skip
     return out
 
@@ -172,11 +142,6 @@ def _axes(
         return None
     first, second = [*[one] * (2 - len(others)), *others]
     return (total, *outs), (along or one, first, second)
-
-
-def _flat(rounds: _Rounds) -> tuple[int, ...]:
-    (s0, f0), (s1, f1), (s2, f2), (s3, _) = rounds
-    return s0, f0, s1, f1, s2, f2, s3
 
 
 def _unspecial(least: int) -> int:

@@ -31,8 +31,8 @@ from latedrop.network.sites import Site
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("ROUNDS", "STEP", "DrawMasks", "checked_seed", "draw_keys", "hashes", "kept", "keys_for", "keys_on", "masks"),
-    *("masks_from_keys", "mixed", "signed", "split", "thinned", "threshold", "uniforms"),
+    *("ROUNDS", "STEP", "DrawMasks", "checked_seed", "draw_keys", "hashes", "keys_for", "keys_on", "masks"),
+    *("masks_from_keys", "mixed", "signed", "split", "thinned", "threshold"),
 ]
 
 ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
@@ -120,24 +120,6 @@ def _times(value: Tensor, mask: Tensor, rate: float) -> Tensor:
     return value * mask / (1 - rate) if value.dtype in _HALF else value * mask
 
 
-def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: Sequence[int]) -> Tensor:
-    """The numbers in [0, 1) of some draws of one site, `(len(draws), *shape)` in float64.
-
-    >>> both = uniforms(0, [3, 4], "fc", 0, (5,))
-    >>> torch.equal(both[1], uniforms(0, [4], "fc", 0, (5,))[0])
-    True
-    """
-    numbers = np.empty((len(draws), prod(shape)))
-    for rows, units, x in _hashed(draw_keys(seed, draws, site, call), 0, prod(shape)):
-        np.divide(x, 2.0**32, out=numbers[rows, units])
-    return torch.from_numpy(numbers.reshape(len(draws), *shape))
-
-
-def kept(numbers: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
-    """Masks from uniform numbers: 0, or `1 / (1 - rate)` where `u >= rate`."""
-    return (numbers >= rate).to(dtype) / (1.0 - rate)
-
-
 def masks(
     seed: int,
     draws: Sequence[int],
@@ -149,13 +131,13 @@ def masks(
     *,
     scaled: bool = True,
 ) -> Tensor:
-    """Masks of some draws of one site, `(len(draws), *shape)`, from `uniforms`; dtype and device are those of `like`.
+    """Masks of some draws of one site, `(len(draws), *shape)`; dtype and device are those of `like`.
 
     Without `scaled`, what is kept is 1. Small masks are remembered, and are not to be changed in place.
 
-    >>> mask = masks(0, range(2), "fc", 0, (1000,), 0.25, torch.zeros(1))
-    >>> mask.shape, torch.equal(mask, kept(uniforms(0, range(2), "fc", 0, (1000,)), 0.25, torch.float32))
-    (torch.Size([2, 1000]), True)
+    >>> both = masks(0, range(2), "fc", 0, (1000,), 0.25, torch.zeros(1))
+    >>> torch.equal(both[1:], masks(0, range(1, 2), "fc", 0, (1000,), 0.25, torch.zeros(1)))
+    True
     """
     if not _are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
         return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
@@ -216,22 +198,15 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, 
     """
     units, scale = prod(shape), 1.0 / (1.0 - rate) if scaled else 1.0
     if isinstance(keys, Tensor):
-        kernels = _kernels() if keys.is_cuda else None
-        exact = like.dtype == torch.float64  # the kernel takes single precision
-        least, factor = threshold(rate), 1.0 if exact else scale
-        found = kernels.launch(keys, units, least, factor, like.dtype, ROUNDS) if kernels else None
-        if found is not None and exact:
-            found *= scale
-        if found is None:
-            found = (hashes(keys, units) >= least - 2**31).to(like.dtype) * scale
-        return found.view(len(keys), *shape)
+        keep = hashes(keys, units) >= threshold(rate) - 2**31
+        return (keep.to(like.dtype) * scale).view(len(keys), *shape)
     lowest = np.uint32(threshold(rate))
     values = np.empty((len(keys), units), np.float64 if like.dtype == torch.float64 else np.float32)
-    kept_is = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
+    kept = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
 
     def fill(start: int, stop: int) -> None:
         for rows, part, x in _hashed(keys, start, stop):
-            np.multiply(x >= lowest, kept_is, out=values[rows, part])
+            np.multiply(x >= lowest, kept, out=values[rows, part])
 
     threads = min(torch.get_num_threads(), values.size // _PARALLEL)
     if threads > 1:
@@ -248,7 +223,7 @@ def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> T
     kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
     found: Tensor | None = None
     if kernels is not None:
-        found = kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate), ROUNDS)
+        found = kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))
     return found
 
 
