@@ -287,10 +287,15 @@ class FittedTerms:
     def _weighted(
         self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
     ) -> dict[str, Tensor]:
-        used = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True) if any(theta)}
-        found = {name: column for name, column in columns.items() if name in used}
-        parts = {name: column * along_outputs(constants(tuple(used[name])), column) for name, column in found.items()}
-        return {**parts, "floor": torch.zeros_like(mean) + along_outputs(constants(floors), mean)}
+        used = [
+            name for name, *theta in zip(self.columns, *coefficients, strict=True) if any(theta) and name in columns
+        ]
+        named = [dict(zip(self.columns, theta, strict=True)) for theta in coefficients]
+        numbers = [theta[name] for name in used for theta in named]
+        factors = constants((*numbers, *floors)).to(mean).reshape(len(used) + 1, 1, -1, *[1] * (mean.dim() - 2))
+        factors = factors if mean.dim() > 1 else factors[..., 0]
+        values = torch.stack([*(columns[name] for name in used), torch.ones_like(mean)])
+        return dict(zip([*used, "floor"], (values * factors).unbind(), strict=True))
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
@@ -380,6 +385,7 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
     """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
     found: dict[str, Tensor] = {}
     for term in terms:
+        own: dict[str, Tensor] = {}
         for part, value in term.columns(rows).items():
             name, mean = f"{term.name}:{part}" if part else term.name, rows.mean
             if not isinstance(value, Tensor) or value.is_complex():
@@ -391,35 +397,43 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
                     f"{tuple(value.shape)}."
                 )
             value = value.to(mean)
-            if any_true(~(torch.isfinite(value) & (value >= 0))):
-                other = value.isfinite().logical_not().reshape(len(value), -1).any(1)
-                raise DataError(
-                    f"expected term {name!r} to be finite and not below 0; found other values.",
-                    rows=None if any_true(value < 0) else other,
-                )
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
-            found[name] = full.expand(mean.shape)
-        add_totals(rows, {name: found[name] for name in found if term_of(name) == term.name})
+            own[name] = full.expand(mean.shape)
+        _check_sound(own)
+        add_totals(rows, own)
+        found |= own
     return found
+
+
+def _check_sound(columns: Mapping[str, Tensor]) -> None:
+    """Raise `DataError` where a column is below 0 or not finite; a device is waited for once."""
+    values = torch.stack([*columns.values()])
+    if any_true(~(torch.isfinite(values) & (values >= 0))):
+        name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
+        other = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+        raise DataError(
+            f"expected term {name!r} to be finite and not below 0; found other values.",
+            rows=None if any_true(value < 0) else other,
+        )
 
 
 def add_totals(rows: BatchContext, columns: Mapping[str, Tensor]) -> None:
     """Note the sum of each term's columns, for terms that look at others."""
-    totals: dict[str, Tensor] = {}
+    by_term: dict[str, list[Tensor]] = {}
     for name, column in columns.items():
-        total = totals.get(term_of(name))
-        totals[term_of(name)] = column if total is None else total + column
-    rows.totals |= totals  # measured again, a term has the same
+        by_term.setdefault(term_of(name), []).append(column)
+    # Measured again, a term has the same.
+    rows.totals |= {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in by_term.items()}
 
 
 def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
-    total = torch.stack(list(parts.values())).sum(0)
-    found: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        share = (part / total).reshape(len(total), -1).mean(1)
-        found[term_of(name)] = found[term_of(name)] + share if term_of(name) in found else share
-    return found
+    values = torch.stack(list(parts.values()))
+    each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
+    by_term: dict[str, list[Tensor]] = {}
+    for name, share in zip(parts, each.unbind(), strict=True):
+        by_term.setdefault(term_of(name), []).append(share)
+    return {name: torch.stack(shares).sum(0) if len(shares) > 1 else shares[0] for name, shares in by_term.items()}
 
 
 def is_site(column: str) -> bool:

@@ -135,7 +135,8 @@ class FirstOrder(NamedTuple):
 
     Attributes:
         linear: output and variances.
-        phi: for each entry of the output `h · dy/dh`, `(rows, units)`, by the names of the sites, where asked for.
+        phi: for each entry of the output `h · dy/dh`, `(rows, units)`, by the names of the sites, in the dtype of the
+            model; empty where that was not asked for.
         watcher: who looked at the inputs of the sites.
     """
 
@@ -189,7 +190,7 @@ def unit_variances(
     if row_count(x) != 1:
         raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
     part = next(first_order(network, x, Sites(sites), readout, phi=True))
-    return part.linear.mean, [{name: row[0].square() for name, row in entry.items()} for entry in part.phi]
+    return part.linear.mean, [{name: widened(row[0]).square() for name, row in entry.items()} for entry in part.phi]
 
 
 def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
@@ -217,7 +218,7 @@ def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Reado
         chunk = rows if being_traced() else max(1, _MOST_NUMBERS // max(1, numbers))
         batch = take_rows(x, slice(done, done + chunk))
         for part in first_order(network, batch, sites, from_last, phi=True):
-            by_site = [torch.stack([entry[site.name] for entry in part.phi], 1) for site in sites]
+            by_site = [widened(torch.stack([entry[site.name] for entry in part.phi], 1)) for site in sites]
             numbers = sum(one[0].numel() for one in by_site)
             gram = pad(torch.stack([one @ one.mT for one in by_site], 1), (0, 1, 0, 1))
             squares = gram.diagonal(dim1=-2, dim2=-1)
@@ -405,7 +406,8 @@ def _differentiated(flat: Tensor, sites: Sites, whole: bool, record: _Record) ->
                 calls = _by_site(record, phi, sites, flat)
                 squares.append(_square_sums(calls))
                 if whole:
-                    entries.append({site.name: torch.cat(units, 1) for site, units in zip(sites, calls, strict=True)})
+                    both = zip(sites, calls, strict=True)
+                    entries.append({s.name: torch.cat(units, 1) if len(units) > 1 else units[0] for s, units in both})
         except (RuntimeError, NotImplementedError) as error:
             if out_of_memory(error):
                 raise
@@ -437,19 +439,21 @@ def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, like: Tensor)
     """Return `phi` of every site, `(rows, units)` for each call of its layer."""
     calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
-        axis, value = items[0].axis, widened(value)
+        axis = items[0].axis
         value = value[None] if axis is None else value.movedim(axis, 0) if axis else value
         calls[name].append(value if value.dim() == 2 else value.flatten(1))
     for units in calls.values():
         if not units:  # its layer did not run
-            units.append(like.new_zeros(len(like), 1, dtype=torch.promote_types(like.dtype, torch.float32)))
+            units.append(like.new_zeros(len(like), 1))
     return list(calls.values())
 
 
 def _square_sums(calls: Sequence[Sequence[Tensor]]) -> Tensor:
     """Return the square sums of all units of each site, `(rows, sites)`."""
-    norms = [torch.linalg.vector_norm(part, dim=1) for units in calls for part in units]
-    squares = torch.stack([norm.to(norms[0].dtype) for norm in norms], 1).square()  # few operators for all sites
+    parts = [part for units in calls for part in units]
+    wide = torch.promote_types(parts[0].dtype, torch.float32)
+    norms = [torch.linalg.vector_norm(part, dim=1, dtype=wide) for part in parts]
+    squares = torch.stack(norms, 1).square()  # few operators for all sites
     if len(norms) == len(calls):
         return squares
     return torch.stack([part.sum(1) for part in squares.split([len(units) for units in calls], 1)], 1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from latedrop.data.arrays import apart
+from latedrop.data.arrays import apart, widened
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, channel_axis
@@ -49,11 +49,12 @@ def _by_channel(network: Network, site: Site, phi: Tensor) -> Tensor:
     axis = channel_axis(layer) if layer is not None and len(site.units) > 1 else -1
     channels = site.units[axis]
     if phi.shape[1] == channels or phi.shape[1] % channels:
-        return phi
+        return widened(phi)
+    wide = torch.promote_types(phi.dtype, torch.float32)
     if axis == -1:
-        return phi.reshape(len(phi), -1, channels).sum(1)
+        return phi.reshape(len(phi), -1, channels).sum(1, dtype=wide)
     calls = site.calls if phi.shape[1] % (site.calls * channels) == 0 else 1
-    return phi.reshape(len(phi), calls, channels, -1).sum((1, 3))
+    return phi.reshape(len(phi), calls, channels, -1).sum((1, 3), dtype=wide)
 
 
 @lru_cache(maxsize=8)
