@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from latedrop.errors import ArgumentError
 
@@ -21,14 +20,6 @@ def result() -> class_demo.ClassDemo:
     return class_demo.run(epochs=25, progress=False)
 
 
-def test_parts_share_no_row_and_lose_none() -> None:
-    x, y = class_demo.digits()
-    parts = class_demo.parts(seed=3)
-    assert [len(part[1]) for part in parts] == [600, 400, 400, 397]
-    rows = torch.cat([torch.cat([part[0], part[1][:, None]], 1) for part in parts])
-    assert sorted(rows.tolist()) == sorted(torch.cat([x, y[:, None]], 1).tolist())
-
-
 def test_what_is_measured(result: class_demo.ClassDemo) -> None:
     found = result.judgement
     assert found.verdict.rows == 397
@@ -40,14 +31,6 @@ def test_what_is_measured(result: class_demo.ClassDemo) -> None:
     wrong = (result.prediction.label != found.labels)[keep]
     assert result.errors == pytest.approx(float(wrong.double().mean()))
     assert {row.score: row.auroc for row in result.detection}["novelty"] > 0.9
-
-
-def test_the_same_seed_gives_the_same_network() -> None:
-    state = torch.random.get_rng_state()
-    train = class_demo.parts(seed=1)[0]
-    first, second = (class_demo.network(*train, seed=1, epochs=2, progress=False) for _ in range(2))
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(first(train[0]), second(train[0]))  # the same seed, the same batches
 
 
 @needs_matplotlib

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from latedrop.calibration.groups import Inputs
-from latedrop.cli.columns import check_sets
 from latedrop.cli.command import again, read_files, typed
 from latedrop.cli.feed import Labelled, Source
 from latedrop.cli.options import LEVEL, split
+from latedrop.cli.predicting import check_sets
 from latedrop.cli.printing import draw_curves, draw_reliability
 from latedrop.cli.tables import Place, Rows
 from latedrop.errors import ArgumentError
