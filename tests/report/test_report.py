@@ -362,7 +362,7 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
         ({"method": latedrop.Sampling(rates=[{"*": 0.1}, {"*": 0.2}])}, ["*: 0.1", "*: 0.2"]),
         ({"method": latedrop.Sampling(rates=[0.1])}, ["at one rate"]),
         ({"outputs": 2}, ["times"]),
-        ({"method": latedrop.Sampling(mean="model")}, ["own output"]),
+        ({"method": latedrop.Sampling(mean="model")}, ["s own output, the predicted"]),
         ({"intervals": "isotonic"}, ["isotonic"]),
         ({"held": data(40)}, ["conformal"]),
         ({"scale": 2.0}, ["scale 2"]),

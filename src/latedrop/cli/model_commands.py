@@ -26,7 +26,7 @@ _STANDARD = "-"  # as in `tables`, which is imported late
 _SOME, _MANY, _NUMBERS = 256, 8192, 1 << 20  # rows at once; the most rows of a table, and the most of its numbers
 _READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
-    "demo": ("latedrop demo", "latedrop demo --task classification --out digits"),
+    "demo": ("latedrop demo", "latedrop demo --out airfoil --seed 1"),
     "sites": (
         "latedrop sites my_model:net --input-shape 8",
         "latedrop sites my_model:net --data val.csv --target price",

@@ -34,9 +34,10 @@ def summary(c: Calibration) -> str:
     }[c.method]
     kept = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
     floor = f" plus {number(c.floors)}" if any(c.floors) else ""
+    mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
     return (
-        f"{done} on {c.rows:,} validation rows. {kept} {number(c.rate)}; the predicted variance is the raw one times "
-        f"{number(c.scales)}{floor} (relaxed: times {number(c.relaxed_scales)})."
+        f"{done} on {c.rows:,} validation rows. {kept} {number(c.rate)}; the predicted mean is {mean}, the predicted "
+        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.relaxed_scales)})."
     )
 
 
