@@ -120,12 +120,6 @@ def test_calibration_curves_draw_the_curves_the_bisector_and_the_regions(ax):
     assert over.get_position()[1] < over.get_position()[0]
 
 
-def test_twenty_eight_series_look_different(ax):
-    plots.metric_by_rate([0.1, 0.2], {str(k): [k, k] for k in range(28)}, ax, ylabel="NLL")
-    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in ax.lines}
-    assert len(looks) == 28
-
-
 def test_metric_by_rate_draws_lines_in_order_of_rate(ax):
     plots.metric_by_rate([0.5, 0.1], {"scaled": [2.0, 1.0]}, ax, ylabel="NLL [nats]", log=True)
     assert ax.lines[0].get_xydata().tolist() == [[0.1, 1.0], [0.5, 2.0]]
@@ -151,10 +145,6 @@ def test_tradeoff_labels_the_ends_of_one_path(ax):
     assert texts(ax) == ["scale 2", "relaxed scale 4.57"]
     assert [text.xy for text in ax.texts] == [(1.0, 0.3), (1.4, 0.02)]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("NLL", "miscalibration area")
-
-
-def test_tradeoff_without_scales_still_names_the_ends(ax):
-    assert texts(plots.tradeoff([1.0, 2.0], [0.3, 0.1], ax)) == ["scale", "relaxed scale"]
 
 
 def test_tradeoff_shows_the_rmse_by_colour(ax):
@@ -189,12 +179,6 @@ def test_intervals_draw_wide_bands_under_narrow_ones(ax):
     assert lightness == sorted(lightness, reverse=True)
 
 
-def test_intervals_take_the_column_a_network_gives(ax):
-    column = torch.tensor(X)[:, None].requires_grad_()
-    plots.intervals(column, column, column - 1, column + 1, ax)
-    assert ax.has_data()
-
-
 def test_error_against_std_draws_sizes_and_two_lines(ax):
     plots.error_against_std([0.5, 2.0], [-1.0, 3.0], ax, unit="kW")
     assert ax.collections[0].get_offsets().tolist() == [[0.5, 1.0], [2.0, 3.0]]
@@ -212,23 +196,12 @@ def test_error_against_std_on_logarithmic_axes(ax):
     ax.figure.canvas.draw()
 
 
-def test_error_against_std_of_many_points_places_its_legend_without_a_search(ax):
-    many = np.ones(20_000)
-    assert plots.error_against_std(many, many, ax).get_legend()._loc == 2
-
-
 def test_site_shares_are_bars_from_the_top_down(ax):
     plots.site_shares(["first", "second"], torch.tensor([0.25, 0.75]), ax)
     assert [bar.get_width() for bar in ax.patches] == [25, 75]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["first", "second"]
     assert texts(ax) == ["25.0 %", "75.0 %"]
     assert ax.yaxis_inverted()
-
-
-def test_site_shares_of_many_sites_get_a_taller_figure():
-    few = plots.site_shares(["a"], [1.0]).figure.get_figheight()
-    many = plots.site_shares([str(k) for k in range(50)], np.ones(50) / 50).figure.get_figheight()
-    assert many > 20 > few
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -121,7 +121,8 @@ def test_fit_calibrates(net: nn.Module) -> None:
     assert_same_up_to_rounding(turned.predict_proba(x), numbered.predict_proba(x))
     pipeline = make_pipeline(FunctionTransformer(), CalibratedClassifier(net, **settings))
     assert np.isfinite(cross_val_score(pipeline, x, y, scoring="neg_log_loss", cv=2)).all()
-    search = GridSearchCV(CalibratedClassifier(net, draws=4), {"rate": [0.1, 0.3]}, scoring="neg_log_loss", cv=2)
+    grid = {"method": [latedrop.Sampling([rate], draws=4) for rate in (0.1, 0.3)]}
+    search = GridSearchCV(CalibratedClassifier(net), grid, scoring="neg_log_loss", cv=2)
     assert search.fit(x, y).predict_proba(x).shape == (90, 3)
     with pytest.raises(ValueError, match="expected labels of the network's 3 classes; found 2"):
         CalibratedClassifier(net).fit(x, np.where(y > 0, "a", "b"))

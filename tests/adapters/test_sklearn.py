@@ -53,7 +53,7 @@ EXPECTED_FAILED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"method": "sample", "rate": 0.1, "draws": 5}], ids=["terms", "sample"])
+@pytest.mark.parametrize("settings", [{}, {"method": latedrop.Sampling([0.1], draws=5)}], ids=["terms", "sample"])
 def test_what_applies_of_scikit_learns_checks(settings: dict[str, Any]) -> None:
     from sklearn.utils.estimator_checks import check_estimator
 
@@ -77,12 +77,8 @@ def test_fit_calibrates(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> 
     p = uq.predict(x)
     for ours, theirs in zip((mean, std, low, high), (p.mean, p.std, *p.interval(0.8)), strict=True):
         assert_same_up_to_rounding(ours, theirs[:, 0].numpy())
-    one = CalibratedRegressor(net, rate=0.2, draws=8).fit(x, y).predictor_.calibration
-    assert (one.method, one.rate, one.draws) == ("sample", 0.2, 8)
     method = latedrop.Sampling([0.2], 8, seed=3)
     assert CalibratedRegressor(net, method=method).fit(x, y).predictor_.calibration.seed == 3
-    with pytest.raises(ArgumentError, match="expected method 'sample', or None, with rate= and draws="):
-        CalibratedRegressor(net, method="linear", rate=0.2).fit(x, y)
     with pytest.raises(ArgumentError, match=r"expected model=, a trained .* found NoneType"):
         CalibratedRegressor().fit(x, y)
 
@@ -121,17 +117,16 @@ def test_pipelines_pass_return_std_on(net: nn.Module, data: tuple[np.ndarray, np
     assert scores[0] == pytest.approx(neg_nll_score(part, x[:20], y[:20]))
 
 
-def test_a_grid_over_rate_and_method(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
+def test_a_grid_over_methods(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
     from sklearn.model_selection import GridSearchCV
 
     x, y = data
-    grid = [{"method": ["sample"], "rate": [0.001, 0.3]}, {"method": ["terms", "linear"]}]
+    grid = {"method": [*(latedrop.Sampling([rate]) for rate in (0.001, 0.3)), "terms", "linear"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few draws at so small a rate
         search = GridSearchCV(CalibratedRegressor(net), grid, scoring=neg_nll_score, cv=2, error_score="raise")
         search.fit(x, y)
-    tried = [(entry["method"], entry.get("rate")) for entry in search.cv_results_["params"]]
-    assert tried == [("sample", 0.001), ("sample", 0.3), ("terms", None), ("linear", None)]
+    assert [entry["method"] for entry in search.cv_results_["params"]] == grid["method"]
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     best = search.best_estimator_
     np.testing.assert_array_equal(search.predict(x), best.predict(x))  # the same call on the same batch

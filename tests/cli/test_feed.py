@@ -1,7 +1,6 @@
 """Between tables and models: no more than a batch of rows at a time, and everything in its place."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 import latedrop
 from held import Held
 from latedrop.cli import tables
-from latedrop.cli.columns import output_names, predicted
 from latedrop.cli.feed import Labelled, Places, Source, check_kept
+from latedrop.cli.predicting import predicted
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.prediction.predictor import Predictor
-from rounding import assert_same_up_to_rounding, rounding
 
 
 def calibrated(outputs: int, dtype: torch.dtype) -> Predictor:
@@ -111,41 +109,8 @@ class TestMemory:
             tracemalloc.stop()
         assert peak < 10 * self.SIZE * x[0].nbytes < x.nbytes
 
-    def test_labelled_rows(self, uq: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source = Source.of(csv_file(tmp_path, self.ROWS), ["b", "a"], ["y"])
-        held = Held(monkeypatch)
-        prediction, target = uq.predict_labelled(Labelled(source, uq.model, self.SIZE))
-        assert (len(prediction), len(target), held.all) == (self.ROWS, self.ROWS, self.ROWS)
-        assert held.most <= 2 * self.SIZE
-
 
 class TestPredicted:
-    def test_rows_without_numbers_stay_in_place(self, uq: Predictor, tmp_path: Path) -> None:
-        source = Source.of(csv_file(tmp_path, 9, bad=(1, 3, 4, 5)), ["b", "a"])
-        parts = [predicted(uq, rows, 0.9, flat=True) for rows in read_batches(source.table, source.columns, 3)]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        assert list(found) == ["mean", "std", "low", "high"]
-        x = torch.tensor([[i / 9, -i / 9] for i in range(9)])
-        expected = uq.predict(x).to_dict(0.9)
-        bad = np.isin(np.arange(9), (1, 3, 4, 5))
-        for name, values in found.items():
-            assert values.dtype == np.float32
-            assert np.isnan(values[bad]).all()
-            assert_same_up_to_rounding(values[~bad], expected[name][~bad, 0].numpy())
-
-    def test_names_of_outputs(self, uq: Predictor) -> None:
-        def named(shape: tuple[int, ...], flat: bool) -> list[str]:
-            c = replace(uq.calibration, output_shape=shape)
-            return output_names(c, None, flat=flat)
-
-        assert named((), True) == named((1,), True) == named((3, 4), False) == ["mean", "std", "low", "high"]
-        assert named((2,), True) == [f"{name}_{k}" for name in ("mean", "std", "low", "high") for k in (0, 1)]
-        assert named((1, 1, 1), True) == ["mean", "std", "low", "high"]
-        with pytest.raises(ArgumentError, match=r"for csv or parquet; found outputs of shape \(3, 4\). Write npz"):
-            named((3, 4), True)
-        with pytest.raises(ArgumentError, match="a vector of at most 16384 per row for csv or parquet"):
-            named((2**31,), True)
-
     def test_float64(self, tmp_path: Path) -> None:
         double = calibrated(2, torch.float64)
         source = Source.of(csv_file(tmp_path, 4, bad=(0, 1)), ["b", "a"])
@@ -169,16 +134,6 @@ class TestLabelled:
         assert rows("fit", 0, size=7) == fit
         assert rows("fit", 1) != fit
 
-    def test_rows_that_are_not_finite(self, uq: Predictor, tmp_path: Path) -> None:
-        source = Source.of(csv_file(tmp_path, 40, bad=(3, 8, *range(20, 30))), ["b", "a"], ["y"])
-        with pytest.raises(DataError, match=r"missing ones, first at lines 5, 10\. Mend .*--drop-nan"):
-            list(Labelled(source, uq.model, 20))
-        kept = Labelled(source, uq.model, 20, drop=True)
-        assert sum(len(y) for _, y in kept) == 28
-        assert kept.dropped == 12
-        assert sum(len(y) for _, y in kept) == 28  # counted anew
-        assert kept.dropped == 12
-
     def test_no_rows(self, uq: Predictor, tmp_path: Path) -> None:
         source = Source.of(csv_file(tmp_path, 0), ["b", "a"], ["y"])
         with pytest.raises(DataError, match=r"expected rows to evaluate in .*found none"), source.explained():
@@ -191,35 +146,8 @@ class TestLabelled:
         assert Labelled(Source.of(str(tmp_path / "data.npz"), labelled=True), uq.model).row_total == 41
         assert Labelled(Source.of(csv_file(tmp_path, 3), ["a"], ["y"]), uq.model).row_total is None
 
-    def test_calibrates(self, uq: Predictor, tmp_path: Path) -> None:
-        source = Source.of(csv_file(tmp_path, 40), ["b", "a"], ["y"])
-        options: dict[str, Any] = {"method": latedrop.Sampling([0.3], draws=10)}
-        made = latedrop.calibrate(uq.model, Labelled(source, uq.model, 16), **options)
-        x = torch.tensor([[i / 40, -i / 40] for i in range(40)])
-        whole = latedrop.calibrate(uq.model, (x, torch.arange(40.0)), **options)
-        assert made.calibration.scale == pytest.approx(whole.calibration.scale, rel=rounding())
-
 
 class TestSource:
-    def test_remembered_columns(self, uq: Predictor, tmp_path: Path) -> None:
-        path = csv_file(tmp_path, 3)
-        record = replace(uq.calibration, columns=Source.of(path, ["a", "b"], ["y"]).names())
-        record = latedrop.Calibration.from_json(record.to_json())
-        found = Source.of(path, record=record, labelled=True).columns
-        assert (found.inputs, found.targets) == (("a", "b"), ("y",))
-        assert Source.of(path, ["b"], record=record).columns.inputs == ("b",)
-        (tmp_path / "data.csv").write_text("a,c\n1,2\n")
-        with pytest.raises(ArgumentError, match=r"expected column 'b' in .*It has 'a', 'c'"):
-            Source.of(path, record=record)
-
-    def test_remembered_arrays(self, uq: Predictor, tmp_path: Path) -> None:
-        path = str(tmp_path / "data.npz")
-        np.savez(path, ids=np.zeros(2), labels=np.zeros(2))
-        record = replace(uq.calibration, columns=Source.of(path, ["ids"], ["labels"]).names())
-        assert Source.of(path, record=record, labelled=True).columns.targets == ("labels",)
-        # Names of arrays say nothing about a csv file.
-        assert Source.of(csv_file(tmp_path, 2), record=record).columns.inputs == ("id", "b", "a", "y")
-
     def test_targets(self, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"expected --target, the column of .*data.csv"):
             Source.of(csv_file(tmp_path, 2), labelled=True)

@@ -92,14 +92,6 @@ class TestCsv:
         assert rows.finite.tolist() == [True, False]
         assert list(rows.where(rows.finite).places) == [2]
 
-    def test_infinite_is_not_finite(self, tmp_path: Path) -> None:
-        (rows,) = rows_of(csv_file(tmp_path, "a,b\n1,2\n3,-inf\n"), Columns(("a",), ("b",)))
-        assert rows.finite.tolist() == [True, False]
-
-    def test_underscores_are_no_digits(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="found '1_0' in line 2"):
-            inputs_of(csv_file(tmp_path, CSV.replace("r0,1", "r0,1_0")), "a", "b")
-
     def test_text_names_column_and_first_line(self, tmp_path: Path) -> None:
         path = csv_file(tmp_path, CSV + "r3,1,high,2\nr4,1,low,2\n")
         with pytest.raises(DataError, match=r"in column 'b' of .*data.csv; found 'high' in line 5.*--ignore b"):

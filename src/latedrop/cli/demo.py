@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,12 +44,10 @@ __all__ = [
     "Data",
     "Demo",
     "airfoil",
-    "checked_run",
     "network",
     "packaged",
     "picture",
     "run",
-    "shuffled",
     "write",
 ]
 
@@ -200,7 +198,11 @@ def run(
         rates: to choose from.
         progress: show bars on work longer than a second or two.
     """
-    draws, seed = checked_draws(draws), checked_run(seed, epochs)
+    draws, seed = checked_draws(draws), checked_seed(seed)
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
+    if epochs < 1:
+        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
     start = time.perf_counter()
     with one_thread():
         train, validation, test = _parts(seed)
@@ -226,23 +228,6 @@ def run(
         versions=versions(),
         seconds=time.perf_counter() - start,
     )
-
-
-def checked_run(seed: int, epochs: int) -> int:
-    """The seed; `ArgumentError` where it, or the number of epochs, is none."""
-    seed = checked_seed(seed)
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
-    if epochs < 1:
-        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
-    return seed
-
-
-def shuffled(data: Data, sizes: Iterable[int], seed: int) -> list[Data]:
-    """Parts of these sizes, in an order that the seed fixes."""
-    x, y = data
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    return [(x[part], y[part]) for part in order.split(list(sizes))]
 
 
 def write(result: Demo, folder: Path) -> list[Path]:
@@ -322,7 +307,7 @@ def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = Tr
         )
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, fused=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        for _ in _bar(epochs, progress):
+        for _ in shown_on(range(epochs), "training", unit="epochs", show=progress):
             for batch in torch.randperm(len(x)).split(256):
                 loss = ((model(x[batch]) - y[batch]) / y.std(0)).square().mean()
                 optimizer.zero_grad()
@@ -334,7 +319,9 @@ def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = Tr
 
 def _parts(seed: int) -> list[Data]:
     """Training, validation and test rows, in an order that the seed fixes."""
-    return shuffled(airfoil(), _PARTS.values(), seed)
+    x, y = airfoil()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
 
 
 def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:
@@ -372,7 +359,3 @@ class _Affine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale + self.shift
-
-
-def _bar(epochs: int, show: bool) -> Iterator[int]:
-    return shown_on(range(epochs), "training", unit="epochs", show=show)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 
 from latedrop.calibration.class_record import ClassCalibration
@@ -109,45 +108,14 @@ class Source:
         """Of labels that are text; None of others."""
         return None if self.columns.labels is None else self.columns.labels.names or None
 
-    def read(self, model: nn.Module, size: int, *, cut: bool = False) -> Iterator[Rows]:
-        """The rows, at most so many at a time; `DataError` with the place of a number that the model cannot hold.
-
-        With `cut`, such inputs are left to whoever predicts them, and cuts them.
-        """
-        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        squares = f"their squares have to fit {wide}, the dtype of the model's output"
-        for rows in read_batches(self.table, self.columns, size):
-            named = (
-                rows.inputs if isinstance(rows.inputs, dict) else dict(self._columns(self.columns.inputs, rows.inputs))
-            )
-            for name, values in () if cut else named.items():
-                self._check_size(
-                    rows, f"inputs in {name!r}", values, torch.finfo(dtype).max, f"{dtype} is the model's dtype"
-                )
-            if rows.target is not None:
-                for name, values in self._columns(self.columns.targets, rows.target):
-                    self._check_size(rows, f"targets in {name!r}", values, torch.finfo(wide).max ** 0.5, squares)
-            yield rows
-
-    def _columns(self, names: Sequence[str], values: npt.NDArray[Any]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        yield from zip(names, values.T, strict=True) if len(names) > 1 else [(names[0], values)]
-
-    def _check_size(self, rows: Rows, what: str, values: npt.NDArray[Any], most: float, why: str) -> None:
-        if values.dtype.kind != "f":
-            return
-        size = np.abs(values.reshape(len(rows), -1).astype(np.float64)).max(1, initial=0.0)
-        bad = np.flatnonzero((size > most) & np.isfinite(size))
-        if len(bad):
-            place = f"{self.table.unit} {rows.places[bad[0]]} of {self.table.path}"
-            raise DataError(
-                f"expected {what} below {most:.2g}, as {why}; found {size[bad[0]]:.3g} at {place}. Use other units."
-            )
+    def read(self, size: int) -> Iterator[Rows]:
+        """The rows, at most so many at a time."""
+        return read_batches(self.table, self.columns, size)
 
     def example(self, model: nn.Module) -> Any:
         """Inputs of the first rows, on the model's device."""
         inputs = replace(self, columns=replace(self.columns, targets=(), labels=None, weight=None))
-        for rows in inputs.read(model, 8):
+        for rows in inputs.read(8):
             if rows.finite.any():
                 return place(arguments(model, rows.where(rows.finite)), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
@@ -209,7 +177,7 @@ class Labelled:
     def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
         dice = np.random.default_rng(self.seed)
         self.dropped, self.counts = 0, []
-        for rows in self.source.read(self.model, self.batch_size):
+        for rows in self.source.read(self.batch_size):
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
             self.dropped += int((~rows.finite).sum())
@@ -261,7 +229,7 @@ class Unlabelled:
     drop: bool = False
 
     def __iter__(self) -> Iterator[Any]:
-        for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
+        for rows in self.source.read(self.batch_size):
             rows = _finite(rows, self.source, self.drop)
             if len(rows):
                 yield arguments(self.model, rows)

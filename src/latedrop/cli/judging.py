@@ -9,21 +9,23 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from latedrop import plots
 from latedrop.calibration.groups import Inputs
-from latedrop.cli.columns import check_sets
 from latedrop.cli.command import again, read_files, typed
 from latedrop.cli.feed import Labelled, Source
 from latedrop.cli.options import LEVEL, split
-from latedrop.cli.printing import draw_curves, draw_reliability
+from latedrop.cli.predicting import check_sets
 from latedrop.cli.tables import Place, Rows
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
 from latedrop.evaluation.judgement import Judgement, judge, output_units
+from latedrop.files import write_aside
+from latedrop.metrics.classes import reliability
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.prediction import Prediction
 from latedrop.prediction.predictor import Predictor
 from latedrop.progress import progress
-from latedrop.report import write_class_report, write_report
+from latedrop.report import png, write_class_report, write_report
 
 __all__ = ["calibration_report", "check_options", "curves", "judged", "report_on", "units_of"]
 
@@ -163,7 +165,12 @@ def curves(path: str | None, found: Judgement | ClassJudgement) -> list[str]:
     if path is None:
         return []
     if isinstance(found, ClassJudgement):
-        draw_reliability(path, found)
+        figure = plots.new_figure(5.2, 5.2)
+        bins = {name: reliability(p, found.labels, bins=10, mass=True)[:2] for name, p in found.probabilities.items()}
+        plots.reliability_diagram(bins, figure.subplots())
     else:
-        draw_curves(path, found.together.evaluations)
+        figure = plots.new_figure(6.4, 4.5)
+        rows = found.together.evaluations
+        plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, figure.subplots())
+    write_aside(path, png(figure))
     return [path]

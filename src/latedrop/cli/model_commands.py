@@ -14,15 +14,11 @@ from latedrop.cli import options as opt
 from latedrop.cli.command import again, command, read_files, typed
 from latedrop.cli.options import example_rows, readout_of, split
 from latedrop.cli.printing import broken, print_calibration, print_judgement, print_sites
-from latedrop.errors import ArgumentError, DataError
-from latedrop.progress import progress
-from latedrop.terminal import need, say
+from latedrop.errors import ArgumentError
+from latedrop.terminal import need
 
 if TYPE_CHECKING:
-    from latedrop.cli.feed import Places, Source
     from latedrop.detection.detector import Detector
-    from latedrop.prediction.class_predictor import ClassPredictor
-    from latedrop.prediction.predictor import Predictor
 
 __all__ = ["calibrate", "evaluate", "examples_of", "export", "predict", "sites"]
 
@@ -30,7 +26,7 @@ _STANDARD = "-"  # as in `tables`, which is imported late
 _SOME, _MANY, _NUMBERS = 256, 8192, 1 << 20  # rows at once; the most rows of a table, and the most of its numbers
 _READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
-    "demo": ("latedrop demo", "latedrop demo --task classification --out digits"),
+    "demo": ("latedrop demo", "latedrop demo --out airfoil --seed 1"),
     "sites": (
         "latedrop sites my_model:net --input-shape 8",
         "latedrop sites my_model:net --data val.csv --target price",
@@ -191,9 +187,8 @@ def predict(
     nothing in these columns, and is warned of; --drop-nan leaves it out.
     """
     with command(debug) as out:
-        from latedrop.cli.columns import output_names
         from latedrop.cli.feed import Places, Source, check_kept
-        from latedrop.cli.on_ray import on_ray
+        from latedrop.cli.predicting import on_ray, output_names, write_predictions
         from latedrop.cli.writing import check_apart
         from latedrop.detection.detector import Detector
         from latedrop.metrics.levels import checked_level
@@ -217,7 +212,7 @@ def predict(
             given = {**loading._asdict(), "model": model, "calibration": calibration}
             count, empty = on_ray(ray, uq, source, output, level, batch_size, scale, **given), Places("index")
         else:
-            count, empty = _write_predictions(uq, source, output, out, level, told, flat=flat, drop=drop_nan)
+            count, empty = write_predictions(uq, source, output, out, level, told, flat=flat, drop=drop_nan)
         gone = {"empty": 0 if drop_nan else empty.count, "dropped": empty.count if drop_nan else 0}
         _print_predicted(count, gone, level, names, output, out, as_json)
 
@@ -350,7 +345,7 @@ def _print_predicted(
 
 def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured, alone: list[str]) -> None:
     """Before the work: rows can be written; options that are `alone` do not go with Ray."""
-    from latedrop.cli.on_ray import check_folder
+    from latedrop.cli.predicting import check_folder
     from latedrop.cli.writing import ROW_FILES, check_output
 
     if ray is not None:
@@ -361,39 +356,6 @@ def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pic
         check_output(output, *ROW_FILES)
     elif as_json:
         raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
-
-
-def _write_predictions(
-    uq: "Predictor | ClassPredictor",
-    source: "Source",
-    output: str,
-    out: Any,
-    level: float | None,
-    detector: "Detector | None",
-    *,
-    flat: bool,
-    drop: bool,
-) -> "tuple[int, Places]":
-    """Batch by batch from the source to the output; how many rows, and which of them are empty or left out."""
-    from latedrop.cli.columns import p_values, predicted
-    from latedrop.cli.feed import Places
-    from latedrop.cli.writing import write_rows
-
-    path, count, empty = source.table.path, 0, Places(source.table.unit)
-    with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
-        for rows in source.read(uq.model, uq.batch_size, cut=True):
-            empty.add(rows)
-            tick(len(rows))
-            count += len(rows)
-            rows = rows.where(rows.finite) if drop and not rows.finite.all() else rows
-            told = {} if detector is None else {"p_value": p_values(detector, rows)}
-            append({**rows.kept, **predicted(uq, rows, level, flat=flat), **told})
-        if not count:
-            raise DataError(f"expected at least one row in {path}; found none.")
-    if empty.count:
-        done = "these rows are left out" if drop else "their predictions are left empty"
-        say(f"warning: NaN or missing values in {empty.count} of {count} rows, at {empty} of {path}; {done}.")
-    return count - empty.count * drop, empty
 
 
 def _print_file(path: Path, out: Any, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,47 +14,19 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.verdict import Finding
     from latedrop.evaluation.class_judgement import ClassJudgement
-    from latedrop.evaluation.evaluation import Evaluation
     from latedrop.evaluation.judgement import Judgement
     from latedrop.evaluation.requirements import Requirement
     from latedrop.network.sites import Sites
 
 __all__ = [
     "broken",
-    "draw_curves",
-    "draw_reliability",
     "print_calibration",
-    "print_class_judgement",
     "print_demo",
     "print_judgement",
     "print_sites",
 ]
 
 _SHOWN = 10  # names of classes in one line
-
-
-def draw_curves(path: str, rows: "Sequence[Evaluation]") -> None:
-    """The calibration curves as a PNG file."""
-    from latedrop import plots
-    from latedrop.files import write_aside
-    from latedrop.report import png
-
-    figure = plots.new_figure(6.4, 4.5)
-    plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, figure.subplots())
-    write_aside(path, png(figure))
-
-
-def draw_reliability(path: str, found: "ClassJudgement") -> None:
-    """Whether confidences hold, as a PNG file: of what is in use, of one temperature and of the model's own softmax."""
-    from latedrop import plots
-    from latedrop.files import write_aside
-    from latedrop.metrics.classes import reliability
-    from latedrop.report import png
-
-    figure = plots.new_figure(5.2, 5.2)
-    bins = {name: reliability(p, found.labels, bins=10, mass=True)[:2] for name, p in found.probabilities.items()}
-    plots.reliability_diagram(bins, figure.subplots())
-    write_aside(path, png(figure))
 
 
 def print_demo(
@@ -64,9 +36,8 @@ def print_demo(
     *,
     unit: str,
     notes: Mapping[str, str],
-    more: Callable[[], None] = lambda: None,
 ) -> None:
-    """The result of a demo, which has `headline()`, `evaluations` and `summary()`; `more` prints what only it has."""
+    """The result of a demo, which has `headline()`, `evaluations` and `summary()`."""
     from latedrop.report import table
 
     if as_json:
@@ -76,7 +47,6 @@ def print_demo(
     print_table(table(result.evaluations, unit))
     for label, note in notes.items():
         print(f"{label}: {note}")
-    more()
     print(f"\nwritten: {', '.join(str(path) for path in files)}")
 
 
@@ -163,9 +133,9 @@ def _print_class_calibration(c: "ClassCalibration", dropped: int, files: Sequenc
         record |= {"verdict": {**asdict(c.verdict), "text": str(c.verdict)}}
         print(json.dumps(record, indent=1))
         return
-    lines = [["candidate", "gain over one temperature [nats]"]]
-    lines += [[found.name, f"{found.gain:+.4f} ± {found.gain_error:.4f}"] for found in c.candidates]
-    print_table(lines, marked=[found.name for found in c.candidates].index(c.choice))
+    from latedrop.report.tables import class_candidates
+
+    print_table(class_candidates(c), marked=[found.name for found in c.candidates].index(c.choice))
     left = f", {dropped} left out" if dropped else ""
     left += f", {held} more for the prediction sets" if held else ""
     print(f"{c.rows} validation rows{left}; each was left out of the fit that it was scored with.")
@@ -215,7 +185,7 @@ def print_judgement(
         return
     left = f", {facts['dropped']} left out" if facts["dropped"] else ""
     if isinstance(found, ClassJudgement):
-        print_class_judgement(found, left, files)
+        _print_class_judgement(found, left, files)
         return
     print(f"{found.rows:,} test row{'s' * (found.rows > 1)}{left}")
     if found.together.verdict is not None:
@@ -230,16 +200,14 @@ def print_judgement(
         print(f"written: {', '.join(files)}")
 
 
-def print_class_judgement(found: "ClassJudgement", left: str, files: Sequence[str]) -> None:
+def _print_class_judgement(found: "ClassJudgement", left: str, files: Sequence[str]) -> None:
     """The verdict on test rows, and the scores beside those of one temperature and of the model's own softmax."""
+    from latedrop.report.tables import class_table
+
     rows = found.verdict.rows
     print(f"{rows:,} test row{'s' * (rows > 1)}{left}")
     _print_findings(found.findings)
-    lines = [["", "accuracy", "NLL", "Brier", "ECE", "class-wise ECE", "risk over coverage"]]
-    for row in found.scores:
-        shares = [f"{row.accuracy:.1%}", f"{row.nll:.4f}", f"{row.brier:.4f}", f"{row.ece:.1%}"]
-        lines.append([row.label, *shares, f"{row.classwise_ece:.1%}", f"{row.selective_risk:.2%}"])
-    print_table(lines, marked=0)
+    print_table(class_table(found.scores), marked=0)
     if found.strange is not None:
         print(f"{found.strange:.0%} of the rows lie beyond 90 % of the validation rows.")
     if files:

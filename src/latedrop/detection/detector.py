@@ -220,17 +220,10 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
 
 
 def _batches(uq: Scored, x: Any) -> Iterator[Any]:
-    if isinstance(x, Iterator):
-        parts = inputs_in(x, uq.model, uq.batch_size, None, uq.collate)
-        yield from (
-            place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model, cut=True) for part in parts
-        )
-        return
-    if is_loader(x) and uq.collate is None:
-        yield from (place(part, uq.model, cut=True) for part in inputs_in(x, uq.model, uq.batch_size))
-        return
-    placed = place(as_items(in_order(x, uq.calibration.columns), uq.collate), uq.model, cut=True)
-    yield from row_batches(placed, uq.batch_size)
+    several = isinstance(x, Iterator) or (is_loader(x) and uq.collate is None)
+    for part in inputs_in(x, uq.model, uq.batch_size, None, uq.collate) if several else [x]:
+        placed = place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model, cut=True)
+        yield from row_batches(placed, uq.batch_size)
 
 
 def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
 from latedrop.report.page import page_of
 from latedrop.report.svg import Axis, Plot
+from latedrop.report.tables import class_candidates, class_table
 
 __all__ = ["write_class_report"]
 
@@ -66,7 +67,7 @@ def write_class_report(
     body = [
         *top,
         heading("What was compared on the validation rows"),
-        table(_candidates(c), marked=c.choice),
+        table(class_candidates(c), marked=c.choice),
         heading("To get this again"),
         table([[k, v] for k, v in _facts(c, reproduce or {}).items()], head=False, texts=True),
     ]
@@ -93,15 +94,14 @@ def _tested(found: ClassJudgement, prediction: ClassPrediction, places: Sequence
 
 
 def _scores(found: ClassJudgement) -> str:
-    lines = [["", "NLL", "Brier", "accuracy", "calibration error", "risk over coverage"]]
-    for row in found.scores:
-        shares = [percent(value, 1) for value in (row.accuracy, row.ece, row.selective_risk)]
-        lines.append([row.label, f"{row.nll:.4f}", f"{row.brier:.4f}", *shares])
     strange = (
         "" if found.strange is None else f" {percent(found.strange, 0)} of them lie beyond 95 % of the reference rows."
     )
     said = f"{found.verdict.rows:,} test rows, used for nothing else; what is in use is marked.{strange}"
-    return table(lines, said, marked=found.scores[0].label)
+    said += (
+        " ECE: the calibration error, by how much probabilities are off on average; class-wise: that of every class."
+    )
+    return table(class_table(found.scores), said, marked=found.scores[0].label)
 
 
 def _figures(found: ClassJudgement) -> Iterator[Figure]:
@@ -173,11 +173,6 @@ def _worst(
         shares = percent(float(p[row, said]), 1), percent(float(p[row, true]), 1)
         lines.append([str(places[row] if places else row), names[said], shares[0], names[true], shares[1], strange])
     return lines
-
-
-def _candidates(c: ClassCalibration) -> list[list[str]]:
-    cells = [[one.name, f"{one.gain:+.4f} ± {one.gain_error:.4f}"] for one in c.candidates]
-    return [["candidate", "gain over one temperature [nats]"], *cells]
 
 
 def _facts(c: ClassCalibration, extra: Mapping[str, str]) -> dict[str, str]:

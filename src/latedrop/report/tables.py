@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.calibration.groups import Group
 from latedrop.calibration.record import Calibration, rate_text
+from latedrop.evaluation.class_judgement import ClassScores
 from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput
 from latedrop.network.sites import Site
@@ -17,6 +19,8 @@ from latedrop.numerals import column, nats, percent, plain
 __all__ = [
     "KINDS",
     "candidate_table",
+    "class_candidates",
+    "class_table",
     "constant_nll",
     "group_table",
     "number",
@@ -167,6 +171,21 @@ def candidate_table(terms: FittedTerms) -> list[list[str]]:
         chosen = " (chosen)" if found.name == terms.choice else ""
         cells.append([found.name + chosen, f"{found.gain:+.4f}", f"{found.gain_error:.4f}"])
     return [["candidate", "gain over a constant [nats]", "standard error"], *cells, ["constant", "0", "-"]]
+
+
+def class_candidates(c: ClassCalibration) -> list[list[str]]:
+    """The ways to probabilities that were compared on validation rows, header first."""
+    cells = [[one.name, f"{one.gain:+.4f} ± {one.gain_error:.4f}"] for one in c.candidates]
+    return [["candidate", "gain over one temperature [nats]"], *cells]
+
+
+def class_table(scores: Sequence[ClassScores]) -> list[list[str]]:
+    """The scores of several ways to probabilities on test rows, header first."""
+    lines = [["", "accuracy", "NLL", "Brier", "ECE", "class-wise ECE", "risk over coverage"]]
+    for row in scores:
+        shares = [f"{row.accuracy:.1%}", f"{row.nll:.4f}", f"{row.brier:.4f}", f"{row.ece:.1%}"]
+        lines.append([row.label, *shares, f"{row.classwise_ece:.1%}", f"{row.selective_risk:.2%}"])
+    return lines
 
 
 def site_table(sites: Sequence[Site]) -> list[list[str]]:

@@ -1,14 +1,13 @@
-"""What a page says of the validation rows: the search over rates, the way between the scales, the terms, the sites."""
+"""What a page says of the validation rows: every rate, the way between the scales, the terms, the sites."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from latedrop.calibration.record import Calibration
-from latedrop.numerals import plain
 from latedrop.report.html import Figure, figures, heading, paragraph, table
 from latedrop.report.svg import Axis, Plot
-from latedrop.report.tables import KINDS, candidate_table, constant_area, constant_nll, number, rate_table, with_unit
+from latedrop.report.tables import candidate_table, constant_area, constant_nll, number, rate_table
 
 __all__ = ["fitting", "summary"]
 
@@ -35,9 +34,10 @@ def summary(c: Calibration) -> str:
     }[c.method]
     kept = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
     floor = f" plus {number(c.floors)}" if any(c.floors) else ""
+    mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
     return (
-        f"{done} on {c.rows:,} validation rows. {kept} {number(c.rate)}; the predicted variance is the raw one times "
-        f"{number(c.scales)}{floor} (relaxed: times {number(c.relaxed_scales)})."
+        f"{done} on {c.rows:,} validation rows. {kept} {number(c.rate)}; the predicted mean is {mean}, the predicted "
+        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.relaxed_scales)})."
     )
 
 
@@ -45,8 +45,7 @@ def fitting(c: Calibration, unit: str) -> str:
     """The section about the validation rows."""
     rows = f"{c.rows:,} validation rows"
     parts = [heading("How it was fitted"), paragraph(summary(c))]
-    drawn = [_curves(c), *(_by_rate(c, unit) if len(c.table) > 1 else ()), _tradeoff(c)]
-    parts.append(figures(drawn))
+    parts.append(figures([_curves(c), _tradeoff(c)]))
     if c.terms is None:
         parts += [heading("Every rate", 3), table(rate_table(c, unit), f"{rows}; the fit has seen them.")]
     else:
@@ -104,61 +103,3 @@ def _tradeoff(c: Calibration) -> Figure:
     )
     legend = {"used": "between the scales", **({"constant": "constant"} if shown else {})}
     return Figure("Likelihood against calibration", said, plot.svg(said), legend)
-
-
-def _by_rate(c: Calibration, unit: str) -> Iterator[Figure]:
-    """Error, likelihood and calibration of every rate, and of one constant variance."""
-    over = _Rates(c)
-    whose = "mean over draws" if c.mean == "draws" else "model's own output"
-    if len(c.table[0].rmses) > 1:
-        whose = f"{whose}, first of {len(c.table[0].rmses)} outputs"
-    rmse = {"scaled": [row.rmses[0] for row in c.table]}
-    if c.constant is not None and len(c.constant) == 1 and c.target is None:
-        rmse["constant"] = [c.constant[0] ** 0.5] * len(over.rates)
-    plot = over.drawn(rmse, with_unit("RMSE", unit))[0]
-    said = f"RMSE of the {whose}; the constant is that of the chosen rate. {over.chosen_at}"
-    legend = {_LOOKS[name]: whose if name == "scaled" else name for name in rmse}
-    yield Figure("Error by rate", said, plot.svg(said), legend)
-    nll, area = constant_nll(c), constant_area(c)
-    lines = {name: over.values(f"nll_{kind}") for name, kind in {"raw": "unscaled", "scaled": "scaled"}.items()}
-    lines |= {"ideal": over.values("nll_ideal")} | ({} if nll is None else {"constant": [nll] * len(over.rates)})
-    plot, note = over.drawn(lines, "NLL")
-    said = f"Lower is better; no variance gets below the ideal line.{note} {over.chosen_at}"
-    yield Figure("Likelihood by rate", said, plot.svg(said), {_LOOKS[name]: name for name in lines})
-    lines = {name: over.values(f"ma_{kind}") for name, kind in KINDS.items()}
-    lines |= {} if area is None else {"constant": [area] * len(over.rates)}
-    plot, _ = over.drawn(lines, "miscalibration area", whole=True)
-    said = f"Area between calibration curve and diagonal, 0 is calibrated. {over.chosen_at}"
-    yield Figure("Calibration by rate", said, plot.svg(said), {_LOOKS[name]: name for name in lines})
-
-
-class _Rates:
-    """Lines over the rates of a calibration."""
-
-    def __init__(self, c: Calibration) -> None:
-        numbers = [row.rate for row in c.table if isinstance(row.rate, float)]
-        named = len(numbers) != len(c.table)
-        self.c = c
-        self.rates = [float(k) for k in range(1, len(c.table) + 1)] if named else numbers
-        self.chosen = self.rates[[row.rate for row in c.table].index(c.rate)]
-        self.chosen_at = f"The upright line is at the chosen rate, {number(c.rate)}."
-        log = not named and min(self.rates) > 0 and max(self.rates) > 5 * min(self.rates)
-        self.axis = Axis.around(self.rates, "line of the table of rates" if named else "dropout rate", log=log)
-
-    def values(self, name: str) -> list[float]:
-        return [float(getattr(row, name)) for row in self.c.table]
-
-    def drawn(self, lines: Mapping[str, Sequence[float]], label: str, *, whole: bool = False) -> tuple[Plot, str]:
-        """The lines, and what is to be said of a raw one that runs away and is cut off, unless `whole`."""
-        others = [value for name, values in lines.items() for value in values if name != "raw"]
-        raw = list(lines.get("raw", ()))
-        limit = max(others) + max(max(others) - min(others), 0.5)
-        within = [value for value in raw if value <= limit or whole]
-        plot = Plot(self.axis, Axis.around([*others, *within], label, zero=whole))
-        plot.upright(self.chosen, "grid", f"chosen: {number(self.c.rate)}")
-        for name, values in lines.items():
-            plot.line(self.rates, values, _LOOKS[name], name)
-            for rate, value in zip(self.rates, values, strict=True):
-                plot.dot(rate, value, _LOOKS[name], f"{name} at {plain(rate)}: {plain(value)}", 2.5)
-        gone = len(raw) > len(within)
-        return plot, f" The raw one leaves the figure: it goes up to {plain(max(raw))}." if gone else ""

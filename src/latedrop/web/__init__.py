@@ -1,4 +1,4 @@
-"""Local pages over HTTP: who may ask, what a page may load, and where it is served. FastAPI and uvicorn are extras.
+"""HTTP on this machine: who may ask, and where it is served. FastAPI and uvicorn are extras.
 
 It may import the modules beside the rooms, and no room.
 """

@@ -18,10 +18,9 @@ from pydantic import BaseModel, Field
 from latedrop import LatedropError
 from latedrop.errors import DataError
 from latedrop.files import csv_line
-from latedrop.web.access import ROLE
-from latedrop.web.pages import make_pages
 from latedrop_crowd.console.daily import day_page, hours_table
 from latedrop_crowd.console.hub import Hub
+from latedrop_crowd.console.pages import ROLE, make_pages
 from latedrop_crowd.console.watch import View, Watch
 from latedrop_crowd.console.zones import cells_of, drawn_points
 

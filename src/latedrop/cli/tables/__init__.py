@@ -6,10 +6,20 @@ their inputs are columns of numbers. In a npz or pt file inputs are arrays whose
 unpickled. Images need Pillow (`pip install "latedrop[images]"`).
 """
 
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from latedrop.cli.tables.array_files import open_npz, open_pt
+from latedrop.cli.tables.arrow_files import open_csv, open_feather, open_parquet
 from latedrop.cli.tables.images import image_transform, open_images
 from latedrop.cli.tables.labels import Labels, check_count, distinct
-from latedrop.cli.tables.reading import open_table
-from latedrop.cli.tables.rows import STANDARD, Columns, Place, Rows, Table, choose, read_batches
+from latedrop.cli.tables.rows import STANDARD, Block, Columns, Place, Rows, Table, choose, read_batches
+from latedrop.errors import ArgumentError, DataError
+from latedrop.files import readable
+from latedrop.terminal import listed
 
 __all__ = [
     "STANDARD",
@@ -26,3 +36,87 @@ __all__ = [
     "open_table",
     "read_batches",
 ]
+
+_OPENERS: dict[str, Callable[[str], Table]] = {
+    **dict.fromkeys((".csv", ".tsv", ".csv.gz", ".tsv.gz"), open_csv),
+    ".parquet": open_parquet,
+    ".feather": open_feather,
+    ".npz": open_npz,
+    **dict.fromkeys((".pt", ".pth"), open_pt),
+}
+_log = logging.getLogger(__name__)
+_SHOWN, _SHOWN_FILES = 12, 4
+
+
+def open_table(path: str) -> Table:
+    """Open a file or a folder of files; only heads are read. `-` is csv from standard input, read once."""
+    with readable(path, "a folder of data" if path != STANDARD and Path(path).is_dir() else "data"):
+        table = _open_folder(path) if path != STANDARD and Path(path).is_dir() else _opener(path)(path)
+    count = "" if table.count is None else f"{table.count} rows, "
+    _log.info("data %s: %s%ss %s", table.path, count, table.word, listed(table.names, _SHOWN))
+    return table
+
+
+def _opener(path: str) -> Callable[[str], Table]:
+    name = ".csv" if path == STANDARD else Path(path).name.lower()
+    for ending, opener in _OPENERS.items():
+        if name.endswith(ending):
+            return opener
+    raise ArgumentError(
+        f"expected data that end in {', '.join(_OPENERS)}, a folder of these, or - for csv from standard input; "
+        f"found {path!r}."
+    )
+
+
+def _open_folder(path: str) -> Table:
+    """Open the files of a folder, all of one kind, in the order of their names; places are `file:place`."""
+    files = _files(path)
+    opener = _opener(files[0].name)
+    tables = (opener(str(file)) for file in files)  # looked at one by one: a thousand open files are too many
+    first = next(tables)
+    counts = [first.count]
+    for file, other in zip(files[1:], tables, strict=True):
+        _check_same(path, files[0].name, first, file.name, other)
+        counts.append(other.count)
+
+    def read(columns: Columns, size: int) -> Iterator[Block]:
+        for file in files:
+            for places, numbers, kept in opener(str(file)).read(columns, size):
+                yield [f"{file.name}:{place}" for place in places], numbers, kept
+
+    count = sum(n for n in counts if n is not None) if None not in counts else None
+    return Table(path, first.names, first.arrays, count, first.unit, read)
+
+
+def _files(path: str) -> list[Path]:
+    """List the data files of a folder; those that start with a dot or an underscore, as `_SUCCESS`, are left out."""
+    entries = [entry for entry in sorted(Path(path).iterdir()) if not entry.name.startswith((".", "_"))]
+    inside = [entry.name for entry in entries if entry.is_dir()]
+    if inside:
+        raise DataError(
+            f"expected files side by side in the folder {path}; found folders in it: {listed(inside, _SHOWN_FILES)}. "
+            "Name one of them, or put the files side by side."
+        )
+    files = [entry for entry in entries if entry.name.lower().endswith(tuple(_OPENERS)) and entry.is_file()]
+    if not files:
+        raise DataError(f"expected files that end in {', '.join(_OPENERS)} in the folder {path}; found none.")
+    kinds = {_opener(file.name): file.name for file in reversed(files)}
+    if len(kinds) > 1:
+        raise DataError(
+            f"expected files of one kind in the folder {path}; found {listed(sorted(kinds.values()), _SHOWN_FILES)}. "
+            "Put each kind into a folder of its own."
+        )
+    return files
+
+
+def _check_same(path: str, first: str, table: Table, name: str, other: Table) -> None:
+    """Raise where the second file lacks names of the first, or has others; their order does not matter."""
+    missing = [repr(column) for column in table.names if column not in other.names]
+    more = [repr(column) for column in other.names if column not in table.names]
+    if missing or more:
+        differences = [f"lacks {listed(missing, _SHOWN_FILES)}"] if missing else []
+        differences += [f"also has {listed(more, _SHOWN_FILES)}"] if more else []
+        raise DataError(
+            f"expected the same {table.word}s in all files of {path}; found that {name} {' and '.join(differences)}, "
+            f"unlike {first}."
+        )

@@ -1,25 +1,45 @@
-"""What every page of ours has: files by name, headers on every answer, requests that stay small, errors as JSON."""
+"""What the console's pages share: files by name, headers on every answer, small requests, errors as JSON, tokens.
+
+A token leaves the address at once, and stays in a cookie. Several tokens may stand for several roles; which one a
+request has is in its scope, under `ROLE`.
+"""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
 from latedrop.errors import FileError, LatedropError
-from latedrop.web.access import HEADERS, refused
+from latedrop.web.access import bearer_token, foreign_page, from_elsewhere
 
-__all__ = ["LARGEST", "make_pages"]
+__all__ = ["HEADERS", "LARGEST", "ROLE", "make_pages"]
 
 LARGEST = 262_144
 """Bytes of a request."""
-_SHARED = Path(__file__).parent / "page"
+COOKIE = "latedrop_token"
+"""The name of the cookie that holds a token."""
+ROLE = "latedrop.role"
+"""Under which the scope of a request has the role of its token."""
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer."""
 _KINDS = {
     ".html": "text/html",
     ".css": "text/css",
@@ -36,19 +56,19 @@ def make_pages(
     lifespan: Any = None,
     forbidden: Callable[[Request], str | None] = lambda request: None,
 ) -> FastAPI:
-    """An application that serves `index.html` of a folder, and by name its other files and those that pages share.
+    """An application that serves `index.html` of a folder, and by name its other files.
 
     Args:
         title: of the application.
         folder: with `index.html` and what it loads.
         tokens: by role; without any the page is for this machine alone.
         lifespan: of the application, as FastAPI takes it.
-        forbidden: why a request may not be answered, in words; None where it may. See `access.ROLE`.
+        forbidden: why a request may not be answered, in words; None where it may. See `ROLE`.
     """
     app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Guard, tokens=tokens, forbidden=forbidden)
     # Nothing that is asked for becomes a path.
-    files = {path.name: path for where in (_SHARED, folder) for path in where.iterdir() if path.suffix in _KINDS}
+    files = {path.name: path for path in folder.iterdir() if path.suffix in _KINDS}
 
     @app.api_route("/", methods=["GET", "HEAD"])
     def page() -> Response:
@@ -76,6 +96,31 @@ def make_pages(
         return _said(422, f"expected another request; {told}.")
 
     return app
+
+
+def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:
+    """The answer to a request that is not allowed; None where it is. `tokens` are by their role; none: all is local."""
+    why = foreign_page(request) or (None if tokens else from_elsewhere(request))
+    if why is not None or not tokens:
+        return None if why is None else JSONResponse({"error": why}, 403)
+    given = request.query_params.get("token")
+    role = None if given is None else _role(given.encode("utf-8", "replace"), tokens)
+    if role is not None:
+        # The token leaves the address at once, and stays in a cookie that scripts cannot read.
+        answer = RedirectResponse(request.url.path, 303)
+        answer.set_cookie(COOKIE, tokens[role], httponly=True, samesite="strict", max_age=30 * 86400)
+        return answer
+    role = _role(bearer_token(request) or request.cookies.get(COOKIE, "").encode("utf-8", "replace"), tokens)
+    if role is not None:
+        request.scope[ROLE] = role
+        return None
+    return JSONResponse({"error": "expected a token: open the address that the command printed, with ?token=...."}, 401)
+
+
+def _role(words: bytes, tokens: Mapping[str, str]) -> str | None:
+    """Whose token it is; all are compared, so that the time tells nothing."""
+    roles = [role for role, token in tokens.items() if hmac.compare_digest(words, token.encode())]
+    return roles[0] if roles else None
 
 
 class _Guard:

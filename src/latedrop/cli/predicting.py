@@ -1,14 +1,17 @@
-"""Predictions as columns to write: one value per row and column, or with `flat=False` one array per name.
+"""Rows predicted and written, a batch at a time or by the workers of a cluster.
 
-Rows that are not finite have no prediction: NaN, or nothing in columns of text.
+Predictions are columns: one value per row and column, or with `flat=False` one array per name. Rows that are not finite
+have no prediction: NaN, or nothing in columns of text.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +20,23 @@ import torch
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.cli.feed import arguments
-from latedrop.cli.options import LEVEL
+from latedrop.cli.feed import Places, Source, arguments
+from latedrop.cli.options import LEVEL, Pictured, scale_of
 from latedrop.cli.tables import Rows
+from latedrop.cli.writing import write_rows
 from latedrop.detection.detector import Detector
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, DataError
+from latedrop.prediction.calibrated import Calibrated
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
+from latedrop.progress import progress
+from latedrop.terminal import need, say
 
-__all__ = ["check_sets", "output_names", "p_values", "predicted"]
+__all__ = ["check_folder", "check_sets", "on_ray", "output_names", "predicted", "write_predictions"]
 
 _NAMES = ("mean", "std", "low", "high")
 _MOST_COLUMNS = 16_384  # of a spreadsheet
+_RAY_ROWS = 1024  # that a worker runs at once
 
 
 def output_names(c: Calibration | ClassCalibration, level: float | None, *, flat: bool) -> list[str]:
@@ -51,7 +59,80 @@ def predicted(
     return _predicted(uq, rows, LEVEL if level is None else level, flat=flat)
 
 
-def p_values(detector: Detector, rows: Rows) -> npt.NDArray[np.float64]:
+def write_predictions(
+    uq: Predictor | ClassPredictor,
+    source: Source,
+    output: str,
+    out: Any,
+    level: float | None,
+    detector: Detector | None,
+    *,
+    flat: bool,
+    drop: bool,
+) -> tuple[int, Places]:
+    """Batch by batch from the source to the output; how many rows, and which of them are empty or left out."""
+    path, count, empty = source.table.path, 0, Places(source.table.unit)
+    with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
+        for rows in source.read(uq.batch_size):
+            empty.add(rows)
+            tick(len(rows))
+            count += len(rows)
+            rows = rows.where(rows.finite) if drop and not rows.finite.all() else rows
+            told = {} if detector is None else {"p_value": _p_values(detector, rows)}
+            append({**rows.kept, **predicted(uq, rows, level, flat=flat), **told})
+        if not count:
+            raise DataError(f"expected at least one row in {path}; found none.")
+    if empty.count:
+        done = "these rows are left out" if drop else "their predictions are left empty"
+        say(f"warning: NaN or missing values in {empty.count} of {count} rows, at {empty} of {path}; {done}.")
+    return count - empty.count * drop, empty
+
+
+def check_folder(output: str, images: Pictured) -> None:
+    """Before the work: raise unless the output can be a folder, and the inputs are columns."""
+    need("ray", "ray", "pyarrow")
+    if output == "-" or Path(output).suffix:
+        raise ArgumentError(f"expected -o with a folder for parquet files, as Ray writes several; found {output!r}.")
+    if images.images is not None:
+        raise ArgumentError("expected columns of numbers with --ray; found --images. Predict these on one machine.")
+
+
+def on_ray(
+    address: str,
+    uq: Calibrated[Any],
+    source: Source,
+    output: str,
+    level: float | None,
+    size: int | None,
+    scale: str | None,
+    **model: Any,
+) -> int:
+    """Predict the rows of a source and write a folder; how many there were."""
+    from latedrop.adapters.ray import Asked, predict_folder
+
+    if not isinstance(uq, Predictor):
+        raise ArgumentError("expected a regression with --ray; found a calibration of classes. Leave --ray out.")
+    if source.table.arrays:
+        raise ArgumentError(f"expected csv or parquet with --ray; found {source.table.path}, which holds arrays.")
+    local = address == "local"
+    if local:  # workers have folders of their own
+        paths = ("calibration", "weights", *(["model"] if Path(model["model"]).exists() else []))
+        model |= {name: str(Path(model[name]).absolute()) for name in paths if model[name] is not None}
+    readout = model.pop("readout")
+    asked = Asked(
+        **model,
+        readout=int(readout) if readout is not None and readout.lstrip("-").isdecimal() else readout,
+        inputs=source.columns.inputs,
+        keep=source.columns.kept,
+        level=LEVEL if level is None else level,
+        scale=None if scale is None else scale_of(scale),
+        folder=os.getcwd() if local else None,
+        batch_size=_RAY_ROWS if size is None else size,
+    )
+    return predict_folder(asked, source.table.path, output, address=address)
+
+
+def _p_values(detector: Detector, rows: Rows) -> npt.NDArray[np.float64]:
     """How usual rows are, `(N,)`; NaN for those that are not finite."""
     found = np.full(len(rows), np.nan)
     if rows.finite.any():
