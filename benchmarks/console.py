@@ -254,7 +254,7 @@ def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
     return rates
 
 
-def processes(frames: int = 20) -> dict[str, dict[str, float]]:
+def processes(frames: int = 12) -> dict[str, dict[str, float]]:
     """CPU seconds for a frame of 640 x 480, and peak memory, of the commands themselves, each as a process of its own.
 
     Seconds for a frame are those of three times as many frames less those of so many: the start is left out.
@@ -279,7 +279,7 @@ def processes(frames: int = 20) -> dict[str, dict[str, float]]:
             for zone in list(ZONES)[1:4]:
                 store.add_zone(str(count), zone, ZONES[zone], 20)
             store.close()
-            watch = ["watch", source, "--fps", "1", "--port", "0", "--memory", str(memory), "--threads", "1"]
+            watch = ["watch", source, "--fps", "0.25", "--port", "0", "--memory", str(memory), "--threads", "1"]
             runs["`crowd watch`, three zones"].append(_watched(watch, count))
             counting = _started(["count", source, "--out", str(folder / f"out{count}")])
             runs["`crowd count`"].append((*_used(counting), count))

@@ -76,9 +76,9 @@ def make_ucsd(folder: Path) -> Path:
     return folder
 
 
-def make_pets(folder: Path, view: int = 1) -> Path:
+def make_pets(folder: Path) -> Path:
     for time, number in (("13-57", 1), ("13-59", 2)):
-        images = folder / "S1" / "L1" / f"Time_{time}" / f"View_{view:03d}"
+        images = folder / "S1" / "L1" / f"Time_{time}" / "View_001"
         empties(images, [f"frame_{i:04d}.jpg" for i in range(1, 10)])
         picture(images / "frame_0000.jpg", colour=True)
         boxes = '<box h="20" w="8" xc="15.5" yc="18"/><box h="10" w="4" xc="100" yc="9"/>'
@@ -86,7 +86,7 @@ def make_pets(folder: Path, view: int = 1) -> Path:
             f'<frame number="{i}"><objectlist>{f"<object>{boxes}</object>" if i else ""}</objectlist></frame>'
             for i in range(10)
         )
-        file = folder / "annotations" / ("" if view == 1 else f"View_{view:03d}") / f"PETS2009-S1L1-{number}.xml"
+        file = folder / "annotations" / f"PETS2009-S1L1-{number}.xml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f'<?xml version="1.0"?><dataset name="x">{frames}</dataset>')
     (folder / "annotations" / "View_001.xml").write_text('<?xml version="1.0"?><Camera name="View_001"/>')
@@ -141,9 +141,8 @@ def test_ucsd(ucsd: Path) -> None:
     assert open_set("ucsd", ucsd, use_roi=False).count(1) == 2
 
 
-@pytest.mark.parametrize("view", [1, 2])
-def test_pets(tmp_path: Path, view: int) -> None:
-    found = open_set("pets", make_pets(tmp_path, view), view=view)
+def test_pets(tmp_path: Path) -> None:
+    found = open_set("pets", make_pets(tmp_path))
     assert (found.train, found.validation, found.test) == (tuple(range(8)), (8, 9), tuple(range(10, 20)))
     assert [found.frames[index].name for index in (0, 19)] == ["13-57/frame_0000", "13-59/frame_0009"]
     np.testing.assert_allclose(found.frames[1].points, [[15.5, 10], [100, 5]])  # a tenth below the top of the box
@@ -190,8 +189,6 @@ def test_arguments_are_checked(mall: Path) -> None:
         open_set("mal", mall)
     with pytest.raises(ArgumentError, match=r"expected enlarge to be 1, 2, \.\.\.; found 0"):
         open_set("mall", mall, enlarge=0)
-    with pytest.raises(ArgumentError, match="expected a view only for pets; found view 2 for mall"):
-        open_set("mall", mall, view=2)
     with pytest.raises(ArgumentError, match="expected use_roi only for mall, ucsd and own; pets has no region"):
         open_set("pets", mall, use_roi=True)
 
@@ -279,17 +276,6 @@ def test_a_ucsd_clip_that_is_cut_short_is_named(tmp_path: Path, ucsd: Path) -> N
         open_set("ucsd", tmp_path / "ucsd")
 
 
-def test_a_pets_view_without_boxes_is_named(tmp_path: Path) -> None:
-    make_pets(tmp_path)
-    with pytest.raises(FileError, match=r"expected the folder .*View_003; there is none"):
-        open_set("pets", tmp_path, view=3)
-    for time in ("13-57", "13-59"):
-        picture(tmp_path / "S1" / "L1" / f"Time_{time}" / "View_003" / "frame_0000.jpg")
-    said = r"expected person boxes for Time_13-57, view 3, at .*View_003.PETS2009-S1L1-1\.xml; the frames are there"
-    with pytest.raises(FileError, match=said):
-        open_set("pets", tmp_path, view=3)
-
-
 def test_malformed_pets_boxes_are_named(tmp_path: Path) -> None:
     folder = make_pets(tmp_path)
     file = folder / "annotations" / "PETS2009-S1L1-1.xml"
@@ -305,6 +291,10 @@ def test_malformed_pets_boxes_are_named(tmp_path: Path) -> None:
         with pytest.raises(error, match=said):
             open_set("pets", folder)
     file.write_text(whole)
+    file.rename(folder / "boxes.xml")
+    with pytest.raises(FileError, match=r"expected person boxes for Time_13-57 at .*PETS2009-S1L1-1\.xml"):
+        open_set("pets", folder)
+    (folder / "boxes.xml").rename(file)
     (folder / "S1" / "L1" / "Time_13-57" / "View_001" / "frame_0003.jpg").unlink()
     with pytest.raises(FileError, match=r"expected the 10 annotated frames in .*; missing: frame_0003\.jpg"):
         open_set("pets", folder)
@@ -347,5 +337,3 @@ def test_the_real_pets() -> None:
     assert found.size == (576, 768)
     assert [len(part) for part in (found.train, found.validation, found.test)] == [177, 44, 241]
     assert sum(len(frame.points) for frame in found.frames) == sum(map(found.count, range(len(found.frames)))) == 8813
-    with pytest.raises(FileError, match=r"View_002; there is none"):
-        open_set("pets", real("pets2009"), view=2)

@@ -10,7 +10,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("PIL")
 from PIL import Image
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import DataError, LatedropError
 from latedrop_crowd.layouts import CrowdSet, open_set
 from rounding import rounding
 
@@ -126,8 +126,6 @@ def test_black_regions_and_several_sizes(camera: Path) -> None:
     opened = open_set("own", camera)
     assert opened.size is None
     assert opened.shape(2) == (90, 96)
-    with pytest.raises(ArgumentError, match=r"expected a view only for pets"):
-        open_set("own", camera, view=2)
 
 
 def test_one_of_our_own_is_trained_on(camera: Path) -> None:

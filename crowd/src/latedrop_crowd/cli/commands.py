@@ -41,7 +41,6 @@ _SHOWN = 3  # warnings of strange frames
 _DEBUG = "Show the traceback of an error."
 _DATA = "Folder of the set, as it was released, or of your own frames; scenes need none."
 _SET = "mall, ucsd, pets, own (frames of your own) or scenes."
-_VIEW = "Camera of PETS2009."
 _ENLARGED = {"ucsd": 2}  # its people are small
 
 
@@ -120,7 +119,6 @@ def crowd_calibrate(
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
     ] = None,
     every: Annotated[int, option("Use each k-th validation frame.")] = 1,
-    view: Annotated[int, option(_VIEW)] = 1,
     report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
     counter: CounterOptions = NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
@@ -142,7 +140,7 @@ def crowd_calibrate(
         check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
-        opened = _opened(set_name, data, trained, view)
+        opened = _opened(set_name, data, trained)
         found = calibrate_counter(
             trained,
             opened,
@@ -217,7 +215,6 @@ def crowd_train(
     crop: Annotated[int | None, option("Side of random squares in pixels; whole frames by default.")] = None,
     rate: Annotated[float | None, option("Of embedded dropout.")] = None,
     seed: Annotated[int | None, option("Of weights, order, crops and masks.")] = None,
-    view: Annotated[int, option(_VIEW)] = 1,
     enlarge: Annotated[int | None, option("Factor by which frames are enlarged; 2 by default for ucsd.")] = None,
     roi: Annotated[bool | None, option("Count only inside the region of interest.", "--roi/--no-roi")] = None,
     sigma: Annotated[float | None, option("Of a head's kernel in pixels; by default the set's own.")] = None,
@@ -247,9 +244,7 @@ def crowd_train(
             frames = make_scenes()
         else:
             enlarge = _ENLARGED.get(set_name, 1) if enlarge is None else enlarge
-            frames = open_set(
-                set_name, _folder_of(set_name, data), view=view, enlarge=enlarge, use_roi=roi, sigma=sigma
-            )
+            frames = open_set(set_name, _folder_of(set_name, data), enlarge=enlarge, use_roi=roi, sigma=sigma)
         options: dict[str, Any] = {"fresh": fresh, "command": typed.get().replace(str(data), "DIR")}
         if folds:
             cross_fit(frames, settings, out, chosen_device(device), folds=folds, **options)
@@ -264,14 +259,14 @@ def _read(sources: Iterable[Path]) -> dict[str, Path]:
     return {f"SOURCE {file}": file for file in found}
 
 
-def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":
+def _opened(name: str, data: Path | None, trained: "Trained") -> "CrowdSet":
     """The set as the network was trained on it."""
     from latedrop_crowd.layouts import open_as_trained
     from latedrop_crowd.scenes import make_scenes
 
     if name == "scenes":
         return make_scenes(160, 80, 0)
-    return open_as_trained(name, _folder_of(name, data), trained, view=view)
+    return open_as_trained(name, _folder_of(name, data), trained)
 
 
 def _folder_of(name: str, data: Path | None) -> Path:

@@ -54,11 +54,6 @@ class Count:
     reading: Reading = field(repr=False)
     ends: float
 
-    @property
-    def spread(self) -> float:
-        """Width of the interval for each person, with one more so that none divides by 0."""
-        return float(2 * self.ends * self.amounts[0].variance ** 0.5 / (max(self.amounts[0].mean, 0.0) + 1))
-
 
 class LiveCounter:
     """A counter for one source.

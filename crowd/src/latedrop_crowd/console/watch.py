@@ -23,7 +23,7 @@ from latedrop_crowd.console.camera import Camera, Shot
 from latedrop_crowd.console.counter import Count, LiveCounter
 from latedrop_crowd.console.daily import write_reports
 from latedrop_crowd.console.heat import Heat
-from latedrop_crowd.console.labelling import Proposals, forget, frame_name, learn, lossless, restored
+from latedrop_crowd.console.labelling import forget, frame_name, learn, lossless, restored, why_label
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
 from latedrop_crowd.console.sources import Source
@@ -66,7 +66,7 @@ class View:
         self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], settings: Settings, heat: Heat
     ) -> None:
         self.number, self.source, self.counter, self.zones, self.heat = number, source, counter, zones, heat
-        self.proposals = Proposals(settings.stretch)
+        self.propose_at: float | None = None
         self.alarms: dict[int, Alarm] = {}
         self.camera: Camera | None = None
         self.shot: Shot | None = None
@@ -308,10 +308,8 @@ class Watch:
             )
             if not count.reading.uncountable:
                 view.heat.add(count.density, shot.time)
-        found = None if count.reading.uncountable else view.proposals.look(name, count, shot)
-        if found is not None:
-            self._keep(view, found.name, found.why, found.counted, found.shot)
-            self.tell({"kind": "labels", "source": view.number})
+        if not count.reading.uncountable:
+            self._propose(view, name, count, shot)
         self._strange(view, count)
         view.message = {
             "kind": "count",
@@ -326,6 +324,16 @@ class Watch:
             "camera": view.camera.about() if view.camera is not None else {},
         }
         self.tell(view.message)
+
+    def _propose(self, view: View, name: str, count: Count, shot: Shot) -> None:
+        """Keep one frame of each stretch to be labelled."""
+        stretch = self.settings.stretch
+        if view.propose_at is None:
+            view.propose_at = shot.steady + stretch
+        if shot.steady >= view.propose_at:
+            view.propose_at = shot.steady + stretch
+            self._keep(view, name, why_label(count.strangeness), count, shot)
+            self.tell({"kind": "labels", "source": view.number})
 
     def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
         """Count and colour of one zone; alarms begin and end here."""

@@ -26,7 +26,6 @@ def open_set(
     name: str,
     folder: str | os.PathLike[str],
     *,
-    view: int = 1,
     enlarge: int = 1,
     use_roi: bool | None = None,
     sigma: float | None = None,
@@ -36,7 +35,6 @@ def open_set(
     Args:
         name: `mall`, `ucsd`, `pets`, or `own` for the layout of `layouts.own`.
         folder: where it was unpacked.
-        view: the camera of PETS2009.
         enlarge: make frames this many times larger, and points, region of interest and sigma with them.
         use_roi: count only inside the region of interest. None: as the set's protocol does (UCSD does; Mall has a
             region, but counts all heads; frames of your own do where there is a roi.png).
@@ -47,7 +45,7 @@ def open_set(
         FileError: a folder or a file is missing or cannot be read.
         DataError: the annotations are not what the layout says.
     """
-    folder = _check_arguments(name, Path(folder), view, enlarge, use_roi)
+    folder = _check_arguments(name, Path(folder), enlarge, use_roi)
     if name == "own":
         return _enlarged(read_own(folder, use_roi is not False, sigma), int(enlarge))
     if name == "mall":
@@ -55,17 +53,17 @@ def open_set(
     elif name == "ucsd":
         opened, standard = read_ucsd(folder, use_roi is not False)
     else:
-        opened, standard = read_pets(folder, view)
+        opened, standard = read_pets(folder)
     opened = opened if sigma is None else replace(opened, sigma=sigma)
     return _enlarged(_split(opened, standard, _CLIPS.get(name, 1)), int(enlarge))
 
 
-def open_as_trained(name: str, folder: str | os.PathLike[str], trained: Trained, *, view: int = 1) -> CrowdSet:
+def open_as_trained(name: str, folder: str | os.PathLike[str], trained: Trained) -> CrowdSet:
     """Open a set as a network was trained on it: as much enlarged, and inside its region of interest."""
     use_roi = trained.roi is not None if name in _WITH_REGION else None
     sigma = trained.about.get("sigma") if name == "own" else None
     sigma = None if sigma is None else sigma / trained.enlarge
-    return open_set(name, folder, view=view, enlarge=trained.enlarge, use_roi=use_roi, sigma=sigma)
+    return open_set(name, folder, enlarge=trained.enlarge, use_roi=use_roi, sigma=sigma)
 
 
 def _split(opened: CrowdSet, standard: int, clips: int) -> CrowdSet:
@@ -88,14 +86,11 @@ def _enlarged(opened: CrowdSet, times: int) -> CrowdSet:
     return replace(opened, frames=frames, roi=roi, sigma=opened.sigma * times, enlarge=times, size=size)
 
 
-def _check_arguments(name: str, folder: Path, view: int, enlarge: int, use_roi: bool | None) -> Path:
+def _check_arguments(name: str, folder: Path, enlarge: int, use_roi: bool | None) -> Path:
     if name not in SETS:
         raise ArgumentError(f"expected a set among {', '.join(SETS)}; found {name!r}. Pass one of these.")
-    for what, number in (("view", view), ("enlarge", enlarge)):
-        if int(number) != number or number < 1:
-            raise ArgumentError(f"expected {what} to be 1, 2, ...; found {number}. Pass a whole number.")
-    if view != 1 and name != "pets":
-        raise ArgumentError(f"expected a view only for pets; found view {view} for {name}. Leave it out.")
+    if int(enlarge) != enlarge or enlarge < 1:
+        raise ArgumentError(f"expected enlarge to be 1, 2, ...; found {enlarge}. Pass a whole number.")
     if use_roi and name not in _WITH_REGION:
         raise ArgumentError(f"expected use_roi only for mall, ucsd and own; {name} has no region. Leave it out.")
     if not folder.is_dir():

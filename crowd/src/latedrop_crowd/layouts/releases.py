@@ -4,8 +4,8 @@
   Localised Crowd Counting", 2012).
 - UCSD: ten clips of 200 frames, of which clips 3 to 6 are train (Chan, Liang, Vasconcelos, "Privacy Preserving Crowd
   Monitoring", 2008).
-- PETS2009, S1.L1: time 13-57 is train, 13-59 is test; heads come from person boxes (Ferryman, Shahrokni, "PETS2009:
-  Dataset and Challenge", 2009).
+- PETS2009, S1.L1, view 1, the camera that has annotations: time 13-57 is train, 13-59 is test; heads come from person
+  boxes (Ferryman, Shahrokni, "PETS2009: Dataset and Challenge", 2009).
 """
 
 from __future__ import annotations
@@ -80,17 +80,19 @@ def _clip(folder: Path, clip: int) -> list[Frame]:
     ]
 
 
-def read_pets(folder: Path, view: int) -> tuple[CrowdSet, int]:
-    """The same, of one camera."""
+def read_pets(folder: Path) -> tuple[CrowdSet, int]:
+    """The same."""
     folder = _inner(folder, "Crowd_PETS09", "S1")
-    train, test = (_sequence(folder, time, view) for time in _PETS_TIMES)
+    train, test = (_sequence(folder, time) for time in _PETS_TIMES)
     return of_one_size("pets", train + test, None, 8.0, folder), len(train)
 
 
-def _sequence(folder: Path, time: str, view: int) -> list[Frame]:
-    images = folder / "S1" / "L1" / f"Time_{time}" / f"View_{view:03d}"
+def _sequence(folder: Path, time: str) -> list[Frame]:
+    images = folder / "S1" / "L1" / f"Time_{time}" / "View_001"
     names = _numbered(images)
-    file = _boxes(folder / "annotations", time, view)
+    file = folder / "annotations" / f"PETS2009-S1L1-{_PETS_TIMES[time]}.xml"
+    if not file.is_file():
+        raise FileError(f"expected person boxes for Time_{time} at {file}; there is no such file. Put it there.")
     heads = _heads(file)
     bare = [name for number, name in names.items() if number not in heads]
     if bare:
@@ -108,18 +110,6 @@ def _numbered(folder: Path) -> dict[int, str]:
     if not names:
         raise FileError(f"expected files named frame_*.jpg in {folder}; found none. {_AGAIN}")
     return dict(sorted(names.items()))
-
-
-def _boxes(folder: Path, time: str, view: int) -> Path:
-    name = f"PETS2009-S1L1-{_PETS_TIMES[time]}.xml"
-    places = [folder / f"View_{view:03d}" / name, *([folder / name] if view == 1 else [])]
-    for place in places:
-        if place.is_file():
-            return place
-    raise FileError(
-        f"expected person boxes for Time_{time}, view {view}, at {' or '.join(map(str, places))}; the frames are "
-        "there, the boxes are not. Use a view that has annotations, or put them there."
-    )
 
 
 def _heads(file: Path) -> dict[int, Floats]:

@@ -3,6 +3,8 @@
 import { $, people, shape } from "./dom.js";
 import { hour } from "./timeline.js";
 
+const STEP = 300; // seconds that a map of the console's memory covers
+
 export class Picture {
   constructor(known, timeline) {
     this.known = known;
@@ -38,7 +40,8 @@ export class Picture {
     $("heat-said").hidden = !this.layers.has("heat");
     if (!this.layers.has("heat") || document.hidden) return;
     const number = this.known.current;
-    const [since, until] = this.timeline.shown();
+    const [first, until] = this.timeline.shown();
+    const since = Math.floor(first / STEP) * STEP;
     const answer = await fetch(`/api/sources/${number}/heat?since=${since}&until=${until}`);
     const frames = Number(answer.headers.get("X-Frames") ?? 0);
     if (number !== this.known.current) return;
