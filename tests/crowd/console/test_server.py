@@ -567,3 +567,12 @@ def test_every_picture_says_when_it_was_taken(console: Console) -> None:
     assert status == 200
     assert before < float(headers["x-frame-time"]) <= time.time()
     assert console.ask("/api/sources/0/layers/faint")[0] == 200
+
+
+def test_the_heat_map_of_a_time(console: Console) -> None:
+    now = time.time()
+    status, _, headers = console.ask(f"/api/sources/0/heat?since={now - 60}&until={now}")
+    assert status == 200
+    assert int(headers["x-frames"]) >= 1
+    assert console.ask("/api/sources/0/heat?since=0&until=1")[0] == 204
+    assert console.ask("/api/sources/0/heat?since=nan&until=1")[0] == 422
