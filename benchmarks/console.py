@@ -14,6 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -248,6 +254,79 @@ def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
     return rates
 
 
+def processes(frames: int = 12) -> dict[str, dict[str, float]]:
+    """CPU seconds for a frame of 640 x 480, and peak memory, of the commands themselves, each as a process of its own.
+
+    Seconds for a frame are those of three times as many frames less those of so many: the start is left out.
+    """
+    from PIL import Image
+
+    from latedrop_crowd.console.store import Store
+
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for count in (frames, 3 * frames):
+            (folder / str(count)).mkdir()
+            for number, scene in enumerate(make_scenes(0, count, 0).frames):
+                assert scene.pixels is not None
+                picture = Image.fromarray(scene.pixels).convert("L").resize((640, 480))
+                picture.save(folder / str(count) / f"{number:03d}.jpg")
+        runs: dict[str, list[tuple[float, float, int]]] = {"`crowd watch`, three zones": [], "`crowd count`": []}
+        for count in (frames, 3 * frames):
+            memory, source = folder / f"{count}.sqlite", str(folder / str(count))
+            store = Store(memory)
+            for zone in list(ZONES)[1:4]:
+                store.add_zone(str(count), zone, ZONES[zone], 20)
+            store.close()
+            watch = ["watch", source, "--fps", "0.25", "--port", "0", "--memory", str(memory), "--threads", "1"]
+            runs["`crowd watch`, three zones"].append(_watched(watch, count))
+            counting = _started(["count", source, "--out", str(folder / f"out{count}")])
+            runs["`crowd count`"].append((*_used(counting), count))
+    for name, ((few, _, first), (many, peak, last)) in runs.items():
+        found[name] = {"seconds": (many - few) / (last - first), "peak_mb": peak, "frames": last}
+    return found
+
+
+def _started(words: list[str]) -> subprocess.Popen[str]:
+    code = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
+    line = [sys.executable, "-c", code, "crowd", *words, "--weights", "mall", "--device", "cpu"]
+    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _used(process: subprocess.Popen[str]) -> tuple[float, float]:
+    """CPU seconds and peak megabytes of a process that ends."""
+    _, _, usage = os.wait4(process.pid, 0)
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def _watched(words: list[str], frames: int) -> tuple[float, float, int]:
+    """The same of a console, stopped at the last of so many frames; and how many it counted, as it may skip some."""
+    import urllib.request
+
+    process = _started(words)
+    assert process.stderr is not None
+    address = next(match[0] for line in process.stderr if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    while True:
+        with urllib.request.urlopen(f"{address}/api/state") as answer:
+            camera = json.load(answer)["sources"][0]
+        if camera["message"].get("frame", 0) >= frames:
+            break
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    return (*_used(process), frames - camera["camera"]["skipped"])
+
+
+def process_table(record: dict[str, Any]) -> str:
+    """CPU time and memory of the commands."""
+    lines = ["| command | CPU seconds a frame | frames per second on two cores | peak memory |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for name, row in record["processes"].items():
+        cells = f"{row['seconds']:.2f} | {2 / row['seconds']:.0f} | {row['peak_mb']:.0f} MB"
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines)
+
+
 def speed_table(record: dict[str, Any]) -> str:
     times = record["speed"]
     lines = ["| step | in plain passes | frames per second and core |", "| --- | ---: | ---: |"]
@@ -348,12 +427,15 @@ def main() -> None:
         "--elsewhere", action="store_true", help="counters on frames of other scenes alone, and add them"
     )
     parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
+    parser.add_argument("--processes", action="store_true", help="measure the commands as processes, and add them")
     parser.add_argument("--gpu", action="store_true", help="measure frames per second on a GPU, and add them")
     parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
     path = RESULTS / f"{words.out}.json"
     if words.speed:
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif words.processes:
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "processes": processes()})
     elif words.gpu:
         rates = {"frames_per_second": frame_rates("cuda"), "machine": machine(torch.device("cuda"))}
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "gpu": rates})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.files import parsed, read_text
@@ -22,7 +22,6 @@ __all__ = [
     "command_parser",
     "exit_code",
     "folder",
-    "hand_on",
     "listed",
     "logged",
     "need",
@@ -85,11 +84,6 @@ def command_parser(program: str, text: str, *, example: str) -> argparse.Argumen
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
-
-
-def hand_on(main: Callable[[Sequence[str], str], int], words: Sequence[str], program: str) -> NoReturn:
-    """End a typer command as `main` does with its words; bars are for a terminal."""
-    raise SystemExit(main([*words, *([] if sys.stderr.isatty() else ["--no-progress"])], program))
 
 
 def number_list(option: str, text: str) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.calibration.fit_sites import fit_sites
 from latedrop.errors import DataError
-from latedrop_crowd.layouts import CrowdSet, Sigma, in_order
+from latedrop_crowd.layouts import CrowdSet, in_order
 from latedrop_crowd.mcnn import Trained
 from studies.crowd.measures import Fit, Predicted, agreement, conformal, control, judge, judge_both, size_control
 from studies.driver import rounded
@@ -100,7 +100,7 @@ class Setup:
     trained: Trained
     inside: Tensor
     grid: tuple[int, int]
-    sigma: Sigma
+    sigma: float
     settings: Settings
     batch: int
     chunk: int | None = None

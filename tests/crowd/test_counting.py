@@ -1,7 +1,6 @@
 """A calibrated people counter: its records, its counts with intervals, and files that keep what is finished."""
 
 import csv
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,11 +52,6 @@ def free(trained: Trained, scenes: CrowdSet) -> CrowdCalibration:
     return calibrate_counter(trained, scenes, progress=False)
 
 
-@pytest.fixture(scope="module")
-def sampled(trained: Trained, scenes: CrowdSet) -> CrowdCalibration:
-    return calibrate_counter(trained, scenes, "sample", rates=[0.01, 0.05], draws=3, policy=False, progress=False)
-
-
 def images(scenes: CrowdSet) -> Iterator[tuple[str, Tensor]]:
     return ((scenes.frames[i].name, scenes.image(i)) for i in scenes.test)
 
@@ -67,9 +61,7 @@ def cut(crowd_set: CrowdSet, roi: Tensor) -> CrowdSet:
     return replace(crowd_set, roi=roi.repeat_interleave(4, 0).repeat_interleave(4, 1).numpy())
 
 
-def test_sampling_free_and_sampled_say_what_the_core_says(
-    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, sampled: CrowdCalibration
-) -> None:
+def test_a_reading_says_what_the_core_says(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
     x = scenes.image(scenes.test[0])
     reading = free.read(trained, x)
     own = trained.model(x[None]).detach()[0, 0].double()
@@ -81,45 +73,34 @@ def test_sampling_free_and_sampled_say_what_the_core_says(
     assert reading.strangeness >= float(expected.strangeness)  # type: ignore[arg-type]
     assert free.count.terms is not None
     assert {name.partition(":")[0] for name in free.count.terms.columns} == {"dropout", "size", "leverage"}
-    moments = latedrop.sample(trained.model, x[None], sampled.count.rate, 3, 0, sampled.count.sites, trained.both)
-    drawn = sampled.read(trained, x)
-    assert_same_up_to_rounding(drawn.count.raw_variance, moments.variance[:, -1])
-    assert_same_up_to_rounding(drawn.density.ravel(), moments.mean[0, :-1])
-    assert_same_up_to_rounding(drawn.std.ravel(), sampled.pixels.variance(moments.variance[:, :-1]).sqrt()[0])
-    assert sampled.count.rate == sampled.pixels.rate in (0.01, 0.05)
 
 
 @pytest.mark.slow
 def test_only_cells_of_the_region_of_interest_are_calibrated(half: Trained, scenes: CrowdSet) -> None:
     assert half.roi is not None
     inside = cut(scenes, half.roi)
-    for method in ("sampling-free", "sample"):
-        found = calibrate_counter(half, inside, method, rates=[0.02], draws=3, policy=False, progress=False)  # type: ignore[arg-type]
-        assert found.pixels.output_shape == (int(half.roi.sum()),)
-        assert found.pixels.table[0].zero_variances == 0
-        reading = found.read(half, inside.image(inside.test[0]))
-        assert not reading.density[~half.roi].any()
-        assert not reading.std[~half.roi].any()
-        assert reading.std[half.roi].min() > 0
-        assert float(reading.count.mean) == pytest.approx(reading.density.sum(), rel=rounding())
+    found = calibrate_counter(half, inside, policy=False, progress=False)
+    assert found.pixels.output_shape == (int(half.roi.sum()),)
+    assert found.pixels.table[0].zero_variances == 0
+    reading = found.read(half, inside.image(inside.test[0]))
+    assert not reading.density[~half.roi].any()
+    assert not reading.std[~half.roi].any()
+    assert reading.std[half.roi].min() > 0
+    assert float(reading.count.mean) == pytest.approx(reading.density.sum(), rel=rounding())
     maps = read_maps(half, found, inside, inside.test, progress=False)
     assert maps.true.tolist() == [inside.count(i) for i in inside.test]
     np.testing.assert_array_equal(maps.roi, half.roi)
 
 
-@pytest.mark.parametrize("method", ["free", "sampled"])
-def test_saved_and_loaded(
-    method: str, trained: Trained, scenes: CrowdSet, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    calibration: CrowdCalibration = request.getfixturevalue(method)
+def test_saved_and_loaded(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    calibration.save(path)
+    free.save(path)
     again = load_calibration(path, trained)
-    assert again.to_json() == calibration.to_json()
+    assert again.to_json() == free.to_json()
     x = scenes.image(scenes.test[0])
     # A file keeps every digit, and the image is the same.
-    assert torch.equal(again.read(trained, x).count.std, calibration.read(trained, x).count.std)
-    assert f"{calibration.method}, 12 validation frames of scenes" in str(again)
+    assert torch.equal(again.read(trained, x).count.std, free.read(trained, x).count.std)
+    assert "12 validation frames of scenes" in str(again)
 
 
 def test_files_that_are_refused(
@@ -142,7 +123,7 @@ def test_files_that_are_refused(
     refused("c.json; found a file that is not UTF-8 text")
     path.write_text(free.count.to_json())
     refused("expected the calibration of a people counter.*found that of a single readout")
-    path.write_text(free.to_json().replace('"sampling-free"', '"sample"'))
+    path.write_text(free.to_json().replace('"scenes"', '"mall"'))
     refused("the checksum does not match")
     free.save(path)
     refused("expected the calibration of these weights in .*; it was made for others", Trained(network(1)))
@@ -162,7 +143,6 @@ def test_sets_that_do_not_fit(trained: Trained, half: Trained, scenes: CrowdSet)
     enlarged = replace(trained, about={"enlarge": 2})
     refused("expected frames enlarged 2 times, as the network was trained with; found 1", enlarged, scenes)
     refused("expected at least 2 validation frames in scenes", trained, replace(scenes, validation=(0,)))
-    refused("expected method 'sampling-free' or 'sample'; found 'guess'", trained, scenes, method="guess")
     refused("expected every to be at least 1 frame; found 0", trained, scenes, every=0)
 
 
@@ -220,12 +200,11 @@ def test_a_gpu_counts_the_same(half: Trained, scenes: CrowdSet) -> None:
     assert half.roi is not None
     moved = replace(half, model=network().to("cuda"), roi=half.roi.to("cuda"))
     inside = cut(scenes, half.roi)
-    for method in ("sampling-free", "sample"):
-        found = calibrate_counter(moved, inside, method, rates=[0.02], draws=4, progress=False)
-        there, here = (next(count_people(one, found, images(inside))) for one in (moved, half))
-        assert there.count == pytest.approx(here.count, rel=1e-3)  # convolutions of a GPU have 11 bits (TF32)
-        assert there.std == pytest.approx(here.std, rel=1e-2)
-        np.testing.assert_allclose(there.std_map, here.std_map, rtol=2e-2, atol=1e-6)
+    found = calibrate_counter(moved, inside, progress=False)
+    there, here = (next(count_people(one, found, images(inside))) for one in (moved, half))
+    assert there.count == pytest.approx(here.count, rel=1e-3)  # convolutions of a GPU have 11 bits (TF32)
+    assert there.std == pytest.approx(here.std, rel=1e-2)
+    np.testing.assert_allclose(there.std_map, here.std_map, rtol=2e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("path", sorted(WEIGHTS.glob("*.calibration.json")), ids=lambda path: path.name)
@@ -284,11 +263,10 @@ def test_wrong_level(trained: Trained, free: CrowdCalibration) -> None:
         next(count_people(trained, free, [], 1.5))
 
 
-@pytest.mark.parametrize("name", ["counts.csv", "counts.jsonl"])
 def test_each_frame_is_in_the_file_at_once(
-    name: str, trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
 ) -> None:
-    path, seen = tmp_path / name, []
+    path, seen = tmp_path / "counts.csv", []
 
     def watched() -> Iterator[object]:
         for row in count_people(trained, free, images(scenes)):
@@ -303,30 +281,17 @@ def test_each_frame_is_in_the_file_at_once(
     assert set(finished_frames(path)) == set(names)
 
 
-def test_csv_and_json_lines_say_the_same(
-    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
-) -> None:
+def test_resume_after_half_a_line(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path) -> None:
+    path, whole = tmp_path / "counts.csv", tmp_path / "whole.csv"
     rows = list(count_people(trained, free, images(scenes)))
-    table, lines = tmp_path / "counts.csv", tmp_path / "counts.jsonl"
-    assert write_counts(rows, table) == write_counts(rows, lines) == len(rows)
-    with table.open(encoding="utf-8", newline="") as file:
+    assert write_counts(rows, whole) == len(rows)
+    with whole.open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
     assert tuple(read[0]) == COLUMNS
-    records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-    assert records == [row.row() for row in rows]
-    assert [float(row["high"]) for row in read] == [record["high"] for record in records]
-
-
-@pytest.mark.parametrize("name", ["counts.csv", "counts.jsonl"])
-def test_resume_after_half_a_line(
-    name: str, trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
-) -> None:
-    path, whole = tmp_path / name, tmp_path / f"whole_{name}"
-    rows = list(count_people(trained, free, images(scenes)))
-    write_counts(rows, whole)
+    assert [float(row["high"]) for row in read] == [row.row()["high"] for row in rows]
     write_counts(rows[:2], path)
     with path.open("a") as file:
-        file.write('{"frame": "sce' if name.endswith("jsonl") else "scene_0014,1.2")
+        file.write("scene_0014,1.2")
     done = finished_frames(path)
     assert set(done) == {rows[0].name, rows[1].name}
     assert write_counts(count_people(trained, free, images(scenes), skip=done), path, resume=True) == 2
@@ -338,11 +303,11 @@ def test_frames_of_odd_names_and_files_that_a_spreadsheet_has_saved(
 ) -> None:
     (_, image), *_ = images(scenes)
     names = ["a\u2028b.png", "c\x0bd.png", 'e"f,g.png', "h\x85.png"]
-    for path in (tmp_path / "counts.csv", tmp_path / "counts.jsonl"):
-        write_counts(count_people(trained, free, [(name, image) for name in names]), path)
-        assert list(finished_frames(path, provenance_of(free, 0.9))) == names
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-        assert list(finished_frames(path, provenance_of(free, 0.9))) == names
+    path = tmp_path / "counts.csv"
+    write_counts(count_people(trained, free, [(name, image) for name in names]), path)
+    assert list(finished_frames(path, provenance_of(free, 0.9))) == names
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert list(finished_frames(path, provenance_of(free, 0.9))) == names
 
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
@@ -352,10 +317,6 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
         write_counts([], path)
     with pytest.raises(FileError, match=r"expected a file of counts in .*; found something else"):
         finished_frames(path)
-    other = tmp_path / "counts.jsonl"
-    other.write_text("hello\n")
-    with pytest.raises(FileError, match="expected a file of counts"):
-        finished_frames(other)
     with (
         pytest.raises(FileError, match=r"expected to write .*; the system says"),
         CountFile(tmp_path / "nowhere" / "counts.csv"),
@@ -417,13 +378,12 @@ def test_panel_outlines_cells(trained: Trained) -> None:
 def test_counts_of_two_calibrations_are_not_mixed(
     trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
 ) -> None:
-    for name in ("counts.csv", "counts.jsonl"):
-        path = tmp_path / name
-        write_counts(count_people(trained, free, list(images(scenes))[:2]), path)
-        assert len(finished_frames(path, provenance_of(free, 0.9))) == 2
-        for other, level in ((free, 0.8), (free.with_choice("relaxed"), 0.9), (replace(free, policy=None), 0.9)):
-            with pytest.raises(FileError, match="expected counts of these weights, this calibration and this level"):
-                finished_frames(path, provenance_of(other, level))
+    path = tmp_path / "counts.csv"
+    write_counts(count_people(trained, free, list(images(scenes))[:2]), path)
+    assert len(finished_frames(path, provenance_of(free, 0.9))) == 2
+    for other, level in ((free, 0.8), (replace(free, policy=None), 0.9)):
+        with pytest.raises(FileError, match="expected counts of these weights, this calibration and this level"):
+            finished_frames(path, provenance_of(other, level))
 
 
 def test_strange_frames_are_flagged_and_wider(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
@@ -460,9 +420,8 @@ def test_a_frame_without_a_picture_is_not_counted(
     assert rows[1].uncountable.startswith(why)
     assert str(rows[1]).startswith(f"cannot count: {why}")
     assert {rows[1].row()[column] for column in ("count", "std", "low", "high", "count_kept")} == {None}
-    for ending in ("csv", "jsonl"):
-        path = tmp_path / f"counts.{ending}"
-        write_counts(rows, path)
-        assert list(finished_frames(path)) == [name, "bad"]
+    path = tmp_path / "counts.csv"
+    write_counts(rows, path)
+    assert list(finished_frames(path)) == [name, "bad"]
     grey = list(count_people(trained, free, [("grey", torch.full_like(image, 0.45))]))
     assert grey[0].uncountable.startswith("nothing in the picture")

@@ -9,16 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
-from scipy.spatial.distance import cdist
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop_crowd.density import adaptive_sigma, density_map, heads_inside, roi_cells
+from latedrop_crowd.density import density_map, heads_inside, roi_cells
 from rounding import assert_same_doubles, rounding
 
 SHAPES = st.tuples(st.integers(4, 41), st.integers(4, 41))
 COORDINATES = st.floats(-30.0, 60.0, allow_nan=False)
 POINTS = st.lists(st.tuples(COORDINATES, COORDINATES), max_size=12)
-SIGMAS = st.one_of(st.floats(1e-3, 1e3), st.just("adaptive"))
+SIGMAS = st.floats(1e-3, 1e3)
 
 
 def region(shape: tuple[int, int], seed: int) -> npt.NDArray[np.bool_]:
@@ -116,45 +115,16 @@ def test_lists_arrays_and_tensors_are_the_same() -> None:
     points, roi = [(3.0, 4.0), (10.0, 8.0)], region((16, 20), 3) | True
     expected = density_map(points, (16, 20), 2.0, roi)
     for made in (np.array(points, dtype=np.float32), torch.tensor(points, requires_grad=True), np.array(points)):
-        assert_same_doubles(density_map(made, torch.Size([16, 20]), torch.tensor(2.0), torch.from_numpy(roi)), expected)
+        assert_same_doubles(density_map(made, torch.Size([16, 20]), 2.0, torch.from_numpy(roi)), expected)
     assert_same_doubles(density_map(points, (16, 20), 2, roi.astype(np.uint8)), expected)
 
 
 @pytest.mark.parametrize("empty", [[], np.zeros((0, 2)), torch.zeros(0, 2), np.array([])])
-@pytest.mark.parametrize("sigma", [4.0, "adaptive", np.full((9, 13), 2.0)])
-def test_no_people(empty, sigma) -> None:
-    density = density_map(empty, (9, 13), sigma, stride=4)
+def test_no_people(empty) -> None:
+    density = density_map(empty, (9, 13), 4.0, stride=4)
     assert density.shape == (2, 3)
     assert not density.any()
     assert len(heads_inside(empty, (9, 13))) == 0
-
-
-def test_one_sigma_for_each_point_and_for_each_pixel() -> None:
-    points = [(10, 10), (200, 10), (30, 20)]  # the second is outside
-    wide = density_map([points[0]], (40, 60), 5.0)
-    narrow = density_map([points[2]], (40, 60), 1.0)
-    assert_same_doubles(density_map(points, (40, 60), [5.0, 3.0, 1.0]), wide + narrow)
-    pixels = np.full((40, 60), 5.0)
-    pixels[:, 20:] = 1.0
-    assert_same_doubles(density_map(points, (40, 60), pixels), wide + narrow)
-
-
-def test_adaptive_widths_follow_the_three_nearest() -> None:
-    points = np.random.default_rng(0).uniform(0, 60, (25, 2))
-    distances = np.sort(cdist(points, points), axis=1)[:, 1:4]
-    np.testing.assert_allclose(adaptive_sigma(points), np.clip(0.3 * distances.mean(1), 1, 15))
-    inside = heads_inside(points, (40, 50))
-    expected = density_map(points[inside], (40, 50), adaptive_sigma(points[inside]))
-    assert_same_doubles(density_map(points, (40, 50), "adaptive"), expected)
-
-
-def test_adaptive_widths_of_few_heads_and_of_heads_on_one_spot() -> None:
-    assert adaptive_sigma([]).tolist() == []
-    assert adaptive_sigma([(3, 4)]).tolist() == [15.0]
-    assert adaptive_sigma([(0, 0), (20, 0)]).tolist() == pytest.approx([6.0, 6.0])
-    assert adaptive_sigma([(0, 0), (10, 0), (30, 0)]).tolist() == pytest.approx([6.0, 4.5, 7.5])
-    assert adaptive_sigma([(5, 5)] * 6).tolist() == [1.0] * 6
-    assert adaptive_sigma([(0, 0), (900, 0)]).tolist() == [15.0, 15.0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -175,19 +145,10 @@ def test_points_that_are_no_numbers_are_refused(points) -> None:
         density_map(points, (8, 8))
 
 
-@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf"), [2.0, 0.0], np.zeros((8, 9))])
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf")])
 def test_sigma_must_be_above_zero(sigma) -> None:
     with pytest.raises(ArgumentError, match="expected sigma above 0 pixels"):
         density_map([(1, 2), (4, 4)], (8, 9), sigma)
-
-
-def test_sigma_of_another_shape_or_name_is_refused() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"one for each of the 1 points or one for each of the 8 x 9 pixels; .*\(3,\)"
-    ):
-        density_map([(1, 2)], (8, 9), [1.0, 2.0, 3.0])
-    with pytest.raises(ArgumentError, match="found 'geometric'"):
-        density_map([(1, 2)], (8, 9), "geometric")
 
 
 def test_a_region_of_another_size_is_refused() -> None:

@@ -115,9 +115,8 @@ def test_their_counter_on_own_frames(call: Run, camera: Path) -> None:
 
 
 def test_no_output_takes_the_place_of_a_frame_or_its_heads(call: Run, camera: Path) -> None:
-    frame, heads = camera / "frames" / "f1.png", camera / "heads.json"
+    frame, heads = camera / "frames" / "f1.png", camera / "heads.csv"
     (camera / "labels.csv").write_text("frame,count\nf1,3\n")
-    heads.write_text("{}")
     scene = ("crowd", "recalibrate", camera / "frames", "--labels", camera / "labels.csv", *OURS)
     calibrate = ("crowd", "calibrate", "--set", "own", "--data", camera, *OURS)
     for command, output in ((scene, frame), (calibrate, frame), (calibrate, heads)):

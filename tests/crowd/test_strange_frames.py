@@ -75,7 +75,7 @@ def test_strange_scenes(kind: str) -> None:
 @pytest.mark.skipif(not MALL.is_dir(), reason="Mall is not at ../shared/data/mall")
 def test_strange_frames_of_mall() -> None:
     trained, calibration = loaded("mall")
-    frames = open_as_trained("mall", MALL, trained, part="test")
+    frames = open_as_trained("mall", MALL, trained)
     image = frames.image(frames.test[600])
     plain = counted(trained, calibration, image)
     assert plain.strangeness < STRANGE

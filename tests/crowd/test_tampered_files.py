@@ -51,7 +51,7 @@ def test_folders(tmp_path: Path, trained: Any) -> None:
 
 
 def test_counts_nested_without_end(tmp_path: Path) -> None:
-    file = tmp_path / "counts.jsonl"
+    file = tmp_path / "counts.csv"
     file.write_text("[" * 200_000 + "\n")
     with pytest.raises(FileError, match="expected a file of counts in"):
         finished_frames(file)

@@ -43,8 +43,8 @@ CROWD_ROOMS = [
     {"layouts"},
     {"calibration", "counters", "scenes"},
     {"counting", "training", "walks"},
-    {"labelled", "panels", "recalibrating", "train"},
-    {"console", "demo"},
+    {"panels", "recalibrating"},
+    {"console"},
     {"cli"},
 ]
 """From the bottom to the top: a room imports from those before it, and from itself."""

@@ -105,7 +105,6 @@ def write_crowd(path: Path, count: latedrop.Calibration, pixels: latedrop.Calibr
     from latedrop_crowd.regions import Policy
 
     CrowdCalibration(
-        method="sampling-free",
         count=replace(count, custom_readout=READOUTS["count"]),
         pixels=replace(pixels, custom_readout=READOUTS["pixels"]),
         policy=Policy(0.1, 0.5, 0.2, 3.0, "regions", 0.4, 2.0, 9, 7),

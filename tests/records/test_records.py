@@ -299,7 +299,6 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         ("stream", ("held",), [10**6], "state.held to be at most 4, as there were labels"),
         ("onnx", ("model", "task"), "other", "metadata.model"),
         ("onnx", ("model", "level"), 2.0, "metadata.model.level to be at most 1"),
-        ("crowd", ("method",), "magic", "crowd.method to be 'sampling-free' or 'sample'; found 'magic'"),
         ("crowd", ("pixels", "rate"), {"2": 0.4, "4": 0.4}, "crowd.pixels.rate to be a rate of its table"),
         ("crowd", ("fingerprint",), 3, "crowd.fingerprint to be a valid string; found 3"),
         ("crowd", ("policy", "threshold"), -1, "crowd.policy.threshold to be at least 0; found -1"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
-    from latedrop_crowd.counters import as_counter, mcnn_from_state
+    from latedrop_crowd.counters import as_counter
     from latedrop_crowd.counting import CountedFrame, count_people, write_counts
     from latedrop_crowd.density import density_map
     from latedrop_crowd.frames import open_frames, read_image
@@ -34,7 +34,7 @@ __version__ = "0.3.0"
 
 _HOMES = {
     "calibration": ("CrowdCalibration", "calibrate_counter", "load_calibration", "read_maps"),
-    "counters": ("as_counter", "mcnn_from_state"),
+    "counters": ("as_counter",),
     "counting": ("CountedFrame", "count_people", "write_counts"),
     "density": ("density_map",),
     "frames": ("open_frames", "read_image"),
@@ -75,7 +75,6 @@ __all__ = [
     "load_calibration",
     "load_weights",
     "make_scenes",
-    "mcnn_from_state",
     "measure_rejection",
     "near_cells",
     "open_frames",

@@ -1,9 +1,4 @@
-"""Counters that others trained: any network with density maps, and the weights of other people's MCNNs.
-
-A counter gives `density_scale · relu(model(input_scale · x))` for frames `x` in [0, 1]; the count is the map's sum.
-What a public repository calls its layers does not matter: the convolutions of an MCNN all differ in shape, so each
-weight has one place.
-"""
+"""Counters that others trained: any network with density maps."""
 
 from __future__ import annotations
 
@@ -11,12 +6,53 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latedrop.errors import ArgumentError, DataError
-from latedrop_crowd.mcnn import MCNN, STRIDE, Counter, Trained
+from latedrop.errors import ArgumentError, OutputError
+from latedrop_crowd.mcnn import MCNN, STRIDE, Trained
 
-__all__ = ["as_counter", "mcnn_from_state"]
+__all__ = ["Counter", "as_counter"]
+
+
+class Counter(nn.Module):
+    """A network with what goes before and after it: `density_scale · relu(model(input_scale · x))`; see `as_counter`.
+
+    The factors are a buffer, so that a calibration made with others is refused.
+    """
+
+    scaling: Tensor
+
+    def __init__(
+        self, model: nn.Module, channels: int, stride: int, input_scale: float, density_scale: float, relu: bool
+    ) -> None:
+        super().__init__()
+        for name, value in (("input_scale", input_scale), ("density_scale", density_scale)):
+            if not 0 < value < float("inf"):
+                raise ArgumentError(f"expected {name} above 0; found {value}. 255 is usual for bytes, 0.01 for maps.")
+        if channels not in (1, 3) or int(stride) != stride or stride < 1:
+            raise ArgumentError(f"expected 1 or 3 channels and a stride of 1, 2, ...; found {channels} and {stride}.")
+        self.model, self.channels, self.stride = model, channels, int(stride)
+        self.input_scale, self.density_scale, self.relu = float(input_scale), float(density_scale), bool(relu)
+        self.least_side = int(getattr(model, "least_side", stride))
+        device = next((parameter.device for parameter in model.parameters()), None)
+        factors = [input_scale, density_scale, float(relu), channels, stride]
+        self.register_buffer("scaling", torch.tensor(factors, dtype=torch.float64, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Density maps, people per cell."""
+        density = self.model(self.input_scale * x)
+        if isinstance(density, Tensor) and density.dim() == 3:
+            density = density[:, None]
+        wanted = (len(x), 1, x.shape[2] // self.stride, x.shape[3] // self.stride)
+        if not isinstance(density, Tensor) or tuple(density.shape) != wanted:
+            shape = tuple(density.shape) if isinstance(density, Tensor) else type(density).__name__
+            raise OutputError(
+                f"expected density maps {wanted} from the counter, a cell for {self.stride} x {self.stride} pixels; "
+                f"found {shape}. Pass another stride, frames whose sides are multiples of it, or a wrapper that "
+                "returns the map."
+            )
+        return self.density_scale * (F.relu(density) if self.relu else density)
 
 
 def as_counter(
@@ -46,80 +82,12 @@ def as_counter(
     >>> as_counter(net, stride=8, input_scale=255, relu=True).model(torch.rand(1, 1, 64, 80)).shape
     torch.Size([1, 1, 8, 10])
     """
-    if isinstance(model, MCNN) and model.centred:
+    if isinstance(model, MCNN):
         raise ArgumentError("expected a network of others; found an MCNN of this package. Pass Trained(model).")
-    counter = Counter(
-        model,
-        channels=channels,
-        stride=stride,
-        input_scale=input_scale,
-        density_scale=density_scale,
-        relu=relu,
-    )
-    if next(model.parameters(), None) is not None:
-        counter.scaling = counter.scaling.to(next(model.parameters()).device)
-    said = {"network": type(model).__name__, **(about or {}), "counter": counter.settings()}
+    counter = Counter(model, channels, stride, input_scale, density_scale, relu)
+    scaling = {"input_scale": counter.input_scale, "density_scale": counter.density_scale, "relu": counter.relu}
+    words = {"network": type(model).__name__, **(about or {}), "counter": scaling}
     if isinstance(model, torch.fx.GraphModule):  # a program has no modes; its eval() would raise
         counter.training = False
-        return Trained(counter, roi, said)
-    return Trained(counter.eval(), roi, said)
-
-
-def mcnn_from_state(
-    state: Mapping[str, Any],
-    *,
-    input_scale: float = 255.0,
-    density_scale: float = 1.0,
-    relu: bool = True,
-    about: Mapping[str, Any] | None = None,
-) -> Trained:
-    """The MCNN whose weights somebody else trained, from its state dict; `save_weights` keeps it.
-
-    Names do not matter; weights are told by their shapes, and a bias belongs to the weight of the same name.
-
-    Args:
-        state: weights by name, as `torch.load(path, weights_only=True)` gives them.
-        input_scale: frames were in [0, input_scale] in training; public MCNNs take grey bytes.
-        density_scale: people per cell for each unit of the map.
-        relu: whether a ReLU follows the last convolution, as in most public code.
-        about: what is known of it, such as `set` and `sigma`; plain JSON.
-
-    Raises:
-        DataError: not the weights of an MCNN; the message names what is missing or left over.
-    """
-    found = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    kernels = {name: value for name, value in found.items() if value.dim() == 4}
-    first = next((value for value in kernels.values() if tuple(value.shape[2:]) == (9, 9)), None)
-    channels = 1 if first is None else int(first.shape[1])
-    if channels not in (1, 3):
-        raise DataError(f"expected an MCNN for frames of 1 or 3 channels; found {channels}.")
-    with torch.random.fork_rng(devices=[]):
-        model = MCNN(channels, centred=False)
-    places = {tuple(value.shape): name for name, value in model.state_dict().items() if value.dim() == 4}
-    matched: dict[str, Tensor] = {}
-    used = set()
-    for name, kernel in kernels.items():
-        place = places.get(tuple(kernel.shape))
-        bias = name.removesuffix("weight") + "bias"
-        if place is None or place in matched or bias not in found:
-            continue
-        matched |= {place: kernel, place.removesuffix("weight") + "bias": found[bias]}
-        used |= {name, bias}
-    missing = [name for name in places.values() if name not in matched]
-    left = [f"{name} {tuple(found[name].shape)}" for name in found if name not in used]
-    if missing or left:
-        raise DataError(
-            "expected the 13 convolutions of an MCNN, each with its bias, and nothing else (no batch normalisation); "
-            f"{_some('missing', [f'{n} {s}' for s, n in places.items() if n in missing])}"
-            f"{_some('left over', left)}pass the network itself to as_counter."
-        )
-    matched["unit"] = model.unit
-    model.load_state_dict({name: value.float() for name, value in matched.items()})
-    trained = as_counter(
-        model, channels=channels, input_scale=input_scale, density_scale=density_scale, relu=relu, about=about
-    )
-    return Trained(trained.model, None, {**trained.about, "network": "mcnn", "channels": channels})
-
-
-def _some(what: str, names: list[str]) -> str:
-    return f"{what}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}; " if names else ""
+        return Trained(counter, roi, words)
+    return Trained(counter.eval(), roi, words)

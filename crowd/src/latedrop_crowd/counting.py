@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from latedrop import LatedropError, Prediction
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
-from latedrop.files import csv_line, locked, parsed, plain_cell
+from latedrop.files import csv_line, locked, plain_cell
 from latedrop.metrics.levels import checked_level
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.record import Reading
@@ -194,7 +193,7 @@ def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, 
 
     Args:
         rows: from `count_people`.
-        path: JSON lines where the name ends in `.jsonl`, else CSV.
+        path: of a CSV file.
         resume: add to the file; pass its `finished_frames` to `count_people` as `skip`.
     """
     number = 0
@@ -224,27 +223,20 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
     if not text:
         return {}
     try:
-        rows: Any = csv.DictReader(io.StringIO(text, newline=""))  # names may hold what else ends a line
-        if _is_jsonl(path):
-            rows = [parsed(line, "a frame", "") for line in text.splitlines()]
-        elif tuple(rows.fieldnames or ()) != COLUMNS:
+        rows = csv.DictReader(io.StringIO(text, newline=""))  # names may hold what else ends a line
+        if tuple(rows.fieldnames or ()) != COLUMNS:
             raise KeyError(COLUMNS)
         found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}
     except (ValueError, KeyError, TypeError):
-        raise _no_counts(path) from None
-    marks = {name: made_by.partition(".")[2].partition("+")[0] for name, made_by in found.items()}
-    if provenance is not None and {v.replace(f".{marks[name]}", "") for name, v in found.items()} - {provenance}:
         raise FileError(
-            f"expected counts of these weights, this calibration and this level in {path}, all with --labels or "
-            "--stream, or none; found others. Pass what they were made with to go on, or another file."
+            f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
+        ) from None
+    if provenance is not None and {made_by.partition(".")[0] for made_by in found.values()} - {provenance}:
+        raise FileError(
+            f"expected counts of these weights, this calibration and this level in {path}; found others. Pass what "
+            "they were made with to go on, or another file."
         )
-    return marks
-
-
-def _no_counts(path: Path) -> FileError:
-    return FileError(
-        f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
-    )
+    return {name: made_by.partition(".")[2] for name, made_by in found.items()}
 
 
 class CountFile:
@@ -256,10 +248,8 @@ class CountFile:
         self._empty = True
 
     def __enter__(self) -> CountFile:
-        if self.path.suffix.lower() not in ("", ".csv", ".txt", ".jsonl", ".ndjson"):
-            raise ArgumentError(
-                f"expected a file of counts that ends in .csv or .jsonl; found {self.path.name!r}. Pass another name."
-            )
+        if self.path.suffix.lower() != ".csv":
+            raise ArgumentError(f"expected a file of counts that ends in .csv; found {self.path.name!r}. Change it.")
         try:
             self._file = self.path.open("a", encoding="utf-8", newline="")
             self._begin()
@@ -286,14 +276,13 @@ class CountFile:
                 "another one."
             )
         _drop_half_a_line(self.path)
-        if not _is_jsonl(self.path) and self.path.stat().st_size == 0:
+        if self.path.stat().st_size == 0:
             self._line(COLUMNS)
 
     def add(self, frame: CountedFrame) -> None:
         """Write one frame, and see that it is on its way to the disk."""
-        row = frame.row()
         try:
-            self._line(row if _is_jsonl(self.path) else row.values())
+            self._line(frame.row().values())
             self._empty = False
         except OSError as error:
             raise FileError(
@@ -311,7 +300,7 @@ class CountFile:
 
     def _line(self, values: Any) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(values) + "\n" if isinstance(values, dict) else csv_line(values))
+        self._file.write(csv_line(values))
         self._file.flush()
 
 
@@ -395,7 +384,3 @@ def _drop_half_a_line(path: Path) -> None:
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
-
-
-def _is_jsonl(path: Path) -> bool:
-    return path.suffix.lower() in (".jsonl", ".ndjson")

@@ -5,11 +5,8 @@ has mass 1 also at the border:
 
 $$
 D(p) = \sum_i \frac{g_i(p)}{\sum_{q \in \mathrm{frame} \cap \mathrm{roi}} g_i(q)},
-\qquad g_i(p) = \exp\left( -\frac{\|p - x_i\|^2}{2 \sigma_i^2} \right).
+\qquad g_i(p) = \exp\left( -\frac{\|p - x_i\|^2}{2 \sigma^2} \right).
 $$
-
-With `sigma="adaptive"` a kernel is as wide as the crowd is loose, `sigma_i = 0.3` times the mean distance to the three
-nearest heads (Zhang et al., "Single-Image Crowd Counting via Multi-Column Convolutional Neural Network", 2016).
 
 Points are `(x, y)` in pixels from 0: the pixel in row `r` and column `c` is centred at `x = c`, `y = r`, and a point
 belongs to the pixel it is nearest to.
@@ -18,7 +15,7 @@ belongs to the pixel it is nearest to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +23,17 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
 
-__all__ = ["adaptive_sigma", "density_map", "heads_inside", "roi_cells"]
+__all__ = ["density_map", "heads_inside", "roi_cells"]
 
 Array: TypeAlias = "npt.ArrayLike | Tensor"
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Sigma: TypeAlias = "float | Literal['adaptive'] | Array"
-
-_SHARE, _NEIGHBOURS = 0.3, 3  # Zhang et al. 2016
-_ADAPTIVE = (1.0, 15.0)  # pixels: sharper is a single pixel, wider is no longer a head
 
 
 def density_map(
     points: Array,
     shape: Sequence[int],
-    sigma: Sigma = 4.0,
+    sigma: float = 4.0,
     roi: Array | None = None,
     *,
     stride: int = 1,
@@ -50,8 +43,7 @@ def density_map(
     Args:
         points: heads `(P, 2)` as x, y in pixels. Those outside the frame or the `roi` are left out.
         shape: of the frame, `(H, W)` in pixels.
-        sigma: width of a head's kernel in pixels: one number; one for each point `(P,)`; one for each pixel `(H, W)`,
-            read at the head, as from a perspective map; or `"adaptive"`.
+        sigma: width of a head's kernel in pixels.
         roi: region of interest, bool `(H, W)`: the mass of its heads stays inside it. None is the whole frame.
         stride: side of a cell in pixels. The map is `(H // stride, W // stride)`; pixels left over at the bottom and
             the right belong to the last cells, so that the sum stays the same.
@@ -64,10 +56,11 @@ def density_map(
     heads = _check_points(points)
     mask = _check_roi(roi, (height, width))
     inside = heads_inside(heads, (height, width), mask)
-    widths = _widths(sigma, heads, inside, (height, width))
+    if not 0 < sigma < float("inf"):
+        raise ArgumentError(f"expected sigma above 0 pixels; found {sigma}. Pass a width such as 4.")
     x, y = heads[inside].T
     # Without a mask a kernel is the product of one over rows and one over columns, each of sum 1.
-    rows, columns = _along(y, widths, height), _along(x, widths, width)
+    rows, columns = _along(y, sigma, height), _along(x, sigma, width)
     if mask is None:
         density: Floats = _blocks(rows, stride, axis=1).T @ _blocks(columns, stride, axis=1)
     else:
@@ -93,25 +86,6 @@ def heads_inside(points: Array, shape: Sequence[int], roi: Array | None = None) 
     return inside
 
 
-def adaptive_sigma(points: Array) -> Floats:
-    """Kernel widths in pixels, `(P,)`: 0.3 times the mean distance to the three nearest heads, between 1 and 15.
-
-    With fewer than four heads the mean is over the others there are; a head alone gets 15.
-
-    >>> adaptive_sigma([(0, 0), (20, 0), (0, 20), (20, 20)]).round(2).tolist()
-    [6.83, 6.83, 6.83, 6.83]
-    """
-    heads = _check_points(points)
-    neighbours = min(_NEIGHBOURS, len(heads) - 1)
-    if neighbours < 1:
-        return np.full(len(heads), _ADAPTIVE[1])
-    from scipy.spatial import cKDTree
-
-    distances, _ = cKDTree(heads).query(heads, k=neighbours + 1)
-    widths: Floats = np.clip(_SHARE * distances[:, 1:].mean(1), *_ADAPTIVE)
-    return widths
-
-
 def roi_cells(roi: Array, stride: int = 4) -> Mask:
     """Cells with at least one pixel of a region of interest, bool `(H // stride, W // stride)`.
 
@@ -127,11 +101,11 @@ def roi_cells(roi: Array, stride: int = 4) -> Mask:
     return _blocks(_blocks((pixels != 0).astype(np.float64), stride, axis=0), stride, axis=1) > 0
 
 
-def _along(centres: Floats, sigma: Floats, size: int) -> Floats:
+def _along(centres: Floats, sigma: float, size: int) -> Floats:
     """One axis of the kernels at its pixels, `(P, size)`, of sum 1 each."""
     squares = (np.arange(size) - centres[:, None]) ** 2
     # Relative to the nearest pixel, so that a kernel far narrower than a pixel does not vanish between two of them.
-    kernels: Floats = np.exp((squares.min(1, keepdims=True) - squares) / (2 * sigma[:, None] ** 2))
+    kernels: Floats = np.exp((squares.min(1, keepdims=True) - squares) / (2 * sigma**2))
     kernels /= kernels.sum(1, keepdims=True)
     return kernels
 
@@ -141,31 +115,6 @@ def _blocks(values: Floats, stride: int, axis: int) -> Floats:
     starts = np.arange(values.shape[axis] // stride) * stride
     sums: Floats = np.add.reduceat(values, starts, axis=axis)
     return sums
-
-
-def _widths(sigma: Sigma, heads: Floats, inside: Mask, shape: tuple[int, int]) -> Floats:
-    """One kernel width for each head inside."""
-    if isinstance(sigma, str):
-        if sigma != "adaptive":
-            raise ArgumentError(f'expected sigma to be "adaptive" or in pixels; found {sigma!r}. Pass a number.')
-        return adaptive_sigma(heads[inside])
-    widths = _numbers(sigma, "sigma")
-    if widths.ndim == 0:
-        widths = np.full(int(inside.sum()), float(widths))
-    elif widths.shape == (len(heads),):
-        widths = widths[inside]
-    elif widths.shape == shape:
-        column, row = np.floor(heads[inside] + 0.5).astype(int).T
-        widths = widths[row, column]
-    else:
-        raise ArgumentError(
-            f"expected sigma as one number, one for each of the {len(heads)} points or one for each of the "
-            f"{shape[0]} x {shape[1]} pixels; found shape {widths.shape}. Pass one of these."
-        )
-    bad = widths[~(np.isfinite(widths) & (widths > 0))]
-    if len(bad):
-        raise ArgumentError(f"expected sigma above 0 pixels; found {bad[0]:g}. Pass a width such as 4.")
-    return widths
 
 
 def _numbers(values: Array, what: str) -> Floats:

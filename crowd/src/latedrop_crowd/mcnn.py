@@ -11,19 +11,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latedrop import Network
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import parsed, write_aside
-from latedrop.records import Limits, checked, record
+from latedrop.records import Limits, checked
 from latedrop_crowd.frames import RECEPTIVE_FIELD
 
-__all__ = ["MCNN", "STRIDE", "Counter", "Trained", "faster", "load_weights", "save_weights", "shipped"]
+__all__ = ["MCNN", "STRIDE", "Trained", "faster", "load_weights", "save_weights", "shipped"]
 
 STRIDE = 4
 """Pixels of the frame on each side of a cell of the density map."""
@@ -39,7 +39,6 @@ class MCNN(nn.Module):
         channels: 1 for grey frames, 3 for colour.
         rate: embedded dropout: in train mode, before every convolution but the first of each column. In eval mode
             the network is the plain one; `latedrop.sample` at the same rate gives its draws.
-        centred: False takes frames as they come and gives densities as they are: for weights of others.
 
     >>> MCNN()(torch.rand(2, 1, 64, 96)).shape
     torch.Size([2, 1, 16, 24])
@@ -48,17 +47,17 @@ class MCNN(nn.Module):
     unit: Tensor
     stride, least_side = STRIDE, RECEPTIVE_FIELD
 
-    def __init__(self, channels: int = 1, *, rate: float = 0.0, centred: bool = True) -> None:
+    def __init__(self, channels: int = 1, *, rate: float = 0.0) -> None:
         super().__init__()
-        self.channels, self.rate, self.centred = channels, rate, centred
+        self.channels, self.rate = channels, rate
         self.columns = nn.ModuleList(_column(channels, *column) for column in _COLUMNS)
         self.fuse = nn.Conv2d(30, 1, 1)
         # Densities are far below 1; the last layer works in hundredths of a person.
-        self.register_buffer("unit", torch.tensor(0.01 if centred else 1.0))
+        self.register_buffer("unit", torch.tensor(0.01))
 
     def forward(self, x: Tensor) -> Tensor:
         """Density maps, people per cell."""
-        x = 2 * x - 1 if self.centred else x
+        x = 2 * x - 1
         columns = [self._run(column, x) for column in self.columns]
         density: Tensor = self.fuse(self._drop(torch.cat(columns, 1)))
         return self.unit * density
@@ -86,64 +85,6 @@ def _column(channels: int, first: int, size: int, widths: tuple[int, int, int, i
         nn.Conv2d(c, d, size, padding=size // 2),
         nn.ReLU(),
     )
-
-
-class Counter(nn.Module):
-    """Any network that gives density maps, with what goes before and after it: `density_scale · relu(model(s · x))`.
-
-    The factors are a buffer, so that a calibration made with others is refused.
-
-    Args:
-        model: takes frames `(N, channels, H, W)`, gives maps `(N, 1, H // stride, W // stride)` or without the 1.
-        channels: 1 for grey frames, 3 for colour.
-        stride: pixels of the frame on each side of a cell.
-        input_scale: the model's frames are in [0, input_scale]: 255 for bytes.
-        density_scale: people per cell for each unit of the model's output: 0.01 where it was trained on 100 times that.
-        relu: cut off densities below 0.
-    """
-
-    scaling: Tensor
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        channels: int = 1,
-        stride: int = STRIDE,
-        input_scale: float = 1.0,
-        density_scale: float = 1.0,
-        relu: bool = False,
-    ) -> None:
-        super().__init__()
-        for name, value in (("input_scale", input_scale), ("density_scale", density_scale)):
-            if not 0 < value < float("inf"):
-                raise ArgumentError(f"expected {name} above 0; found {value}. 255 is usual for bytes, 0.01 for maps.")
-        if channels not in (1, 3) or int(stride) != stride or stride < 1:
-            raise ArgumentError(f"expected 1 or 3 channels and a stride of 1, 2, ...; found {channels} and {stride}.")
-        self.model, self.channels, self.stride = model, channels, int(stride)
-        self.input_scale, self.density_scale, self.relu = float(input_scale), float(density_scale), bool(relu)
-        self.least_side = int(getattr(model, "least_side", stride))
-        factors = torch.tensor([input_scale, density_scale, float(relu), channels, stride], dtype=torch.float64)
-        self.register_buffer("scaling", factors)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Density maps, people per cell."""
-        density = self.model(self.input_scale * x)
-        if isinstance(density, Tensor) and density.dim() == 3:
-            density = density[:, None]
-        wanted = (len(x), 1, x.shape[2] // self.stride, x.shape[3] // self.stride)
-        if not isinstance(density, Tensor) or tuple(density.shape) != wanted:
-            found = tuple(density.shape) if isinstance(density, Tensor) else type(density).__name__
-            raise OutputError(
-                f"expected density maps {wanted} from the counter, a cell for {self.stride} x {self.stride} pixels; "
-                f"found {found}. Pass another stride, frames whose sides are multiples of it, or a wrapper that "
-                "returns the map."
-            )
-        return self.density_scale * (F.relu(density) if self.relu else density)
-
-    def settings(self) -> dict[str, Any]:
-        """What it was made with, as plain JSON."""
-        return {name: getattr(self, name) for name in ("input_scale", "density_scale", "relu")}
 
 
 @dataclass(frozen=True)
@@ -228,16 +169,13 @@ def save_weights(path: str | os.PathLike[str], trained: Trained) -> None:
     """
     import safetensors.torch
 
-    counter = trained.model if isinstance(trained.model, Counter) else None
-    model = trained.model if counter is None else counter.model
-    if not isinstance(model, MCNN) or model.centred == (counter is not None):
+    model = trained.model
+    if not isinstance(model, MCNN):
         raise ArgumentError(
-            f"expected an MCNN, as `crowd train` and mcnn_from_state make it; found {type(model).__name__}. Keep the "
-            "weights of your own network as you do, and pass package.module:callable or a .pt2 file as --weights."
+            f"expected an MCNN, as `crowd train` makes it; found {type(model).__name__}. Keep the weights of your own "
+            "network as you do, and pass package.module:callable or a .pt2 file as --weights."
         )
     about = {**trained.about, "network": "mcnn", "channels": model.channels}
-    about = {name: value for name, value in about.items() if name != "counter"}
-    about |= {} if counter is None else {"counter": counter.settings()}
     try:
         content = json.dumps(about, allow_nan=False)
         _about(content)
@@ -268,12 +206,16 @@ def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu
         raise FileError(f"{path}: {error}") from error
     except (SafetensorError, OSError) as error:
         raise FileError(f"expected a safetensors file at {path}; {error}. Use what `crowd train` wrote.") from error
-    roi, scaling = tensors.pop("roi", None), about.get("counter")
+    roi = tensors.pop("roi", None)
     with torch.random.fork_rng(devices=[]):  # initial weights that are thrown away should not move the caller's dice
-        network = MCNN(about.get("channels", 1), centred=scaling is None)
-    _check(tensors, network.state_dict(), path)
-    network.load_state_dict(tensors)
-    model: nn.Module = network if scaling is None else Counter(network, channels=network.channels, **scaling)
+        model = MCNN(about.get("channels", 1))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise FileError(
+            f"expected the weights of an MCNN in {path}; found those of another architecture. Use what `crowd train` "
+            "wrote."
+        ) from error
     return Trained(model.eval().to(device), None if roi is None else roi.bool().to(device), about)
 
 
@@ -301,43 +243,16 @@ def _about(content: str) -> dict[str, Any]:
     return about
 
 
-@record
-@dataclass(frozen=True)
-class _Scaling:
-    """How a counter scales frames and maps."""
-
-    input_scale: Annotated[float, Limits(1e-12, 1e12)]
-    density_scale: Annotated[float, Limits(1e-12, 1e12)]
-    relu: bool
-
-
 _ABOUT: dict[str, Any] = {
     "channels": Annotated[int, Limits(1, 3)],
     "enlarge": Annotated[int, Limits(1, 64)],
-    "sigma": Literal["adaptive"] | Annotated[float, Limits(1e-6, 1e6)],
+    "sigma": Annotated[float, Limits(1e-6, 1e6)],
     "set": str | None,
-    "counter": _Scaling,
 }
 
 
 def _shipped_names() -> str:
     return ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.safetensors"))) or "none"
-
-
-def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
-    """Raise unless both have the same names and shapes."""
-    missing, extra = expected.keys() - found.keys(), found.keys() - expected.keys()
-    other = [n for n in expected.keys() & found.keys() if expected[n].shape != found[n].shape]
-    if missing or extra or other:
-        said = [
-            f"{label} {', '.join(sorted(names)[:3])}{', ...' if len(names) > 3 else ''}"
-            for label, names in (("missing", missing), ("unknown", extra), ("of another shape", other))
-            if names
-        ]
-        raise FileError(
-            f"expected the weights of an MCNN in {path}; found those of another architecture: {'; '.join(said)}. "
-            "Use what `crowd train` wrote."
-        )
 
 
 def faster(trained: Trained) -> Trained:

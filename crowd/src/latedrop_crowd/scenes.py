@@ -19,7 +19,18 @@ import torch
 from latedrop.errors import ArgumentError
 from latedrop_crowd.layouts import CrowdSet, Frame
 
-__all__ = ["HORIZON", "SHAPE", "Figure", "Part", "clutter", "ground_of", "height_at", "make_scenes", "person"]
+__all__ = [
+    "HORIZON",
+    "SHAPE",
+    "Figure",
+    "Part",
+    "clutter",
+    "cover_of",
+    "ground_of",
+    "height_at",
+    "make_scenes",
+    "person",
+]
 
 SHAPE = (144, 192)
 """Rows and columns of a frame."""
@@ -61,8 +72,7 @@ def make_scenes(
     frames = tuple(Frame(f"scene_{i:04d}", None, heads, pixels) for i, (heads, pixels) in enumerate(made))
     ends = np.cumsum((0, *sizes)).tolist()
     first, second, third = (tuple(range(start, stop)) for start, stop in pairwise(ends))
-    heights = np.repeat(height_at(np.arange(shape[0]), shape[0])[:, None], shape[1], 1)
-    return CrowdSet("scenes", frames, first, second, third, perspective=heights, sigma=_SIGMA, size=shape)
+    return CrowdSet("scenes", frames, first, second, third, sigma=_SIGMA, size=shape)
 
 
 class Part(NamedTuple):
@@ -207,17 +217,27 @@ def _fill(
     canvas: Picture, figure: Figure, part: Part, *, strength: float = 1.0, sun: float = 0.0
 ) -> tuple[tuple[slice, slice], npt.NDArray[np.bool_]]:
     """Blend one shape, with soft edges and lit from one side, into the canvas; where it is."""
+    box, across, cover = cover_of(canvas.shape, figure, part)
+    view = canvas[box]
+    view += strength * cover * (part.grey + 0.08 * sun * np.clip(across, -1, 1) - view)
+    return box, cover > 0.5
+
+
+def cover_of(
+    shape: Sequence[int], figure: Figure, part: Part, blur: float = 1.0
+) -> tuple[tuple[slice, slice], Picture, Picture]:
+    """The rows and columns that a shape touches, places across it from -1 to 1, and how much of each pixel it covers.
+
+    Its edge is `blur` pixels wide.
+    """
     x, y = figure.x + part.right * figure.height, figure.y - part.up * figure.height
     wide, tall = max(0.4, part.wide * figure.height), max(0.4, part.tall * figure.height)
-    rows = slice(*np.clip([y - tall - 1, y + tall + 2], 0, canvas.shape[0]).astype(int).tolist())
-    columns = slice(*np.clip([x - wide - 1, x + wide + 2], 0, canvas.shape[1]).astype(int).tolist())
+    rows = slice(*np.clip([y - tall - 1, y + tall + 2], 0, shape[0]).astype(int).tolist())
+    columns = slice(*np.clip([x - wide - 1, x + wide + 2], 0, shape[1]).astype(int).tolist())
     across = ((np.arange(columns.start, columns.stop) - x) / wide).astype(np.float32)
     down = ((np.arange(rows.start, rows.stop) - y) / tall).astype(np.float32)
     distance = (np.abs(across) ** part.power + np.abs(down[:, None]) ** part.power) ** (1 / part.power)
-    cover = np.clip((1 - distance) * min(wide, tall) + 0.5, 0, 1)
-    view = canvas[rows, columns]
-    view += strength * cover * (part.grey + 0.08 * sun * np.clip(across, -1, 1) - view)
-    return (rows, columns), cover > 0.5
+    return (rows, columns), across, np.clip((1 - distance) * min(wide, tall) / blur + 0.5, 0, 1)
 
 
 def ground_of(rng: np.random.Generator, shape: tuple[int, int]) -> Picture:

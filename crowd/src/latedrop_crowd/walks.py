@@ -14,7 +14,7 @@ from math import cos, pi, sin
 import numpy as np
 import numpy.typing as npt
 
-from latedrop_crowd.scenes import HORIZON, SHAPE, Figure, Part, clutter, ground_of, height_at, person
+from latedrop_crowd.scenes import HORIZON, SHAPE, Figure, Part, clutter, cover_of, ground_of, height_at, person
 
 __all__ = ["Walks"]
 
@@ -122,16 +122,8 @@ def _chroma(colour: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _fill(canvas: Picture, figure: Figure, part: Part, colour: npt.NDArray[np.float64], strength: float = 1.0) -> None:
     """Blend one shape with soft edges into the canvas."""
-    x, y = figure.x + part.right * figure.height, figure.y - part.up * figure.height
-    wide, tall = max(0.4, part.wide * figure.height), max(0.4, part.tall * figure.height)
-    rows = slice(*np.clip([y - tall - 1, y + tall + 2], 0, canvas.shape[0]).astype(int).tolist())
-    columns = slice(*np.clip([x - wide - 1, x + wide + 2], 0, canvas.shape[1]).astype(int).tolist())
-    if rows.start >= rows.stop or columns.start >= columns.stop:
-        return
-    across = ((np.arange(columns.start, columns.stop) - x) / wide).astype(np.float32)
-    down = ((np.arange(rows.start, rows.stop) - y) / tall).astype(np.float32)
-    distance = (np.abs(across) ** part.power + np.abs(down[:, None]) ** part.power) ** (1 / part.power)
-    cover = (strength * np.clip((1 - distance) * min(wide, tall) / LARGER * 2 + 0.5, 0, 1))[:, :, None]
+    box, across, share = cover_of(canvas.shape, figure, part, LARGER / 2)
+    cover = (strength * share)[:, :, None]
     lit = 0.05 * np.clip(across, -1, 1)[None, :, None] * (strength == 1)
-    view = canvas[rows, columns]
+    view = canvas[box]
     view += cover * (colour.astype(np.float32) + lit - view)

@@ -457,8 +457,8 @@ def test_a_clock_that_is_set_back_delays_no_alarm(tmp_path: Path) -> None:
         set_back = 3600 if second > 2 else 0
         watch._look(view, Shot(second, now + second - set_back, small, float(second)))
     assert [alarm["zone"] for alarm in store.open_alarms()] == [view.zones[0].id]
-    (proposed,) = store.frames("door", labelled=False)  # all the same
-    assert proposed["time"] == now  # of the frame, not of the end of its stretch
+    (proposed,) = store.frames("door", labelled=False)
+    assert proposed["time"] == now + 5 - 3600  # of the frame; the stretch is by the other clock
     store.close()
 
 
@@ -567,3 +567,12 @@ def test_every_picture_says_when_it_was_taken(console: Console) -> None:
     assert status == 200
     assert before < float(headers["x-frame-time"]) <= time.time()
     assert console.ask("/api/sources/0/layers/faint")[0] == 200
+
+
+def test_the_heat_map_of_a_time(console: Console) -> None:
+    now = time.time()
+    status, _, headers = console.ask(f"/api/sources/0/heat?since={now - 60}&until={now}")
+    assert status == 200
+    assert int(headers["x-frames"]) >= 1
+    assert console.ask("/api/sources/0/heat?since=0&until=1")[0] == 204
+    assert console.ask("/api/sources/0/heat?since=nan&until=1")[0] == 422

@@ -1,17 +1,14 @@
 """The calibration of a people counter: one record for its count, one for the cells of its map, and what to reject.
 
 The count is what an operator reads; its variance is that of the sum, not the sum of the cells' variances. So each has
-its own record, `variance = scale · raw + floor`, fitted on the set's validation frames. Without sampling, the raw
-variance is of first order for the count and propagated for the cells; with sampling, one run of draws gives both.
+its own record, fitted on the set's validation frames.
 """
 
 from latedrop_crowd.calibration.counter import calibrate_counter, counted_heads, read_maps
-from latedrop_crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, Reading, load_calibration
+from latedrop_crowd.calibration.record import CrowdCalibration, Reading, load_calibration
 
 __all__ = [
-    "METHODS",
     "CrowdCalibration",
-    "CrowdMethod",
     "Reading",
     "calibrate_counter",
     "counted_heads",

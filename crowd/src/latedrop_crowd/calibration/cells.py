@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop import Prediction
 from latedrop_crowd.layouts import CrowdSet
 from latedrop_crowd.mcnn import Trained
 
@@ -31,15 +30,6 @@ class Cells:
         """The cells of maps `(N, 1, h, w)`."""
         flat = self.trained.masked(density).flatten(1)
         return flat if self.index is None else flat[:, self.index.to(flat.device)]
-
-    def with_count(self, density: Tensor) -> Tensor:
-        """The cells, and the count last."""
-        cells = self(density)
-        return torch.cat([cells, cells.sum(1, keepdim=True)], 1)
-
-    def maps(self, pixels: Prediction, image: Tensor) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Density and deviations `(h, w)` of a frame `(..., H, W)` whose cells were predicted as one row."""
-        return self.spread(pixels.mean[0], image), self.spread(pixels.std[0], image)
 
     def spread(self, values: Tensor, image: Tensor) -> npt.NDArray[np.float64]:
         """The map `(h, w)` of a frame `(..., H, W)` with these values in the cells that count, and zeros elsewhere."""

@@ -1,4 +1,10 @@
-"""Calibrate a counter on the validation frames of a set, and read the maps of its frames."""
+"""Calibrate a counter on the validation frames of a set, and read the maps of its frames.
+
+The variance of the count is a floor and terms: dropout, the size of the count, and the leverage of what enters the last
+layer. Candidates are compared on blocks of frames that were left out of their fits, as neighbouring frames err alike.
+Where a network was cross-fitted, each error is that of a network which left its frame's block out; coefficients are
+common, while each network's leverage is told by its own training frames. The variance of the map's cells is propagated.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from latedrop import Calibration, LatedropWarning, Predictor, Propagation, Sampling, Sites, calibrate, find_sites
+from latedrop import (
+    Calibration,
+    LatedropWarning,
+    Predictor,
+    Propagation,
+    Sites,
+    Terms,
+    calibrate,
+    calibrate_cross_fitted,
+    find_sites,
+)
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError
 from latedrop.progress import shown_on
+from latedrop.terms import Dropout, Leverage, Size
 from latedrop_crowd.blocks import time_blocks
 from latedrop_crowd.calibration.cells import Cells, FrameBatches, FrameInputs
-from latedrop_crowd.calibration.count_terms import Fold, count_by_terms, left_out
-from latedrop_crowd.calibration.record import METHODS, Choice, CrowdCalibration, CrowdMethod, roi_record
+from latedrop_crowd.calibration.record import CrowdCalibration, roi_record
 from latedrop_crowd.calibration.usual import Usual
 from latedrop_crowd.layouts import CrowdSet
 from latedrop_crowd.mcnn import STRIDE, Trained
@@ -26,10 +42,7 @@ from latedrop_crowd.regions import Maps, fit_policy, near_cells, to_cells
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 
-# Injected dropout ruins counts at large rates, so the paper looks below 0.01. Propagated variances of the cells are all
-# but proportional to the rate, which the scale takes up: one rate is enough.
-_SAMPLED_RATES = (0.001, 0.002, 0.005, 0.01)
-_PROPAGATED_RATES = (0.01,)
+_RATE = 0.01  # propagated variances are all but proportional to the rate, which the scale takes up
 _REFERENCE_FRAMES = 160
 # A frame has thousands of cells, so a few frames fix a scale; regions are a few to a frame, so they need more.
 _PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
@@ -38,15 +51,9 @@ _PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
 def calibrate_counter(
     trained: Trained,
     crowd_set: CrowdSet,
-    method: CrowdMethod = "sampling-free",
     *,
-    rates: Sequence[float] | None = None,
-    draws: int = 50,
-    scale: Choice = "optimal",
-    floor: bool = True,
     every: int = 1,
     policy: bool = True,
-    seed: int = 0,
     progress: bool = True,
     folds: Sequence[Trained] = (),
 ) -> CrowdCalibration:
@@ -55,16 +62,8 @@ def calibrate_counter(
     Args:
         trained: the network; it is left as it was.
         crowd_set: its validation frames are fitted to; its training frames, if it has any, say what is usual.
-        method: `"sampling-free"` suits a CPU; `"sample"` runs `draws` thinned networks, GPU work for large frames.
-        rates: to choose from with `"sample"`: the count's NLL decides, and the cells take the same rate, so that one
-            run of draws serves both. Without sampling, the rate that the cells' variance is propagated at.
-        draws: thinned networks per rate.
-        scale: which scale intervals use: `"optimal"`, `"relaxed"` or a number.
-        floor: fit a constant variance beside the scale: what is left where no mask moves the output. The count has one
-            anyway without sampling.
         every: use each k-th validation frame only.
         policy: also choose which regions to reject.
-        seed: fixes all masks.
         progress: show bars.
         folds: where the network was cross-fitted, those that left blocks of time out, in their order. The count's
             variance is then fitted to the errors of each on its own block: to all training and validation frames.
@@ -73,86 +72,106 @@ def calibrate_counter(
         DataError: the set's region of interest or size of frames is not the network's, it has too few frames, or the
             networks of the folds are missing.
     """
-    if method not in METHODS:
-        raise ArgumentError(f"expected method 'sampling-free' or 'sample'; found {method!r}.")
-    _check_folds(trained, folds, method)
+    wanted = int(trained.about.get("folds", 0))
+    if wanted != len(folds):
+        raise DataError(
+            f"expected {wanted or 'no'} networks of folds, as this one was {'' if wanted else 'not '}cross-fitted; "
+            f"found {len(folds)}. Keep NAME.fold0.safetensors, ... beside the weights."
+        )
     chosen, mapped = _chosen(trained, crowd_set, every), trained
     if folds:  # the last one stands for all where maps are concerned: its block is the end of the frames
         crowd_set = replace(crowd_set, train=(*crowd_set.train, *crowd_set.validation), validation=())
         chosen, mapped = time_blocks(crowd_set.train, len(folds))[-1][::every], folds[-1]
-    options: dict[str, Any] = {"progress": progress}
-    if method == "sample":
-        options["method"] = Sampling(rates or _SAMPLED_RATES, draws, floor=floor, scale=scale, seed=seed)
-    held = left_out(folds, crowd_set, every)
-    found, sites = _of_count(trained, crowd_set, chosen, method, every, options, held, scale)
-    if not crowd_set.has_points:
-        return found
-    if method == "sample":
-        # The count chooses the rate, and one run of draws serves both.
-        options["method"] = replace(options["method"], rates=[found.count.rate])
-    else:
-        options["method"] = Propagation(rates or _PROPAGATED_RATES, mean="model", floor=floor, scale=scale)
-    return _with_maps(mapped, found, crowd_set, chosen, policy, options | {"sites": sites})
-
-
-def _of_count(
-    trained: Trained,
-    crowd_set: CrowdSet,
-    chosen: Sequence[int],
-    method: CrowdMethod,
-    every: int,
-    options: dict[str, Any],
-    folds: Sequence[Fold],
-    scale: Choice,
-) -> tuple[CrowdCalibration, Sites]:
-    """The calibration of the count alone, and where dropout goes."""
     counts = FrameBatches(trained, crowd_set, chosen, None)
     reference = FrameInputs(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
     sites = find_sites(trained.model, counts.image(chosen[0]))
-    if method == "sample":
-        own: Predictor = calibrate(trained.model, counts, readout=trained.count_of, sites=sites, **options)
-        count = own.calibration
-    else:
-        count = count_by_terms(trained, counts, reference, sites=sites, folds=folds, **options).with_choice(scale)
-    about = _about(trained, crowd_set, len(chosen), len(reference), every)
-    usual = Usual.of(image for part in (counts.images(), reference) for image in part)
-    return CrowdCalibration(method, count, None, None, count.fingerprint, roi_record(trained), about, usual), sites
+    count = _of_count(trained, counts, reference, sites, _left_out(folds, crowd_set, every), progress)
+    calibration = CrowdCalibration(
+        count,
+        None,
+        None,
+        count.fingerprint,
+        roi_record(trained),
+        _about(trained, crowd_set, len(chosen), len(reference), every),
+        Usual.of(image for part in (counts.images(), reference) for image in part),
+    )
+    if not crowd_set.has_points:
+        return calibration
+    return _with_maps(mapped, calibration, crowd_set, chosen, sites, policy=policy, progress=progress)
+
+
+def _left_out(
+    folds: Sequence[Trained], crowd_set: CrowdSet, every: int
+) -> list[tuple[torch.nn.Module, FrameBatches, FrameInputs]]:
+    """The networks of a cross-fitted one with frames that each left out, and others it saw, in the order of time."""
+    parts = []
+    blocks = time_blocks(crowd_set.train, len(folds)) if folds else []
+    for network, block in zip(folds, blocks, strict=True):
+        seen = [index for index in crowd_set.train if index not in block]
+        inputs = FrameInputs(network, crowd_set, seen[:: max(1, len(seen) // _REFERENCE_FRAMES)])
+        parts.append((network.model, FrameBatches(network, crowd_set, block[::every], None), inputs))
+    return parts
+
+
+def _of_count(
+    trained: Trained, counts: FrameBatches, reference: FrameInputs, sites: Sites, folds: Sequence[Any], progress: bool
+) -> Calibration:
+    """The record of the count: a floor and the terms that win on blocks of frames."""
+    if not len(reference):
+        warnings.warn(
+            "expected training frames, which say what frames are usual; found none, and the validation frames stand "
+            "in. Ordinary frames of other hours will often be called strange.",
+            LatedropWarning,
+            stacklevel=3,
+        )
+    usable = [site.name for site in sites if site.batch_axis is not None and not site.moved and not site.skipped]
+    terms = (Dropout("first order"), Size(1), Leverage())
+    options: dict[str, Any] = {
+        "method": Terms(terms, features=usable[-1:] or None, folds="blocks"),
+        "reference": reference if len(reference) else None,
+        "readout": trained.count_of,
+        "sites": sites,
+        "intervals": "gaussian",  # as the console's probabilities are
+        "progress": progress,
+    }
+    if folds:
+        return calibrate_cross_fitted(trained.model, counts, folds, **options).calibration
+    predictor: Predictor = calibrate(trained.model, counts, task="regression", **options)
+    return predictor.calibration
 
 
 def _with_maps(
     trained: Trained,
-    found: CrowdCalibration,
+    calibration: CrowdCalibration,
     crowd_set: CrowdSet,
     chosen: Sequence[int],
+    sites: Sites,
+    *,
     policy: bool,
-    options: dict[str, Any],
+    progress: bool,
 ) -> CrowdCalibration:
     """The calibration with that of the cells, and with what to reject."""
     maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), Cells(trained))
-    pixels = _calibrated_cells(trained, maps, **options)
-    about = {**found.about, "frames": {**found.about["frames"], "cells": len(maps)}}
-    own = replace(pixels, fingerprint=found.fingerprint)  # the network of a fold may stand for the final one
-    if not policy:
-        return replace(found, pixels=own, about=about)
-    known = replace(found, pixels=pixels)
-    frames = _some(chosen, _POLICY_FRAMES)
-    measured = read_maps(trained, known, crowd_set, frames, deviations=False, progress=options["progress"])
-    near = near_cells(crowd_set.sigma, trained.stride)
-    rejected = fit_policy(measured, near=near, features=("mass", "isolation"))
-    return replace(found, pixels=own, about=about, policy=rejected)
-
-
-def _check_folds(trained: Trained, folds: Sequence[Trained], method: str) -> None:
-    wanted = int(trained.about.get("folds", 0))
-    if wanted != len(folds):
-        raise DataError(
-            f"expected the {wanted} networks of the folds, as this one was trained on all frames; found {len(folds)}. "
-            "Keep NAME.fold0.safetensors, ... beside the weights."
-            if wanted
-            else f"expected no networks of folds, as this one was not cross-fitted; found {len(folds)}."
+    method = Propagation((_RATE,), mean="model", floor=True)
+    with warnings.catch_warnings():
+        # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
+        warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
+        warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
+        predictor: Predictor = calibrate(
+            trained.model, maps, readout=maps.cells, per_output=False, method=method, sites=sites, progress=progress
         )
-    if folds and method == "sample":
-        raise ArgumentError("expected method 'sampling-free' for a network that was cross-fitted; found 'sample'.")
+    pixels = predictor.calibration
+    about = {**calibration.about, "frames": {**calibration.about["frames"], "cells": len(maps)}}
+    rejected = None
+    if policy:
+        known, frames = replace(calibration, pixels=pixels), _some(chosen, _POLICY_FRAMES)
+        measured = read_maps(trained, known, crowd_set, frames, deviations=False, progress=progress)
+        rejected = fit_policy(
+            measured, near=near_cells(crowd_set.sigma, trained.stride), features=("mass", "isolation")
+        )
+    # The network of a fold may stand for the final one.
+    pixels = replace(pixels, fingerprint=calibration.fingerprint)
+    return replace(calibration, pixels=pixels, about=about, policy=rejected)
 
 
 def read_maps(
@@ -176,7 +195,8 @@ def read_maps(
     for index in shown_on(indices, "reading maps", unit="frames", show=progress):
         x = frames.image(index)
         if deviations:
-            mean, std = cells.maps(predictor.predict(x), x)
+            prediction = predictor.predict(x)
+            mean, std = (cells.spread(part[0], x) for part in (prediction.mean, prediction.std))
         else:
             with torch.no_grad():
                 mean = cells.spread(cells(trained.model(x))[0], x)
@@ -197,39 +217,24 @@ def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...
     """Each k-th validation frame of a set that fits the network."""
     if every < 1:
         raise ArgumentError(f"expected every to be at least 1 frame; found {every}.")
-    _check_set(trained, crowd_set)
+    if crowd_set.enlarge != trained.enlarge:
+        raise DataError(
+            f"expected frames enlarged {trained.enlarge} times, as the network was trained with; found "
+            f"{crowd_set.enlarge}. Open the set with enlarge={trained.enlarge}."
+        )
+    rois = None if trained.roi is None else trained.roi.cpu(), crowd_set.cells(trained.stride)
+    if not (rois[0] is rois[1] if None in rois else torch.equal(*rois)):  # type: ignore[arg-type]
+        shapes = ["none" if roi is None else f"{roi.shape[0]} x {roi.shape[1]} cells" for roi in rois]
+        raise DataError(
+            f"expected the network's region of interest ({shapes[0]}); found another in {crowd_set.name} "
+            f"({shapes[1]}). Open the set that the network was trained for."
+        )
     chosen = crowd_set.validation[::every]
     if len(chosen) < 2:
         raise DataError(
             f"expected at least 2 validation frames in {crowd_set.name}, and better a hundred; found {len(chosen)}."
         )
     return chosen
-
-
-def _calibrated_cells(trained: Trained, maps: FrameBatches, **settings: Any) -> Calibration:
-    with warnings.catch_warnings():
-        # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
-        warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
-        warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
-        found: Predictor = calibrate(trained.model, maps, readout=maps.cells, per_output=False, **settings)
-        return found.calibration
-
-
-def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
-    enlarge = trained.enlarge
-    if crowd_set.enlarge != enlarge:
-        raise DataError(
-            f"expected frames enlarged {enlarge} times, as the network was trained with; found {crowd_set.enlarge}. "
-            f"Open the set with enlarge={enlarge}."
-        )
-    theirs, ours = crowd_set.cells(trained.stride), None if trained.roi is None else trained.roi.cpu()
-    same = ours is theirs if ours is None or theirs is None else torch.equal(theirs, ours)
-    if not same:
-        said = ["none" if roi is None else f"{roi.shape[0]} x {roi.shape[1]} cells" for roi in (ours, theirs)]
-        raise DataError(
-            f"expected the network's region of interest ({said[0]}); found another in {crowd_set.name} ({said[1]}). "
-            "Open the set that the network was trained for."
-        )
 
 
 def _about(trained: Trained, crowd_set: CrowdSet, frames: int, reference: int, every: int) -> dict[str, Any]:

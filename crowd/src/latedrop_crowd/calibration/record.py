@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop import Calibration, Prediction, fingerprint, propagate, sample
+from latedrop import Calibration, Prediction, fingerprint, propagate
 from latedrop.errors import DataError, FileError, OutputError
 from latedrop.files import read_text
 from latedrop.metrics.levels import central_quantile
 from latedrop.records import Format, Limits, match, naming, record
 from latedrop.stored_tensors import inline
-from latedrop.terms import Dropout, Size
+from latedrop.terms import BatchContext, Dropout, Size
 from latedrop_crowd.calibration.cells import READOUTS, Cells
-from latedrop_crowd.calibration.one_pass import count_in_one_pass
 from latedrop_crowd.calibration.recalibration import Recalibration, t_quantile
 from latedrop_crowd.calibration.usual import STRANGE, Usual
 from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Policy
 
-__all__ = ["METHODS", "Choice", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
-
-CrowdMethod: TypeAlias = Literal["sampling-free", "sample"]
-Choice: TypeAlias = Literal["optimal", "relaxed"] | float
-"""Which scale is in use: that of least NLL, the balanced one, or a number."""
-
-METHODS: tuple[CrowdMethod, ...] = ("sampling-free", "sample")
+__all__ = ["CrowdCalibration", "Reading", "load_calibration", "roi_record"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,6 @@ class CrowdCalibration:
     """All that turns a counter's output into counts with intervals. Frozen, and plain JSON on disk.
 
     Attributes:
-        method: `"sampling-free"` or `"sample"`.
         count: the record of the count.
         pixels: the record of the cells inside the region of interest: one scale for all of them. None where counts
             alone were known: the map then has no deviations.
@@ -118,7 +110,6 @@ class CrowdCalibration:
         recalibration: for a new scene, from some of its frames; None: it was not done.
     """
 
-    method: CrowdMethod
     count: Calibration
     pixels: Calibration | None
     policy: Policy | None
@@ -131,17 +122,14 @@ class CrowdCalibration:
     @property
     def has_dropout(self) -> bool:
         """Whether dropout has a share in the variance of the count."""
-        if self.count.terms is None:
-            return self.count.chosen()[0][0] > 0
-        return any(share > 0 and _term(name) == Dropout.name for name, share in self.count.terms.shares.items())
+        return any(share > 0 and _term(name) == Dropout.name for name, share in self._terms.shares.items())
 
     @property
     def width(self) -> str:
         """What the width of the count's interval follows, in words; a strange frame widens it in any case."""
-        shares = {} if self.count.terms is None else self.count.terms.shares
-        terms = {_term(name) for name, share in shares.items() if share > 0 and name != "floor"}
+        terms = {_term(name) for name, share in self._terms.shares.items() if share > 0 and name != "floor"}
         if self.has_dropout:
-            return f"follows {', '.join(sorted(terms or {Dropout.name}))}"
+            return f"follows {', '.join(sorted(terms))}"
         if not terms - {Size.name}:
             what = "follows the count only" if terms else "is the same for every frame"
             return f"{what}: nothing else that was tried ranks the errors of frames left out of the fit"
@@ -153,31 +141,23 @@ class CrowdCalibration:
         Without `deviations` those of the map are left out, as zeros: one pass is then enough where dropout has no share
         in the count's variance.
         """
-        x, cells = image[None], Cells(trained)
-        if self.method == "sample":
-            moments = sample(
-                trained.network,
-                x,
-                self.count.rate,
-                self.count.draws,
-                self.count.seed,
-                self.count.sites,
-                cells.with_count,
-            )
-            count = Prediction(moments.mean[:, -1], moments.variance[:, -1], self.count)
-            mean, fitted = moments.mean[:, :-1], float(count.variance)
-        else:
-            count, fitted, density = count_in_one_pass(trained, self.count, x)
-            mean = cells(density)
+        x, cells = image[None].to(trained.device), Cells(trained)
+        terms, maps = self._terms, list[Tensor]()
+
+        def count_of(density: Tensor) -> Tensor:
+            maps.append(trained.masked(density).detach())
+            return trained.count_of(density)
+
+        rows = BatchContext(trained.network, x, self.count.sites, count_of, terms.features)
+        _, variance, strangeness, shares = terms.predicted(rows)
+        count = Prediction(rows.mean, variance, self.count, strangeness, shares=shares)
+        fitted = Prediction(rows.mean, sum(terms.parts(rows).values(), torch.zeros_like(rows.mean)), self.count)
+        mean = cells(maps[-1])
         std = torch.zeros_like(mean)
         if deviations and self.pixels is not None:
-            if self.method == "sample":
-                raw = moments.variance[:, :-1]
-            else:
-                raw = propagate(trained.network, x, self.pixels.rate, self.pixels.sites, cells).variance
+            raw = propagate(trained.network, x, self.pixels.rate, self.pixels.sites, cells).variance
             std = self.pixels.variance(raw).sqrt()
-        maps = (cells.spread(part[0], image) for part in (mean, std))
-        return self.judge(count, fitted, image, *maps)
+        return self.judge(count, float(fitted.variance), image, *(cells.spread(part[0], image) for part in (mean, std)))
 
     def judge(
         self,
@@ -206,15 +186,17 @@ class CrowdCalibration:
         return Reading(count, density, std, mean, variance, dof, strangeness, reasons, fitted, uncountable)
 
     @property
+    def _terms(self) -> Any:
+        """Of the count."""
+        if self.count.terms is None:
+            raise DataError("expected a calibration of the count by terms; found another. Run `crowd calibrate` again.")
+        return self.count.terms
+
+    @property
     def _constant(self) -> float:
         """Mean squared error of the validation counts, as the terms' guard has it: times the scale in use."""
         constant = self.count.constant[0] if self.count.constant else self.count.table[0].rmses[0] ** 2
-        return constant if self.count.terms is None else constant * self.count.chosen()[0][0]
-
-    def with_choice(self, choice: Choice) -> CrowdCalibration:
-        """The same calibration with another scale in use, `"optimal"` or `"relaxed"`, for count and cells."""
-        pixels = None if self.pixels is None else self.pixels.with_choice(choice)
-        return replace(self, count=self.count.with_choice(choice), pixels=pixels)
+        return constant * self.count.chosen()[0][0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON; the weights are not in it."""
@@ -242,18 +224,18 @@ class CrowdCalibration:
         return self
 
     def __str__(self) -> str:
-        lines = [f"{self.method}, {self.count.rows} validation frames of {self.about.get('set', '?')}"]
-        for name, part in (("count", self.count), ("cells", self.pixels)):
-            if part is None or part.terms is not None:
-                lines += ["cells: not calibrated, as only counts are known"] if part is None else _said(part)
-                continue
-            last = part.table[[row.rate for row in part.table].index(part.rate)]
+        lines = [f"{self.count.rows} validation frames of {self.about.get('set', '?')}"]
+        lines += [f"count: {self.count.verdict}"]
+        lines += [f"  {line}" for line in self._terms.lines()]
+        lines += [f"the width of the count's interval {self.width}"]
+        if self.pixels is None:
+            lines += ["cells: not calibrated, as only counts are known"]
+        else:
+            last = self.pixels.table[[row.rate for row in self.pixels.table].index(self.pixels.rate)]
             lines.append(
-                f"{name}: scale {part.scales[0]:.4g}, floor {part.floors[0]:.4g}, "
+                f"cells: scale {self.pixels.scales[0]:.4g}, floor {self.pixels.floors[0]:.4g}, "
                 f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
             )
-        if not self.has_dropout:
-            lines.append(f"the width of the count's interval {self.width}")
         lines.append(f"regions: {'no policy' if self.policy is None else self.policy}")
         lines += [] if self.recalibration is None else [str(self.recalibration)]
         return "\n".join(lines)
@@ -286,11 +268,6 @@ def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCal
 def _term(column: str) -> str:
     """The term that a share belongs to: shares of dropout are by site, `dropout:SITE`."""
     return column.partition(":")[0]
-
-
-def _said(record: Calibration) -> list[str]:
-    """What a calibration by terms says of itself, the count's first."""
-    return [f"count: {record.verdict}", *(f"  {line}" for line in (record.terms.lines() if record.terms else []))]
 
 
 def roi_record(trained: Trained) -> Region | None:

@@ -1,4 +1,4 @@
-"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train` and `demo`.
+"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train` and `watch`.
 
 Plain functions that parse, call and print. The command line of latedrop finds them by the entry point
 `latedrop.commands`, which names `make_app`. What a command needs is imported inside it.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latedrop import LatedropError
-from latedrop.cli.command import bundled
+from latedrop.cli.command import bundled, typed
 from latedrop.errors import ArgumentError
-from latedrop.terminal import HANDED_ON, argument, folder, hand_on, number_list, one_line, option, print_table, say
+from latedrop.terminal import argument, folder, one_line, option, say
 from latedrop_crowd.cli.counters import (
     CALIBRATION,
     NO_OPTIONS,
@@ -26,13 +26,11 @@ from latedrop_crowd.cli.counters import (
     load_counter,
     weights_path,
 )
-from latedrop_crowd.cli.following import Following
 from latedrop_crowd.cli.watch import crowd_watch
 
 if TYPE_CHECKING:
     from latedrop_crowd.calibration import CrowdCalibration
     from latedrop_crowd.counting import CountedFrame
-    from latedrop_crowd.demo import CrowdDemo
     from latedrop_crowd.layouts import CrowdSet
     from latedrop_crowd.mcnn import Trained
 
@@ -42,7 +40,8 @@ _DEVICE = "auto, cpu or cuda."
 _SHOWN = 3  # warnings of strange frames
 _DEBUG = "Show the traceback of an error."
 _DATA = "Folder of the set, as it was released, or of your own frames; scenes need none."
-_SET = "mall, ucsd, pets, shanghaitech-a, shanghaitech-b, own (frames of your own) or scenes."
+_SET = "mall, ucsd, pets, own (frames of your own) or scenes."
+_ENLARGED = {"ucsd": 2}  # its people are small
 
 
 def make_app() -> typer.Typer:
@@ -51,8 +50,7 @@ def make_app() -> typer.Typer:
     app.command("count")(bundled(crowd_count))
     app.command("calibrate")(bundled(crowd_calibrate))
     app.command("recalibrate")(bundled(crowd_recalibrate))
-    app.command("train", **HANDED_ON)(crowd_train)
-    app.command("demo")(bundled(crowd_demo))
+    app.command("train")(bundled(crowd_train))
     app.command("watch")(bundled(crowd_watch))
     return app
 
@@ -67,13 +65,9 @@ def crowd_count(
         bool, option("Draw each frame, its density, uncertainty and faint regions; much slower.")
     ] = False,
     csv: Annotated[Path | None, option("File of the counts; by default counts.csv in --out.")] = None,
-    jsonl: Annotated[bool, option("Write the counts as JSON lines, not as CSV.", "--jsonl")] = False,
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
-    scale: Annotated[str | None, option("optimal or relaxed; by default as calibrated.")] = None,
     device: Annotated[str, option(_DEVICE)] = "auto",
     resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
-    labels: Annotated[Path | None, option("CSV of true counts, frame,count; intervals follow them.")] = None,
-    stream: Annotated[Path | None, option("File of what was learned from --labels; it goes on from there.")] = None,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
     counter: CounterOptions = NO_OPTIONS,
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
@@ -85,24 +79,27 @@ def crowd_count(
     """
     with one_line(debug):
         from latedrop.devices import chosen_device
+        from latedrop.files import check_apart
         from latedrop.metrics.levels import checked_level
-        from latedrop_crowd.counting import CountFile, count_people
+        from latedrop_crowd.counting import CountFile, count_people, finished_frames, provenance_of
         from latedrop_crowd.frames import open_frames
         from latedrop_crowd.mcnn import faster
 
-        checked_level(level)
-        path = _count_path(csv, jsonl, out, panels, sources, weights, calibration)
+        level = checked_level(level)
+        path = csv or out / "counts.csv"
+        read = {**_read(sources), "--weights": weights_path(weights)[0], "--calibration": calibration}
+        # Panels stay out of folders of frames, or they were counted next time.
+        check_apart({"--out": out if panels else None, "--csv": path}, read)
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
-        used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
         bad = _LeftOut() if skip_bad else None
         images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
-        following = Following(labels, stream, path)
-        done = following.done(used, level) if resume else {}
+        done = finished_frames(path, provenance_of(used, level)) if resume else {}
+        if done:
+            say(f"passing over what {path} has: {_frames(len(done))}.")
         if not used.has_dropout:
             say(f"note: the width of intervals {used.width}.")
         rows = count_people(faster(trained), used, images, level, deviations=panels, skip=done, on_bad=bad)
-        rows = following.of(rows, used, level, done)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _warned(_bar(rows, images.total, "counting")):
                 file.add(frame)
@@ -121,15 +118,7 @@ def crowd_calibrate(
     output: Annotated[
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
     ] = None,
-    method: Annotated[
-        str, option("sampling-free suits a CPU; sample runs --draws thinned networks.")
-    ] = "sampling-free",
-    rates: Annotated[str | None, option("Rates to choose from, separated by commas; for --method sample.")] = None,
-    draws: Annotated[int, option("Thinned networks per rate; for --method sample.")] = 50,
-    scale: Annotated[str, option("optimal: least NLL; relaxed: balanced curve.")] = "optimal",
     every: Annotated[int, option("Use each k-th validation frame.")] = 1,
-    view: Annotated[int, option("Camera of PETS2009.")] = 1,
-    seed: Annotated[int, option("Fixes all masks.")] = 0,
     report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
     counter: CounterOptions = NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
@@ -147,21 +136,15 @@ def crowd_calibrate(
         path, shipped_name = weights_path(weights)
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
-        read = {f"--data {file}": file for file in frames if file.suffix != ".json" or file.name == "heads.json"}
+        read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
         check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
-        opened = _opened(set_name, data, trained, view)
+        opened = _opened(set_name, data, trained)
         found = calibrate_counter(
             trained,
             opened,
-            _one_of("--method", method, "sampling-free", "sample"),
-            rates=None if rates is None else number_list("--rates", rates),
-            draws=draws,
-            scale=_one_of("--scale", scale, "optimal", "relaxed"),
             every=every,
-            seed=seed,
-            progress=True,
             folds=fold_networks(trained, path, chosen_device(device)),
         )
         found.save(target)
@@ -172,7 +155,7 @@ def crowd_calibrate(
 def _write_report(report: Path | None, found: "CrowdCalibration", frames: "CrowdSet", weights: Path) -> None:
     if report is None:
         return
-    from latedrop.cli.command import again, read_files, typed
+    from latedrop.cli.command import again, read_files
     from latedrop.report import write_report
     from latedrop_crowd.training.log import described
 
@@ -222,52 +205,52 @@ def crowd_recalibrate(
         print(f"{found.recalibration}\nwritten: {target}")
 
 
-def crowd_train(context: typer.Context) -> None:
-    """Train a counter on the training frames of a set; it goes on from its checkpoint where it was stopped."""
-    from latedrop_crowd.train import main
-
-    hand_on(main, context.args, "latedrop crowd train")
-
-
-def crowd_demo(
-    out: Annotated[Path, option("Folder for report.html, panels, counts.csv and result.json.")] = Path("crowd-demo"),
-    draws: Annotated[int, option("Thinned networks, where the variance is sampled.")] = 10,
-    seed: Annotated[int, option("Fixes the scenes and the masks.")] = 0,
-    as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
+def crowd_train(
+    set_name: Annotated[str, option(_SET, "--set")],
+    out: Annotated[Path, option("Where the weights go: NAME.safetensors.")],
+    data: Annotated[Path | None, option(_DATA)] = None,
+    epochs: Annotated[int | None, option("Passes over the training frames.")] = None,
+    batch: Annotated[int | None, option("Frames per step.")] = None,
+    lr: Annotated[float | None, option("Largest learning rate.")] = None,
+    crop: Annotated[int | None, option("Side of random squares in pixels; whole frames by default.")] = None,
+    rate: Annotated[float | None, option("Of embedded dropout.")] = None,
+    seed: Annotated[int | None, option("Of weights, order, crops and masks.")] = None,
+    enlarge: Annotated[int | None, option("Factor by which frames are enlarged; 2 by default for ucsd.")] = None,
+    roi: Annotated[bool | None, option("Count only inside the region of interest.", "--roi/--no-roi")] = None,
+    sigma: Annotated[float | None, option("Of a head's kernel in pixels; by default the set's own.")] = None,
+    folds: Annotated[int, option("Number of blocks of time to cross-fit in.")] = 0,
+    fresh: Annotated[bool, option("Start again, and write over what is there.", "--fresh")] = False,
+    device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
-    """The whole chain on synthetic scenes, without any data: calibrate, count with intervals, reject, draw.
+    """Train a counter on the training frames of a set; it goes on from its checkpoint where it was stopped.
 
-    Example: latedrop crowd demo --out crowd-demo
+    Example: latedrop crowd train --set mall --data mall_dataset --out mall.safetensors
     """
     with one_line(debug):
-        from latedrop_crowd.demo import run, write
+        from dataclasses import replace
 
-        where = folder(out)
-        result = run(draws, seed, progress=True)
-        files = write(result, where)
-        if as_json:
-            print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
+        from latedrop.devices import chosen_device
+        from latedrop.files import check_apart
+        from latedrop_crowd.layouts import open_set
+        from latedrop_crowd.scenes import make_scenes
+        from latedrop_crowd.training import RECOMMENDED, Settings, cross_fit, read_log, summary, train
+
+        check_apart({"--out": out}, {"--data": data})
+        chosen = {"epochs": epochs, "batch": batch, "lr": lr, "crop": crop, "rate": rate, "seed": seed}
+        given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        settings = replace(RECOMMENDED.get(set_name, Settings()), **given)
+        if set_name == "scenes":
+            frames = make_scenes()
         else:
-            _print_demo(result, files)
-
-
-def _count_path(
-    csv: Path | None,
-    jsonl: bool,
-    out: Path,
-    panels: bool,
-    sources: Iterable[Path],
-    weights: str,
-    calibration: Path | None,
-) -> Path:
-    """Where counts go: nowhere that is read. Panels stay out of folders of frames, or they were counted next time."""
-    from latedrop.files import check_apart
-
-    read = {**_read(sources), "--weights": weights_path(weights)[0], "--calibration": calibration}
-    path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
-    check_apart({"--out": out if panels else None, "--csv": path}, read)
-    return path
+            enlarge = _ENLARGED.get(set_name, 1) if enlarge is None else enlarge
+            frames = open_set(set_name, _folder_of(set_name, data), enlarge=enlarge, use_roi=roi, sigma=sigma)
+        options: dict[str, Any] = {"fresh": fresh, "command": typed.get().replace(str(data), "DIR")}
+        if folds:
+            cross_fit(frames, settings, out, chosen_device(device), folds=folds, **options)
+        else:
+            train(frames, settings, out, chosen_device(device), **options)
+        print(summary(out, read_log(out.with_suffix(".log.json"))))
 
 
 def _read(sources: Iterable[Path]) -> dict[str, Path]:
@@ -276,22 +259,20 @@ def _read(sources: Iterable[Path]) -> dict[str, Path]:
     return {f"SOURCE {file}": file for file in found}
 
 
-def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":
-    """The set as the network was trained on it; its test frames are not needed."""
+def _opened(name: str, data: Path | None, trained: "Trained") -> "CrowdSet":
+    """The set as the network was trained on it."""
     from latedrop_crowd.layouts import open_as_trained
     from latedrop_crowd.scenes import make_scenes
 
     if name == "scenes":
         return make_scenes(160, 80, 0)
+    return open_as_trained(name, _folder_of(name, data), trained)
+
+
+def _folder_of(name: str, data: Path | None) -> Path:
     if data is None:
         raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
-    return open_as_trained(name, data, trained, part="train", view=view)
-
-
-def _one_of(name: str, value: str, *allowed: str) -> Any:
-    if value not in allowed:
-        raise ArgumentError(f"expected {name} {' or '.join(allowed)}; found {value!r}.")
-    return value
+    return data
 
 
 def _frames(number: int) -> str:
@@ -347,16 +328,3 @@ def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iter
     from latedrop.progress import shown_on
 
     return shown_on(rows, label, total, "frames", show=True)
-
-
-def _print_demo(result: "CrowdDemo", files: list[Path]) -> None:
-    from latedrop.report import table
-    from latedrop_crowd.demo import NOTES, UNIT, rejection_table
-
-    print(result.headline())
-    print_table(table(result.evaluations, UNIT))
-    for label, note in NOTES.items():
-        print(f"{label}: {note}")
-    print_table(rejection_table(result.rejection))
-    print(f"{result.rejection['verdict']}: {result.rejection['why']}.")
-    print(f"\nwritten: {', '.join(str(path) for path in files)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from latedrop.metrics.levels import central_quantile
+from latedrop.streams import Stream
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.recalibration import t_quantile
 from latedrop_crowd.calibration.record import Reading
@@ -20,11 +23,10 @@ from latedrop_crowd.console.sources import Pixels
 from latedrop_crowd.console.zones import Amount, Points, Shares
 from latedrop_crowd.counting import check_total, prepared
 from latedrop_crowd.frames import to_tensor
-from latedrop_crowd.labelled import counts_stream, reported
 from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Policy, find_regions, usual_threshold
 
-__all__ = ["Count", "LiveCounter", "fitted"]
+__all__ = ["Count", "LiveCounter", "counts_stream", "fitted"]
 
 _ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
 _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
@@ -51,11 +53,6 @@ class Count:
     image: Tensor = field(repr=False)
     reading: Reading = field(repr=False)
     ends: float
-
-    @property
-    def spread(self) -> float:
-        """Width of the interval for each person, with one more so that none divides by 0."""
-        return float(2 * self.ends * self.amounts[0].variance ** 0.5 / (max(self.amounts[0].mean, 0.0) + 1))
 
 
 class LiveCounter:
@@ -129,7 +126,7 @@ class LiveCounter:
 
     def learn(self, name: str, reading: Reading, people: float) -> None:
         """Move bias and width by a label."""
-        self.stream.follow(reported(reading), [name])
+        self.stream.follow(_Reported(reading), [name])
         self.stream.update(people, name)
 
     def _measured(
@@ -148,6 +145,44 @@ class LiveCounter:
             now = time.monotonic()
             self._measured_for, self._due = (calibration, zones), now + max(_AGAIN, (now - begun) / _PART)
         return shares
+
+
+def counts_stream(calibration: CrowdCalibration, level: float = 0.9) -> Stream:
+    """A stream for the counts of a calibration, which follows what is reported: after the guard and a recalibration.
+
+    What was usual is known from the validation frames. After a recalibration it is not: the first frames of the
+    stream, and the first labels, then tell.
+    """
+    usual = calibration.count.usual() if calibration.recalibration is None else None
+    made_with = hashlib.sha256(calibration.to_json().encode()).hexdigest()
+    return Stream(None, level, None, usual=usual, made_with=made_with)
+
+
+@dataclass(frozen=True)
+class _Reported:
+    """What is reported of a frame, as `Stream.follow` takes it: one row, whose ends are not cut off at 0."""
+
+    reading: Reading
+
+    @property
+    def mean(self) -> Tensor:
+        return _row(self.reading.mean)
+
+    @property
+    def strangeness(self) -> Tensor:
+        return _row(self.reading.strangeness)
+
+    @property
+    def shares(self) -> dict[str, Tensor] | None:
+        return self.reading.count.shares
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        low, high = self.reading.interval(level)
+        return _row(low), _row(high)
+
+
+def _row(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64)
 
 
 def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:

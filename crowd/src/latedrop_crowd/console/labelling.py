@@ -1,7 +1,7 @@
-"""Frames worth a label, and what labels do: the stream follows each at once, five or more refit the counts.
+"""What labels do: the stream follows each at once, five or more refit the counts. Frames are proposed for them.
 
-A frame is worth more the wider its interval is for each person and the stranger it is, both beside what is usual for
-the source. Of each stretch of time the best one is proposed, so that labels are spread over the day.
+One frame of each stretch of time is proposed, so that labels are spread over the day: frames picked by the width of
+their interval did no better.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,62 +20,19 @@ from latedrop.errors import DataError
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.recalibration import FEWEST
 from latedrop_crowd.calibration.usual import STRANGE
-from latedrop_crowd.console.camera import Shot
-from latedrop_crowd.console.counter import Count, LiveCounter
+from latedrop_crowd.console.counter import LiveCounter
 from latedrop_crowd.console.pictures import png
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.recalibrating import recalibrate_counter
 
-__all__ = ["Proposals", "forget", "learn", "lossless", "recalibrated", "restored"]
-
-_SLOW = 0.02  # of a step of the usual width
+__all__ = ["forget", "frame_name", "learn", "lossless", "restored", "why_label"]
 
 
-class Proposal(NamedTuple):
-    """A frame that is worth a label."""
-
-    score: float
-    name: str
-    why: str
-    counted: Count
-    shot: Shot
-
-
-class Proposals:
-    """Looks at every frame, and keeps the best one of each stretch.
-
-    Args:
-        stretch: seconds.
-    """
-
-    def __init__(self, stretch: float) -> None:
-        self.stretch = stretch
-        self._usual: float | None = None
-        self._best: Proposal | None = None
-        self._since: float | None = None
-
-    def look(self, name: str, count: Count, shot: Shot) -> Proposal | None:
-        """The best frame of a stretch, when that is over."""
-        width, now = count.spread, shot.steady
-        self._usual = width if self._usual is None else self._usual + _SLOW * (width - self._usual)
-        doubt, strange = width / max(self._usual, 1e-9), count.strangeness
-        score = doubt + max(0.0, strange - 0.5)
-        if self._best is None or score > self._best.score:
-            why = _why(strange, doubt)
-            self._best = Proposal(score, name, why, count, shot)
-        self._since = now if self._since is None else self._since
-        if now - self._since < self.stretch:
-            return None
-        found, self._best, self._since = self._best, None, now
-        return found
-
-
-def _why(strange: float, doubt: float) -> str:
-    if strange >= STRANGE:
+def why_label(strangeness: float) -> str:
+    """What there is to say about a proposed frame."""
+    if strangeness >= STRANGE:
         return "unlike the frames seen before"
-    if strange > 1:
-        return "a little unusual"
-    return "a wide interval" if doubt > 1.1 else "regular check"
+    return "a little unusual" if strangeness > 1 else "regular check"
 
 
 def lossless(image: Tensor) -> bytes:

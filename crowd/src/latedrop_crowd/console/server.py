@@ -21,6 +21,7 @@ from latedrop.files import csv_line
 from latedrop_crowd.console.daily import day_page, hours_table
 from latedrop_crowd.console.hub import Hub
 from latedrop_crowd.console.pages import ROLE, make_pages
+from latedrop_crowd.console.pictures import density_layer
 from latedrop_crowd.console.watch import View, Watch
 from latedrop_crowd.console.zones import cells_of, drawn_points
 
@@ -124,6 +125,14 @@ def _looking(app: FastAPI, watch: Watch) -> None:
     @app.get("/api/sources/{number}/layers/{kind}")
     def layer(number: int, kind: str, mapped: bool = False) -> Response:
         return _image(watch.view(number).layer(kind, mapped=mapped), "image/png")
+
+    @app.get("/api/sources/{number}/heat")
+    def heat(number: int, since: _Seconds, until: _Seconds) -> Response:
+        with watch.lock:
+            mean, frames = watch.view(number).heat.mean(max(since, until - _LONGEST), until)
+        if not frames:
+            return _image(None, "image/png")
+        return Response(density_layer(mean), media_type="image/png", headers={"X-Frames": str(frames)})
 
     @app.get("/api/zones/{zone}/timeline")
     def timeline(zone: _Id, seconds: _Seconds = 60.0) -> dict[str, Any]:

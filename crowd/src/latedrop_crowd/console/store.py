@@ -41,6 +41,11 @@ CREATE TABLE frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT
 CREATE TABLE calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
     note TEXT NOT NULL, record TEXT NOT NULL, used REAL NOT NULL DEFAULT 0);
 """
+_MAPS = """
+CREATE TABLE IF NOT EXISTS maps (source TEXT NOT NULL, time REAL NOT NULL, frames INTEGER NOT NULL,
+    height INTEGER NOT NULL, width INTEGER NOT NULL, cells BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS maps_by_time ON maps (source, time);
+"""  # files of before the heat map have none
 _PATIENCE = 5.0  # seconds that another console has to end, as in a restart
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
 _MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12, 20
@@ -85,8 +90,10 @@ class Store:
         if not self._db.execute("PRAGMA user_version").fetchone()[0]:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT")
         fresh = sqlite3.connect(":memory:")
-        fresh.executescript(_TABLES)
+        fresh.executescript(_TABLES + _MAPS)
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage == "ok":
+            self._db.executescript(_MAPS)
         if damage != "ok" or not _fields(fresh) <= _fields(self._db):
             raise sqlite3.DatabaseError("it is damaged" if damage != "ok" else "its tables have other columns")
         fresh.close()
@@ -161,6 +168,18 @@ class Store:
     def all_counts(self, zone: int, since: float) -> list[sqlite3.Row]:
         """Every row that is kept, for a file."""
         return self._rows("SELECT * FROM counts WHERE zone = ? AND time >= ? ORDER BY time", zone, since)
+
+    def add_map(self, source: str, begin: float, frames: int, shape: tuple[int, ...], cells: bytes) -> None:
+        """The mean density map of a source over some frames; see `Heat`."""
+        self._do(
+            "INSERT INTO maps (source, time, frames, height, width, cells) VALUES (?, ?, ?, ?, ?, ?)",
+            source, begin, frames, *shape, cells,
+        )  # fmt: skip
+
+    def maps(self, source: str, since: float, until: float) -> list[sqlite3.Row]:
+        """Maps that begin in a time, the newest first."""
+        where = "source = ? AND time > ? AND time <= ?"
+        return self._rows(f"SELECT * FROM maps WHERE {where} ORDER BY time DESC", source, since, until)
 
     def add_event(
         self, source: str, kind: str, text: str, zone: int | None = None, picture: bytes | None = None
@@ -314,9 +333,9 @@ class Store:
         return (pages - free) * size
 
     def _forget_some(self) -> None:
-        """The oldest twentieth of counts and pictures."""
+        """The oldest twentieth of counts, pictures, events and maps."""
         self._begin()
-        for table in ("counts", "pictures", "events"):
+        for table in ("counts", "pictures", "events", "maps"):
             some = f"SELECT rowid FROM {table} ORDER BY time LIMIT 1 + (SELECT COUNT(*) / 20 FROM {table})"
             self._db.execute(f"DELETE FROM {table} WHERE rowid IN ({some})")
         self._commit()

@@ -22,7 +22,8 @@ from latedrop_crowd.console.alarms import Alarm, Rule
 from latedrop_crowd.console.camera import Camera, Shot
 from latedrop_crowd.console.counter import Count, LiveCounter
 from latedrop_crowd.console.daily import write_reports
-from latedrop_crowd.console.labelling import Proposals, forget, frame_name, learn, lossless, restored
+from latedrop_crowd.console.heat import Heat
+from latedrop_crowd.console.labelling import forget, frame_name, learn, lossless, restored, why_label
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
 from latedrop_crowd.console.sources import Source
@@ -62,10 +63,10 @@ class View:
     """One source: its camera, its counter, its zones, and what was seen last."""
 
     def __init__(
-        self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], settings: Settings
+        self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], settings: Settings, heat: Heat
     ) -> None:
-        self.number, self.source, self.counter, self.zones = number, source, counter, zones
-        self.proposals = Proposals(settings.stretch)
+        self.number, self.source, self.counter, self.zones, self.heat = number, source, counter, zones, heat
+        self.propose_at: float | None = None
         self.alarms: dict[int, Alarm] = {}
         self.camera: Camera | None = None
         self.shot: Shot | None = None
@@ -148,7 +149,8 @@ class Watch:
         for number, source in enumerate(sources):
             counter = LiveCounter(trained, calibration, settings.level)
             restored(counter, store, source.name, calibration)
-            self.views.append(View(number, source, counter, store.zones(source.name), settings))
+            heat = Heat(store, source.name)
+            self.views.append(View(number, source, counter, store.zones(source.name), settings, heat))
         going = {event["zone"] for event in store.open_alarms() if event["ended"] is None}
         for view in self.views:
             view.alarms = {z.id: Alarm(settings.rule, "red" if z.id in going else None) for z in view.zones}
@@ -172,6 +174,9 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join(10.0)
         self.notices.close()
+        with suppress(FileError):  # a full disk
+            for view in self.views:
+                view.heat.flush()
         self.store.close()
 
     def view(self, number: int) -> View:
@@ -301,10 +306,10 @@ class Watch:
             self.store.add_counts(
                 (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in judged
             )
-        found = None if count.reading.uncountable else view.proposals.look(name, count, shot)
-        if found is not None:
-            self._keep(view, found.name, found.why, found.counted, found.shot)
-            self.tell({"kind": "labels", "source": view.number})
+            if not count.reading.uncountable:
+                view.heat.add(count.density, shot.time)
+        if not count.reading.uncountable:
+            self._propose(view, name, count, shot)
         self._strange(view, count)
         view.message = {
             "kind": "count",
@@ -319,6 +324,16 @@ class Watch:
             "camera": view.camera.about() if view.camera is not None else {},
         }
         self.tell(view.message)
+
+    def _propose(self, view: View, name: str, count: Count, shot: Shot) -> None:
+        """Keep one frame of each stretch to be labelled."""
+        stretch = self.settings.stretch
+        if view.propose_at is None:
+            view.propose_at = shot.steady + stretch
+        if shot.steady >= view.propose_at:
+            view.propose_at = shot.steady + stretch
+            self._keep(view, name, why_label(count.strangeness), count, shot)
+            self.tell({"kind": "labels", "source": view.number})
 
     def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
         """Count and colour of one zone; alarms begin and end here."""

@@ -5,10 +5,10 @@ The density map of a frame sums to its count, the number of heads inside the fra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import DataError
-from latedrop_crowd.density import adaptive_sigma, density_map, heads_inside, roi_cells
+from latedrop_crowd.density import density_map, heads_inside, roi_cells
 from latedrop_crowd.frames import enlarged, image_shape, read_image, to_tensor
 from latedrop_crowd.mcnn import STRIDE
 
-__all__ = ["CrowdSet", "Floats", "Frame", "Mask", "Part", "Sigma", "of_one_size"]
+__all__ = ["CrowdSet", "Floats", "Frame", "Mask", "of_one_size"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Part: TypeAlias = Literal["all", "train", "test"]
-Sigma: TypeAlias = "float | Literal['adaptive']"
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class Frame:
         points: heads `(P, 2)` as x, y in pixels, all that are annotated, also those outside the region of interest.
         pixels: the image where it was made in memory, uint8 `(H, W)` or `(H, W, 3)`.
         people: how many there are, where that is all that is known; `points` is then empty.
-        source: gives the image where it has no file of its own, as a frame of a video.
     """
 
     name: str
@@ -46,7 +43,6 @@ class Frame:
     points: Floats
     pixels: npt.NDArray[np.uint8] | None = None
     people: int | None = None
-    source: Callable[[], npt.NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,13 +51,12 @@ class CrowdSet:
 
     Attributes:
         name: one of `SETS`, or `scenes`.
-        frames: those of the parts that were opened, the standard training frames first.
+        frames: all frames, the standard training frames first.
         train: indices of `frames` to train on.
         validation: indices to choose with, from the standard training frames.
         test: indices of the standard test frames.
         roi: pixels that count, bool `(H, W)`; None: all.
-        perspective: the set's own map of how large people are, `(H, W)`; None: it has none.
-        sigma: of the density kernel in pixels, or `"adaptive"`.
+        sigma: of the density kernel in pixels.
         enlarge: how many times larger than their files the frames are.
         size: `(H, W)` of all frames; None where they differ.
     """
@@ -72,8 +67,7 @@ class CrowdSet:
     validation: tuple[int, ...]
     test: tuple[int, ...]
     roi: Mask | None = None
-    perspective: Floats | None = None
-    sigma: Sigma = 4.0
+    sigma: float = 4.0
     enlarge: int = 1
     size: tuple[int, int] | None = None
 
@@ -82,11 +76,11 @@ class CrowdSet:
         frame = self.frames[index]
         image = read_image(frame.path, channels) if frame.path else to_tensor(_made(frame), channels)
         image = enlarged(image, self.enlarge)
-        found = tuple(image.shape[1:])
-        if self.size is not None and found != self.size:
+        shape = tuple(image.shape[1:])
+        if self.size is not None and shape != self.size:
             raise DataError(
                 f"expected frames of {_by(self.size, self.enlarge)} pixels in {self.name}; found "
-                f"{_by(found, self.enlarge)} in {frame.path or frame.name}. Points would be off: restore the file."
+                f"{_by(shape, self.enlarge)} in {frame.path or frame.name}. Points would be off: restore the file."
             )
         return image
 
@@ -109,10 +103,8 @@ class CrowdSet:
 
     def density(self, index: int, stride: int = STRIDE) -> Tensor:
         """The map to learn, `(1, H // 4, W // 4)` float32: people per cell, inside frame and region of interest."""
-        points, shape = self.heads(index), self.shape(index)
-        # The bounds of adaptive widths are in pixels of the file.
-        sigma = adaptive_sigma(points / self.enlarge) * self.enlarge if self.sigma == "adaptive" else self.sigma
-        return torch.from_numpy(density_map(points, shape, sigma, self.roi, stride=stride))[None]
+        found = density_map(self.heads(index), self.shape(index), self.sigma, self.roi, stride=stride)
+        return torch.from_numpy(found)[None]
 
     def heads(self, index: int) -> Floats:
         """The heads inside frame and region of interest, `(P, 2)` as x, y in pixels."""
@@ -138,47 +130,20 @@ class CrowdSet:
         """Cells of the density map that count, bool `(H // 4, W // 4)`; None: all."""
         return None if self.roi is None else torch.from_numpy(roi_cells(self.roi, stride))
 
-    def summary(self) -> dict[str, Any]:
-        """What is in the set, as plain JSON: points in all and left out, and frames and counts of each part."""
-        shapes = [self.shape(index) for index in range(len(self.frames))]
-        total = sum(len(frame.points) if frame.people is None else frame.people for frame in self.frames)
-        inside = sum(frame.people or 0 for frame in self.frames) + sum(
-            int(heads_inside(f.points, shape).sum()) for f, shape in zip(self.frames, shapes, strict=True)
-        )
-        counts = np.array([self.count(index) for index in range(len(self.frames))])
-        found: dict[str, Any] = {
-            "points": total,
-            "outside the frame": total - inside,
-            "outside the region of interest": inside - int(counts.sum()),
-            "counted": int(counts.sum()),
-        }
-        for part in ("train", "validation", "test"):
-            chosen = counts[list(getattr(self, part))]
-            found[part] = {"frames": len(chosen)} | (
-                {"people": int(chosen.sum()), "mean": float(chosen.mean()), "std": float(chosen.std()),
-                 "least": int(chosen.min()), "most": int(chosen.max())} if len(chosen) else {}
-            )  # fmt: skip
-        return found
 
-
-def of_one_size(name: str, frames: Sequence[Frame], roi: Any, perspective: Any, sigma: Sigma, origin: Path) -> CrowdSet:
-    """A set whose frames all have the size of the first, and whose maps must have it too."""
+def of_one_size(name: str, frames: Sequence[Frame], roi: Any, sigma: float, origin: Path) -> CrowdSet:
+    """A set whose frames all have the size of the first, as its region of interest must have, too."""
     size = image_shape(frames[0].path or origin)
-    maps: list[npt.NDArray[Any] | None] = []
-    for what, found, kind in (("region of interest", roi, np.bool_), ("perspective map", perspective, np.float64)):
-        pixels = None if found is None else np.asarray(found).astype(kind)
-        if pixels is not None and pixels.shape != size:
-            raise DataError(
-                f"expected a {what} of the frames' {_by(size)} pixels in {origin}; found {_by(pixels.shape)}, with "
-                f"{frames[0].path} as the first frame. Use frames and maps of one release."
-            )
-        maps.append(pixels)
-    return CrowdSet(name, tuple(frames), (), (), (), maps[0], maps[1], sigma, size=size)
+    mask = None if roi is None else np.asarray(roi).astype(np.bool_)
+    if mask is not None and mask.shape != size:
+        raise DataError(
+            f"expected a region of interest of the frames' {_by(size)} pixels in {origin}; found {_by(mask.shape)}, "
+            f"with {frames[0].path} as the first frame. Use files of one release."
+        )
+    return CrowdSet(name, tuple(frames), (), (), (), mask, sigma, size=size)
 
 
 def _made(frame: Frame) -> npt.NDArray[Any]:
-    if frame.source is not None:
-        return frame.source()
     if frame.pixels is None:
         raise DataError(f"expected a path or pixels in frame {frame.name}; found neither. Make it with one of them.")
     return frame.pixels

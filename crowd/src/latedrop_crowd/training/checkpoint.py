@@ -19,9 +19,6 @@ from latedrop_crowd.mcnn import MCNN
 
 __all__ = ["Checkpoint", "Fit", "differences"]
 
-# Of a `Fit`, besides weights and optimizer: what a checkpoint holds.
-_PLAIN = ("attempt", "epoch", "epochs", "seconds", "history")
-
 
 @dataclass
 class Fit:
@@ -31,21 +28,20 @@ class Fit:
         model: whose weights Adam moves.
         average: the average of its weights; this is what is validated and kept.
         optimizer: Adam.
-        attempt: how many networks were dead before this one.
-        epoch: epochs done.
-        epochs: to do in all; 0: not known yet, as the time is given and an epoch has not been timed.
         seconds: spent.
-        history: by epoch, `loss`, `mae` of validation counts and `seconds`.
+        history: by epoch, `loss` and `mae` of validation counts.
     """
 
     model: MCNN
     average: MCNN
     optimizer: torch.optim.Adam
-    attempt: int = 0
-    epoch: int = 0
-    epochs: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.history)
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,8 @@ class Checkpoint:
             "model": state.model.state_dict(),
             "average": state.average.state_dict(),
             "optimizer": state.optimizer.state_dict(),
-            **{name: getattr(state, name) for name in _PLAIN},
+            "seconds": state.seconds,
+            "history": state.history,
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -82,9 +79,9 @@ class Checkpoint:
         if not self.path.exists():
             return
         with self._readable():
-            found = torch.load(self.path, map_location="cpu", weights_only=True)
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
             identity = checked(
-                dict[str, Any], parsed(found["identity"], "the identity of a training", ""), "identity", ""
+                dict[str, Any], parsed(content["identity"], "the identity of a training", ""), "identity", ""
             )
         other = differences(self.identity, identity)
         if other:
@@ -93,11 +90,10 @@ class Checkpoint:
                 "Use the same settings and frames to go on, or pass --fresh to start again."
             )
         with self._readable():
-            state.model.load_state_dict(found["model"])
-            state.average.load_state_dict(found["average"])
-            state.optimizer.load_state_dict(found["optimizer"])
-            for name in _PLAIN:
-                setattr(state, name, found[name])
+            state.model.load_state_dict(content["model"])
+            state.average.load_state_dict(content["average"])
+            state.optimizer.load_state_dict(content["optimizer"])
+            state.seconds, state.history = content["seconds"], content["history"]
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The log beside trained weights: how they were made, and what they reach."""
+"""What a network counts on frames of a set, and the log beside its weights: how they were made, what they reach."""
 
 from __future__ import annotations
 
@@ -6,64 +6,82 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from latedrop.devices import device_name, versions
-from latedrop.errors import ArgumentError, FileError, OutputError
-from latedrop.files import digest_of, understood, write_aside
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.files import understood, write_aside
 from latedrop.terminal import folder, read_json
-from latedrop_crowd.layouts import CrowdSet
-from latedrop_crowd.mcnn import Trained, load_weights
+from latedrop_crowd.layouts import CrowdSet, in_order
+from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.training.checkpoint import Fit, differences
-from latedrop_crowd.training.counts import evaluate_counts, mean_errors
 
 __all__ = [
-    "SCHEMA",
-    "add_test",
     "beside",
     "check_better",
     "described",
+    "evaluate_counts",
     "finished",
+    "mean_errors",
+    "predict_counts",
     "read_log",
     "record_of",
-    "said",
+    "summary",
     "write_log",
 ]
 
 SCHEMA = 1
 
 
-def add_test(out: Path, crowd_set: CrowdSet, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Count the test frames with weights that were trained where those were not at hand, and add the errors to the log.
-
-    Raises:
-        FileError: no weights or no log, or weights that are not those of the log.
-        DataError: the set has no test frames.
-    """
-    path = beside(out, ".log.json")
-    log, trained = read_log(path), load_weights(out, device)
-    if log.get("weights_sha256") != digest_of(out):
-        raise FileError(f"expected the log of {out} in {path}; found that of other weights. Put them together again.")
-    log["test"] = evaluate_counts(trained, crowd_set, crowd_set.test, device)
-    log["mean_predictor"]["test"] = mean_errors(log["mean_predictor"]["count"], crowd_set, crowd_set.test)
-    write_log(path, log)
-    return log
+def predict_counts(
+    trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], device: str | torch.device = "cpu"
+) -> Tensor:
+    """Predicted counts of frames, `(N,)`."""
+    model = deepcopy(trained.model).to(device).eval()
+    moved = replace(trained, roi=None if trained.roi is None else trained.roi.to(device))
+    frames = in_order(lambda index: crowd_set.image(index, trained.channels), indices)
+    with torch.inference_mode():
+        counts = [moved.count_of(model(frame[None].to(device))).float().cpu() for frame in frames]
+    return torch.cat(counts) if counts else torch.zeros(0)
 
 
-def said(out: Path, log: Mapping[str, Any]) -> str:
+def evaluate_counts(
+    trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], device: str | torch.device = "cpu"
+) -> dict[str, float]:
+    """Errors of the counts of frames: `mae`, `rmse`, `bias` (predicted less true); and `frames`, how many."""
+    if not indices:
+        raise DataError(f"expected frames of {crowd_set.name} to evaluate; found none. Pass others.")
+    return _errors(predict_counts(trained, crowd_set, indices, device), crowd_set, indices)
+
+
+def mean_errors(mean: float, crowd_set: CrowdSet, indices: Sequence[int]) -> dict[str, float]:
+    """The same of one count for all frames, such as the mean of the training frames: what a network must beat."""
+    return _errors(torch.full((len(indices),), mean, dtype=torch.float64), crowd_set, indices)
+
+
+def _errors(predicted: Tensor, crowd_set: CrowdSet, indices: Sequence[int]) -> dict[str, float]:
+    error = predicted.double() - crowd_set.counts(indices, torch.float64)
+    measures = {"mae": error.abs().mean(), "rmse": error.square().mean().sqrt(), "bias": error.mean()}
+    return {**{name: round(value.item(), 4) for name, value in measures.items()}, "frames": len(indices)}
+
+
+def summary(out: Path, log: Mapping[str, Any]) -> str:
     """What a finished training tells, in two lines."""
     lines = [f"written: {out}, {beside(out, '.log.json')}"]
     for part in ("validation", "test"):
         if part in log:
-            own, mean = log[part], log["mean_predictor"][part]
+            network, mean = log[part], log["mean_predictor"][part]
             lines.append(
-                f"{part}: MAE {own['mae']:.2f}, RMSE {own['rmse']:.2f}, bias {own['bias']:+.2f} people on "
-                f"{own['frames']} frames; the mean of the training frames has MAE {mean['mae']:.2f}"
+                f"{part}: MAE {network['mae']:.2f}, RMSE {network['rmse']:.2f}, bias {network['bias']:+.2f} people on "
+                f"{network['frames']} frames; the mean of the training frames has MAE {mean['mae']:.2f}"
             )
     return "\n".join(lines)
 
@@ -90,17 +108,15 @@ def record_of(
 ) -> dict[str, Any]:
     """What a log says of a finished training."""
     mean = crowd_set.counts(crowd_set.train, torch.float64).mean().item()
-    parts = [part for part in ("validation", "test") if getattr(crowd_set, part)]
-    indices = {part: getattr(crowd_set, part) for part in parts}
+    indices = {part: getattr(crowd_set, part) for part in ("validation", "test") if getattr(crowd_set, part)}
     return {
         "schema": SCHEMA,
         **identity,
-        "epochs": state.epochs,
-        "dead_networks": state.attempt,
-        **{part: evaluate_counts(trained, crowd_set, indices[part], device) for part in parts},
+        "epochs": state.epoch,
+        **{part: evaluate_counts(trained, crowd_set, chosen, device) for part, chosen in indices.items()},
         "mean_predictor": {
             "count": round(mean, 4),
-            **{part: mean_errors(mean, crowd_set, indices[part]) for part in parts},
+            **{part: mean_errors(mean, crowd_set, chosen) for part, chosen in indices.items()},
         },
         "training_seconds": round(state.seconds, 1),
         "machine": {"device": device_name(device), "system": platform.system()},
@@ -114,12 +130,11 @@ def record_of(
 
 def check_better(record: Mapping[str, Any]) -> None:
     """Raise unless the network counts the validation frames better than the mean of the training frames does."""
-    own, mean = record["validation"]["mae"], record["mean_predictor"]["validation"]["mae"]
-    if not own < mean:
+    network, mean = record["validation"]["mae"], record["mean_predictor"]["validation"]["mae"]
+    if not network < mean:
         raise OutputError(
             f"expected a network that counts better than the mean of the training frames, whose validation MAE is "
-            f"{mean:.2f}; found {own:.2f} after {record['epochs']} epochs. Train longer, "
-            "change --lr, or pass --unchecked to keep it."
+            f"{mean:.2f}; found {network:.2f} after {record['epochs']} epochs. Train longer, or change --lr."
         )
 
 
@@ -127,7 +142,8 @@ def finished(out: Path, identity: Mapping[str, Any]) -> bool:
     """Whether these weights are there already."""
     log = beside(out, ".log.json")
     if not (out.exists() and log.exists()):
-        _check_writable(out)
+        if not os.access(folder(out.parent), os.W_OK):  # before hours of training, and not after
+            raise FileError(f"expected to write into {out.parent}; the system does not allow it. Pass another --out.")
         return False
     other = differences(identity, read_log(log))
     if other:
@@ -153,7 +169,7 @@ def read_log(path: Path) -> dict[str, Any]:
     again = "Train again with --fresh."
     log = read_json(path, "the log of a training", SCHEMA, again, finite=False)
     with understood(path, "the log of a training", again):
-        said(path.with_suffix(".safetensors"), log)
+        summary(path.with_suffix(".safetensors"), log)
         _ = log["data"]["frames"]["train"], log["settings"]["rate"]  # tables of weights have them
     return log
 
@@ -161,9 +177,3 @@ def read_log(path: Path) -> dict[str, Any]:
 def write_log(path: Path, log: Mapping[str, Any]) -> None:
     """Write a log, readable, all of it or nothing."""
     write_aside(path, (json.dumps(log, indent=1) + "\n").encode())
-
-
-def _check_writable(out: Path) -> None:
-    """Before hours of training, and not after."""
-    if not os.access(folder(out.parent), os.W_OK):
-        raise FileError(f"expected to write into {out.parent}; the system does not allow it. Pass another --out.")

@@ -11,8 +11,8 @@ import { Wall } from "./wall.js";
 export const known = { sources: [], current: 0, events: [], alarms: [], level: 0.9, sure: 0.9, ahead: Infinity };
 export const source = () => known.sources[known.current];
 
-const picture = new Picture(known);
 const timeline = new Timeline(known);
+const picture = new Picture(known, timeline);
 const zones = new ZoneList(known, () => { picture.outline(); timeline.choices(); });
 const labels = new Labels(known);
 const wall = new Wall(known, (number) => { wall.close(); choose(number); });

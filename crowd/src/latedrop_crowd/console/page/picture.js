@@ -1,10 +1,14 @@
 // The live picture with its layers, and the outlines of zones over it.
 
 import { $, people, shape } from "./dom.js";
+import { hour } from "./timeline.js";
+
+const STEP = 300; // seconds that a map of the console's memory covers
 
 export class Picture {
-  constructor(known) {
+  constructor(known, timeline) {
     this.known = known;
+    this.timeline = timeline;
     this.layers = new Set(["density"]);
     this.busy = false;
     this.kept = new Map();
@@ -14,10 +18,13 @@ export class Picture {
         button.setAttribute("aria-pressed", String(on));
         if (on) this.layers.add(button.dataset.layer);
         else this.layers.delete(button.dataset.layer);
+        if (button.dataset.layer === "heat") this.heat();
         this.paint();
         this.explain();
       };
     }
+    for (const where of ["pointerup", "click", "dblclick"]) document.querySelector(".timeline").addEventListener(where, () => setTimeout(() => this.heat(), 50));
+    setInterval(() => this.heat(), 10000);
   }
 
   // What regions like these were on frames with known people: without it the layer says nothing.
@@ -26,6 +33,22 @@ export class Picture {
     $("faint-said").hidden = !this.layers.has("faint");
     $("faint-said").textContent = !policy?.mass ? "This calibration calls no region faint."
       : `Faint: at most ${policy.mass.toFixed(2)} people. Of ${policy.seen} such regions on frames with known people ${policy.false} had nobody in them.`;
+  }
+
+  // Where people were, over what the timeline shows.
+  async heat() {
+    $("heat-said").hidden = !this.layers.has("heat");
+    if (!this.layers.has("heat") || document.hidden) return;
+    const number = this.known.current;
+    const [first, until] = this.timeline.shown();
+    const since = Math.floor(first / STEP) * STEP;
+    const answer = await fetch(`/api/sources/${number}/heat?since=${since}&until=${until}`);
+    const frames = Number(answer.headers.get("X-Frames") ?? 0);
+    if (number !== this.known.current) return;
+    if (frames) this.kept.set("heat", await createImageBitmap(await answer.blob()));
+    else this.kept.delete("heat");
+    $("heat-said").textContent = frames ? `Heat map: where people were from ${hour(since, until - since)} to ${hour(until, until - since)}, the mean of ${frames} frames.` : "Heat map: nothing was counted in the time that the timeline shows.";
+    this.paint();
   }
 
   age() {
@@ -44,6 +67,7 @@ export class Picture {
     this.time = null;
     this.outline();
     this.explain();
+    this.heat();
     const message = this.known.sources[this.known.current].message;
     if (message?.frame) this.update(message);
   }
@@ -59,7 +83,7 @@ export class Picture {
       const mapped = this.layers.has("doubt");
       const which = `n=${message.frame}&mapped=${mapped}`;
       const wanted = [["picture", `${at}/picture?${which}`]];
-      for (const kind of this.layers) wanted.push([kind, `${at}/layers/${kind}?${which}`]);
+      for (const kind of this.layers) if (kind !== "heat") wanted.push([kind, `${at}/layers/${kind}?${which}`]);
       const found = await Promise.all(wanted.map(async ([kind, path]) => [kind, await bitmap(path)]));
       if (number !== this.known.current) return;
       for (const [kind, part] of found) if (part) this.kept.set(kind, part.image);
@@ -90,7 +114,7 @@ export class Picture {
       paper.fillStyle = "rgba(8, 14, 20, .28)";
       paper.fillRect(0, 0, canvas.width, canvas.height);
     }
-    for (const kind of ["density", "doubt", "faint"]) {
+    for (const kind of this.layers.has("heat") ? ["heat"] : ["density", "doubt", "faint"]) { // one at a time: they look alike
       if (this.layers.has(kind) && this.kept.has(kind)) paper.drawImage(this.kept.get(kind), 0, 0, canvas.width, canvas.height);
     }
   }

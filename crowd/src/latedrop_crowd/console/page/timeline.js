@@ -3,7 +3,7 @@
 import uPlot from "./uPlot.js";
 import { $, ask, css } from "./dom.js";
 
-const hour = (seconds, span) => new Date(seconds * 1000).toLocaleTimeString([], {
+export const hour = (seconds, span) => new Date(seconds * 1000).toLocaleTimeString([], {
   weekday: span > 86400 ? "short" : undefined, hour: "2-digit", minute: "2-digit", second: span > 60 ? undefined : "2-digit", hourCycle: "h23",
 });
 
@@ -25,6 +25,14 @@ export class Timeline {
     $("timeline-zone").onchange = () => { this.zone = Number($("timeline-zone").value); this.zoomed = false; this.load(); };
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe($("chart"));
     setInterval(() => { if (this.span > 60 && this.known.sources.length && !this.zoomed && !document.hidden) this.load(); }, 5000);
+  }
+
+  // What is shown, in seconds.
+  shown() {
+    const scale = this.plot?.scales.x;
+    if (this.zoomed && scale?.min) return [scale.min, scale.max];
+    const now = Date.now() / 1000 - (Number.isFinite(this.known.ahead) ? this.known.ahead : 0);
+    return [now - this.span, now];
   }
 
   size() {
