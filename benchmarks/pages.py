@@ -72,7 +72,6 @@ TABLES: dict[str, Callable[[], str]] = {
             ("onnx", "onnx_cpu", onnx_export.markdown),
             ("stream.methods", "stream", stream.method_table),
             ("stream.crowd", "stream", stream.crowd_table),
-            ("stream.alarms", "stream", stream.alarm_table),
             ("stream.uci_alarms", "stream", stream.uci_alarm_table),
             ("stream.uci", "stream", stream.uci_table),
             ("trained.home", "trained", trained.home_table),
