@@ -40,8 +40,7 @@ class Unit:
         file: where its record goes, relative to `--out`.
         key: what the record depends on, as JSON has it; it is part of the record.
         work: how much `measure` will report to its tick.
-        measure: from a device and a tick, the rest of the record. `seconds` in it is a mapping, to which `total` is
-            added.
+        measure: from a device and a tick, the rest of the record. `seconds` in it is a mapping; `total` is added.
     """
 
     file: str

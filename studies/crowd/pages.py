@@ -187,7 +187,7 @@ def _rejected(found: Mapping[str, Any]) -> list[str]:
 
 
 def _separation(areas: Mapping[str, float | None]) -> str:
-    """How well features tell false regions from true ones; results of before may lack the linear scores."""
+    """How well features tell false regions from true ones."""
     single = {"low_mass": "low mass", "ratio": "uncertainty/density ratio", "isolation": "isolation"}
     linear = {"without_ratio": "mass and isolation", "all": "these and the ratio"}
     said = [
@@ -196,7 +196,6 @@ def _separation(areas: Mapping[str, float | None]) -> str:
             ("How well one feature alone tells false from true (area under the ROC curve, 0.5 is chance)", single),
             ("A linear score that was fitted to the validation regions", linear),
         )
-        if set(names) <= set(areas)
     ]
     return " ".join(said)
 
@@ -268,7 +267,7 @@ def _rates(results: Results, target: str) -> Figure:
         row[0].yaxis.set_minor_formatter("{x:g}")
         _lines(row[1], rates, {"unscaled": test["nll_unscaled"]})
         nll = {kind: test[f"nll_{kind}"] for kind in (*KINDS[1:], "ideal")}
-        if target == "count" and "size_control" in record:
+        if target == "count":
             constant["size"] = [record["size_control"]["test"]["nll"]] * len(rates)
             nll = {SIZE: constant["size"], **nll}
         _lines(row[2], rates, {"constant": constant["nll"], **nll})
@@ -351,7 +350,7 @@ def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
     values = [test[f"nll_{kind}"][i] for kind in KINDS[1:] for i in places] + [
         record["constant"][target]["test"]["nll"]
     ]
-    if target == "count" and "size_control" in record:
+    if target == "count":
         values.append(record["size_control"]["test"]["nll"])
     margin = 0.25 * max(max(values) - min(values), 0.2)
     return min(values) - 2 * margin, max(values) + margin

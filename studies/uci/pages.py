@@ -157,9 +157,9 @@ def minimum_table(results: Results) -> list[str]:
 def embedded_tables(results: Results) -> list[str]:
     """Markdown: how well errors follow the variance, the floor's share, and the scale asked for, at both depths."""
     lines = ["## What training with dropout does to the variance of the masks", ""]
-    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    deep = {name: deeper(record) for name, record in results.items()}
     for title, part in {"One hidden layer": results, "Three hidden layers": deep}.items():
-        rates = next(iter(part.values()))["rates"] if part else []
+        rates = next(iter(part.values()))["rates"]
         shown = sorted({0, len(rates) // 2, len(rates) - 1})
         follow, scales = [], []
         for name, record in part.items():
@@ -182,7 +182,7 @@ def embedded_tables(results: Results) -> list[str]:
             "The scale that the validation rows ask for, median over splits; 1 is a variance that needs none.",
             "",
         ]
-        columns = [f"rate {rates[place]:g}" for place in shown] if rates else []
+        columns = [f"rate {rates[place]:g}" for place in shown]
         lines += [*table(("set", "network", *columns, "best unscaled"), scales, 2), ""]
     return lines
 
@@ -307,7 +307,7 @@ Panel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 def figures(results: Results) -> dict[str, Figure]:
     """The figures by name."""
-    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    deep = {name: deeper(record) for name, record in results.items()}
     nll, rmse = _lines("nll_unscaled"), _lines("rmse")
     shapes = {"rank correlation": _lines("ranking"), "floor's share": _lines("floor_share"), "scale": _lines("scale")}
     found = {
@@ -318,7 +318,7 @@ def figures(results: Results) -> dict[str, Figure]:
         "tradeoff": _tradeoff(results),
     }
     columns = {"RMSE": rmse, "unscaled NLL": nll, "scaled NLL": _lines("nll_scaled")}
-    return found | ({"deep": _grid(deep, columns)} if deep else {})
+    return found | {"deep": _grid(deep, columns)}
 
 
 def _lines(*measures: str) -> Panel:
