@@ -32,7 +32,7 @@ from benchmarks.headline import headline
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "variance", "stream", "console", "trained", "studies")
+_NAMES = ("performance", "variance", "stream", "console", "trained")
 _NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -74,7 +74,6 @@ TABLES: dict[str, Callable[[], str]] = {
             ("onnx", "onnx_cpu", onnx_export.markdown),
             ("stream.methods", "stream", stream.method_table),
             ("stream.crowd", "stream", stream.crowd_table),
-            ("stream.alarms", "stream", stream.alarm_table),
             ("stream.uci_alarms", "stream", stream.uci_alarm_table),
             ("stream.uci", "stream", stream.uci_table),
             ("trained.home", "trained", trained.home_table),

@@ -1,17 +1,15 @@
 """What the intervals of a stream hold, beside other ways to follow errors, and how soon alarms come.
 
     python -m benchmarks.stream              # measure; JSON to benchmarks/results
-    python -m benchmarks.stream --part uci   # one part again: methods, crowd, alarms or uci
+    python -m benchmarks.stream --part uci   # one part again: methods, crowd or uci
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
 Counts are those of `python -m studies crowd` (studies/results/crowd) with the scaled variance that the study chose on
 validation frames, a label every tenth or every 25th frame; all frames are judged. The interval score of Winkler (1972)
 is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
 
-Alarms are set to a chance of at most 1 % to be false over a stream. On counts the order of the test frames is drawn by
-chance, the first of them stand for the validation frames, and the second half of the others gets larger errors. On UCI
-sets a network and its calibration see rows on one side of a cut through an input (`benchmarks.sets`); a stream has
-held-out rows of that side, then rows of the other side.
+Alarms are set to a chance of at most 1 % to be false over a stream. On UCI sets a network and its calibration see rows
+on one side of a cut through an input (`benchmarks.sets`); a stream has held-out rows of that side, then of the other.
 """
 
 from __future__ import annotations
@@ -34,15 +32,14 @@ from benchmarks.sets import cuts, pair, standardised, table, trained
 from benchmarks.timing import RESULTS, machine, write
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
-from latedrop.streams.bag import ERRORS, Usual, counted, from_curve
-from latedrop.streams.monitor import Monitor
+from latedrop.streams.bag import from_curve
 from latedrop.streams.tracking import Tracker
 from studies.regression.data import SETS as UCI
 
 LEVEL, ALARM = 0.9, 0.01
 Z = normal_quantile((1 + LEVEL) / 2)
 EVERY, PHASES = (10, 25), 5
-ORDERS, UCI_ORDERS = 200, 20
+ORDERS = 20
 BEFORE, AFTER = 200, 100
 """Rows of a UCI stream, at most, on both sides of the change."""
 LABEL_EVERY, COMPARED = 5, 2
@@ -55,7 +52,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    work = {"methods": methods, "crowd": streams, "alarms": alarms, "uci": uci}
+    work = {"methods": methods, "crowd": streams, "uci": uci}
     parser = argparse.ArgumentParser(description="Streams: coverage, width, and delay of alarms.")
     parser.add_argument("--part", choices=work, help="measure this part alone")
     parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
@@ -269,30 +266,6 @@ def averaged(runs: Iterable[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([run[name] for run in each])) for name in each[0]}
 
 
-def alarms() -> dict[str, Any]:
-    """Measure shares of false alarms and delays in labels, on counts."""
-    found: dict[str, Any] = {}
-    for title in TITLES:
-        series, found[title] = crowd(title), {}
-        count = len(series.mean)
-        known, change = count // 4, count // 4 + (count - count // 4) // 2
-        for name in ("nothing", "2 standard deviations more", "twice the errors"):
-            delays = []
-            for seed in range(ORDERS):
-                order = np.random.default_rng(seed).permutation(count)
-                mean, std, truth = (part[order] for part in (series.mean, series.std, series.truth))
-                error = truth - mean
-                changed = error + np.sign(error) * 2 * std if name.startswith("2") else 2 * error
-                error[change:] = error[change:] if name == "nothing" else changed[change:]
-                scores = (np.abs(error) / std).tolist()
-                monitor = Monitor("errors", ERRORS, [counted(ERRORS, scores[:known])], ALARM, seed=seed)
-                for i, score in enumerate(scores[known:]):
-                    monitor.add([score], i)
-                delays.append(None if monitor.alarm is None else monitor.alarm.number - (change - known))
-            found[title][name] = summary(delays)
-    return found
-
-
 def summary(delays: list[int | None]) -> dict[str, Any]:
     """Return shares of streams with a false and with a true alarm, and the median delay, None where most have none."""
     true = [delay for delay in delays if delay is None or delay > 0]
@@ -314,7 +287,7 @@ def uci(seeds: int = 3) -> dict[str, Any]:
         held: dict[str, list[dict[str, float]]] = {part: [] for part in ("before", "after")}
         for seed in range(seeds):
             for predictor, inside, beyond in units(name, seed):
-                for order in range(UCI_ORDERS):
+                for order in range(ORDERS):
                     rng = np.random.default_rng([seed, order])
                     parts = []
                     for (x, y), most in ((inside, BEFORE), (beyond, AFTER)):
@@ -435,16 +408,6 @@ def crowd_table(record: dict[str, Any]) -> str:
             rows.append([TITLES[name], f"every {every}", *shares, f"{each['width']:.1f}", f"{each['mae']:.2f}"])
     head = ["set", "labels", "held", "by first label", "frames with labels", "labels by chance", "mean width", "MAE"]
     return _table(head, rows)
-
-
-def alarm_table(record: dict[str, Any]) -> str:
-    """Return false alarms and delays on counts."""
-    names = list(next(iter(record["alarms"].values())))
-    rows = [
-        [TITLES[name], _false(each["nothing"]), *(_found(each[change]) for change in names[1:])]
-        for name, each in record["alarms"].items()
-    ]
-    return _table(["set", "false alarms", *names[1:]], rows)
 
 
 def uci_alarm_table(record: dict[str, Any]) -> str:

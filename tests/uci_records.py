@@ -48,7 +48,12 @@ def made_record() -> dict[str, Any]:
         "injected": copied(),
         "embedded": copied(),
         "methods": methods(),
-        "deep": {"methods": methods("injected per site, floor")},
+        "deep": {
+            "rates": list(RATES),
+            "injected": copied(),
+            "embedded": copied(),
+            "methods": methods("injected per site, floor"),
+        },
         "seconds": {"total": 60.0},
         "machine": {"device": "a machine"},
         "versions": {"torch": "2"},

@@ -39,6 +39,7 @@ from latedrop import calibrate
 from latedrop.calibration.fit_sites import fit_sites
 from latedrop.devices import one_thread
 from latedrop.errors import LatedropWarning
+from latedrop.metrics import rank_correlation
 from latedrop.metrics.levels import even_levels
 from studies.regression.scores import (
     LEAST,
@@ -51,7 +52,6 @@ from studies.regression.scores import (
     hidden_units,
     mask_numbers,
     processed,
-    rank_correlation,
     rate_measures,
     sampled,
 )
@@ -326,7 +326,7 @@ def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: flo
         "ma": sum(abs(pi - a) for pi, a in zip(observed, levels, strict=True)) / len(levels),
         "coverage": float((test <= radius).double().mean()),
         "width": 2 * float(radius.mean()) * unit,
-        "ranking": float(rank_correlation(std[None], test[None])),
+        "ranking": float(rank_correlation(torch.zeros_like(test), std, test)),
     }
 
 

@@ -15,7 +15,7 @@ fitted, with `e2 = (target - mean)^2`,
     relaxed   scale · v,           scale that balances the calibration curve
     floor     scale · v + floor,   both >= 0, of least NLL
 
-as `latedrop.calibration.scale` does for one K, and applied to every part. No variance is below `LEAST` of the plain
+by `latedrop.calibration.scale`, and applied to every part. No variance is below `LEAST` of the plain
 network's mean squared validation error, whatever the method. Every quantity is in the target's own unit; NLLs leave out
 `log(2 pi) / 2`, as the paper does; areas are over 99 levels.
 """
@@ -23,17 +23,18 @@ network's mean squared validation error, whatever the method. Every quantity is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
+from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
 from latedrop.dropout.masks import kept, uniforms
 from latedrop.errors import ArgumentError
-from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
 
 
 def ideal_nll(error: Tensor) -> Tensor:
@@ -76,6 +77,10 @@ class Predicted:
     mean: Tensor
     variance: Tensor
     target: Tensor
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mean, variance and target as the library takes K outputs: `(n, K)`, on the CPU."""
+        return self.mean.T.cpu(), self.variance.T.cpu(), self.target.T.cpu()
 
 
 def hidden_units(member: Member, x: Tensor) -> list[Tensor]:
@@ -136,52 +141,17 @@ def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence
 
 
 def scores(predicted: Predicted) -> dict[str, Tensor]:
-    """The measures of `(K, n)` predictive Gaussians, each `(K,)`.
-
-    They are those of `latedrop.metrics`, for K sets of rows in one go.
-    """
-    e, variance = predicted.target - predicted.mean, predicted.variance
-    std = variance.sqrt()
-    w = e / std
-    ordered = w.abs().sort(1).values
-    density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
-    crps = e * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
-    z = central_quantile(LEVEL)
-    levels, quantiles = levels_of(e)
-    one = torch.full_like(ordered[:, :1], z)
+    """Measure `(K, n)` predictive Gaussians by `latedrop.metrics`, each measure `(K,)`, on the CPU."""
+    rows = predicted.columns()
     return {
-        "rmse": e.square().mean(1).sqrt(),
-        "nll": (w.square() + variance.log()).mean(1) / 2,
-        "ma": (fraction_inside(ordered, quantiles.expand(len(e), -1).contiguous()) - levels).abs().mean(1),
-        "crps": crps.mean(1),
-        "coverage": fraction_inside(ordered, one)[:, 0],
-        "width": 2 * z * std.mean(1),
-        "ranking": rank_correlation(variance, e.abs()),
+        "rmse": metrics.rmse(*rows, per_output=True),
+        "nll": metrics.nll(*rows, per_output=True, constant=False),
+        "ma": metrics.miscalibration_area(*rows, per_output=True),
+        "crps": metrics.crps(*rows, per_output=True),
+        "coverage": metrics.coverage(*rows, per_output=True, level=LEVEL),
+        "width": metrics.interval_width(*rows, per_output=True, level=LEVEL),
+        "ranking": metrics.rank_correlation(*rows, per_output=True),
     }
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Spearman's correlation of `(K, n)` values, `(K,)`; ties share ranks, and a constant has 0.
-
-    >>> rank_correlation(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.0, 3.0, 9.0]]))
-    tensor([1.], dtype=torch.float64)
-    """
-    first, second = (ranks - ranks.mean(1, keepdim=True) for ranks in (_ranks(a), _ranks(b)))
-    size = (first.square().sum(1) * second.square().sum(1)).sqrt()
-    return torch.where(size > 0, (first * second).sum(1) / size.clamp_min(0.25), 0.0)
-
-
-def levels_of(like: Tensor) -> tuple[Tensor, Tensor]:
-    """99 levels and their normal quantiles, `(99,)`."""
-    levels = even_levels(99)
-    return levels.to(like), central_quantile(levels).to(like)
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Twice the rank; equal values share the mean of theirs."""
-    ordered, values = values.sort(1).values, values.contiguous()
-    ends = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-    return sum(ends, torch.zeros_like(values, dtype=torch.float64))
 
 
 Measure: TypeAlias = Mapping[str, Predicted]
@@ -189,9 +159,6 @@ Measure: TypeAlias = Mapping[str, Predicted]
 
 HOWS = ("raw", "scaled", "relaxed", "floor")
 LEAST = 1e-4
-
-_GRID = 60
-_GOLDEN = 60
 
 
 @dataclass(frozen=True)
@@ -226,17 +193,16 @@ def lifted(measure: Measure) -> dict[str, Predicted]:
 
 
 def fits(held: Predicted, hows: Sequence[str] = HOWS) -> dict[str, Fit]:
-    """What is fitted to the validation rows, by how."""
-    e2 = (held.target - held.mean).square()
-    ratio2 = e2 / held.variance
-    one, zero = torch.ones_like(e2[:, 0]), torch.zeros_like(e2[:, 0])
-    made = {
-        "raw": lambda: Fit(one, zero),
-        "scaled": lambda: Fit(ratio2.mean(1), zero),
-        "relaxed": lambda: Fit(_balanced(ratio2), zero),
-        "floor": lambda: _with_floor(e2, held.variance),
+    """Fit to the validation rows, by how, with the functions that `calibrate` fits with."""
+    rows, like = held.columns(), held.variance
+    one, zero = torch.ones_like(like[:, 0]), torch.zeros_like(like[:, 0])
+    made: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+        "raw": lambda: (one, zero),
+        "scaled": lambda: (optimal_scale(*rows, per_output=True), zero),
+        "relaxed": lambda: (relaxed_scale(*rows, per_output=True), zero),
+        "floor": lambda: fit_floor(*rows, per_output=True),
     }
-    return {how: made[how]() for how in hows}
+    return {how: Fit(*(value.to(like) for value in made[how]())) for how in hows}
 
 
 def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor]]:
@@ -251,58 +217,10 @@ def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor
         error = part.target - part.mean
         share = floor.floor / (floor.scale * part.variance.mean(1) + floor.floor)
         row = {"nll_ideal": ideal_nll(error), **fitted, "floor_share": share}
-        row["ranking"] = rank_correlation(part.variance, error.abs())
+        row["ranking"] = metrics.rank_correlation(*part.columns(), per_output=True)
         for how, fit in found.items():
             measured = scores(fit.applied(part, least))
             row["rmse"] = measured.pop("rmse")
             row |= {f"{kind}_{'unscaled' if how == 'raw' else how}": value for kind, value in measured.items()}
         rows[name] = row
     return rows
-
-
-def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
-    """`relaxed_scale` of K rows of `e^2 / variance` at once: bisection for a balance of 0."""
-    ordered = ratio2.sqrt().sort(1).values
-    levels, quantiles = levels_of(ratio2)
-
-    def balance(c: Tensor) -> Tensor:
-        return (fraction_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
-
-    low, high = ratio2.mean(1) / 2, ratio2.mean(1) * 2
-    while bool((outside := balance(low) > 0).any()):
-        low = torch.where(outside, low / 2, low)
-    while bool((outside := balance(high) < 0).any()):
-        high = torch.where(outside, high * 2, high)
-    found = torch.full_like(low, torch.nan)
-    while bool((found.isnan() & (high > low * (1 + 1e-9))).any()):
-        middle = (low * high).sqrt()
-        value = balance(middle)
-        found = torch.where(found.isnan() & (value.abs() < tol), middle, found)
-        low, high = torch.where(value < 0, middle, low), torch.where(value < 0, high, middle)
-    nearer = torch.where(balance(low).abs() < balance(high).abs(), low, high)
-    return torch.where(found.isnan(), nearer, found)
-
-
-def _with_floor(e2: Tensor, v: Tensor) -> Fit:
-    """`fit_floor` of K rows at once: its grid over the share of the variance, then golden section."""
-    size = v.mean(1)
-    unit = v / size[:, None]
-
-    def cost(t: Tensor) -> Tensor:
-        w = t[:, None] * unit + (1 - t)[:, None]
-        value = (e2 / w).mean(1).log() + w.log().mean(1)
-        return torch.where(torch.isfinite(value), value, torch.inf)
-
-    inner = torch.logspace(-4, 0, _GRID, dtype=v.dtype, device=v.device) / 2
-    grid = torch.cat([v.new_zeros(1), inner, (1 - inner[:-1]).flip(0), v.new_ones(1)])
-    best = torch.stack([cost(t.expand(len(v))) for t in grid]).argmin(0)
-    low, high = grid[(best - 1).clamp_min(0)], grid[(best + 1).clamp_max(len(grid) - 1)]
-    golden = (5**0.5 - 1) / 2
-    for _ in range(_GOLDEN):
-        a, b = high - golden * (high - low), low + golden * (high - low)
-        left = cost(a) < cost(b)
-        low, high = torch.where(left, low, a), torch.where(left, b, high)
-    middle = (low + high) / 2
-    t = torch.where(cost(middle) < cost(grid[best]), middle, grid[best])
-    s = (e2 / (t[:, None] * unit + (1 - t)[:, None])).mean(1)
-    return Fit(s * t / size, s * (1 - t))

@@ -2,13 +2,6 @@
 
 A variance may be taken as it is, times a scale, or with scale and floor. Methods are ranked and compared only with
 those that had the same done to them. Standard errors account for the rows that splits share (Nadeau and Bengio 2003).
-
-The NLL over rate and scale is a valley, known in closed form. At one rate, `S = mean(e^2 / variance)` is the best
-scale,
-
-    NLL(s) = NLL(S) + (q - 1 - log q) / 2,     q = S / s.
-
-Between the rates that were measured, `log S` and `NLL(S)` are interpolated over the logarithm of the rate.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ import numpy as np
 
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY
-from studies.claims import Values, split_error
+from studies.claims import split_error
 from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
 from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
 
@@ -164,9 +157,9 @@ def minimum_table(results: Results) -> list[str]:
 def embedded_tables(results: Results) -> list[str]:
     """Markdown: how well errors follow the variance, the floor's share, and the scale asked for, at both depths."""
     lines = ["## What training with dropout does to the variance of the masks", ""]
-    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    deep = {name: deeper(record) for name, record in results.items()}
     for title, part in {"One hidden layer": results, "Three hidden layers": deep}.items():
-        rates = next(iter(part.values()))["rates"] if part else []
+        rates = next(iter(part.values()))["rates"]
         shown = sorted({0, len(rates) // 2, len(rates) - 1})
         follow, scales = [], []
         for name, record in part.items():
@@ -189,7 +182,7 @@ def embedded_tables(results: Results) -> list[str]:
             "The scale that the validation rows ask for, median over splits; 1 is a variance that needs none.",
             "",
         ]
-        columns = [f"rate {rates[place]:g}" for place in shown] if rates else []
+        columns = [f"rate {rates[place]:g}" for place in shown]
         lines += [*table(("set", "network", *columns, "best unscaled"), scales, 2), ""]
     return lines
 
@@ -303,43 +296,10 @@ def _sets(results: Results) -> list[str]:
     return table(("set", "train", "validation", "test", "splits", "seconds"), rows)
 
 
-@dataclass(frozen=True)
-class Valley:
-    """The best scale and its NLL on the validation rows of one split, `(R,)`, at rates of even logarithms."""
-
-    rates: Values
-    scales: Values
-    nll: Values
-
-    def surface(self, scales: Values) -> Values:
-        """The NLL at every rate and scale, `(R, C)`."""
-        return self.nll[:, None] + rise(self.scales[:, None] / scales)
-
-
-def valley(record: Mapping[str, Any], kind: str, *, points: int, split: int = 0) -> Valley:
-    """The valley of injected or embedded dropout at so many rates."""
-    measured = np.log(record["rates"])
-    at = np.linspace(measured[0], measured[-1], points)
-    scale, nll = (curves(record, kind, name, "validation")[:, split] for name in ("scale", "nll_scaled"))
-    return Valley(np.exp(at), np.exp(np.interp(at, measured, np.log(scale))), np.interp(at, measured, nll))
-
-
-def rise(ratio: Values) -> Values:
-    """How far the NLL is above the valley at a scale that is the best one over `ratio`.
-
-    >>> rise(np.array([1.0])).item()
-    0.0
-    """
-    found: Values = (ratio - 1 - np.log(ratio)) / 2
-    return found
-
-
 _FAR = 10.0
 WORDS = words("uci")
 CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _KINDS = ("injected", "embedded")
-_ABOVE = 3.0
-"""Nats above the least NLL at which the colours of the surface end."""
 _LEAST_AREA = 0.02
 """No panel shows less of the miscalibration area: smaller differences should look small."""
 Panel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -347,7 +307,7 @@ Panel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 def figures(results: Results) -> dict[str, Figure]:
     """The figures by name."""
-    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    deep = {name: deeper(record) for name, record in results.items()}
     nll, rmse = _lines("nll_unscaled"), _lines("rmse")
     shapes = {"rank correlation": _lines("ranking"), "floor's share": _lines("floor_share"), "scale": _lines("scale")}
     found = {
@@ -355,11 +315,10 @@ def figures(results: Results) -> dict[str, Figure]:
         "scaled_nll": _grid(results, {"NLL": _lines("nll_scaled", "nll_ideal")}),
         "ma": _grid(results, {"miscalibration area": _lines("ma_unscaled", "ma_scaled")}),
         "embedded": _grid(results, shapes),
-        "surface": _surface(results),
         "tradeoff": _tradeoff(results),
     }
     columns = {"RMSE": rmse, "unscaled NLL": nll, "scaled NLL": _lines("nll_scaled")}
-    return found | ({"deep": _grid(deep, columns)} if deep else {})
+    return found | {"deep": _grid(deep, columns)}
 
 
 def _lines(*measures: str) -> Panel:
@@ -420,32 +379,4 @@ def _tradeoff(results: Results) -> Figure:
         ax.set_ylim(low - room, top + room)
         ax.set_title(SHORT.get(name, name))
     one_legend(figure, figure.axes[0])
-    return figure
-
-
-def _surface(results: Results) -> Figure:
-    name, record = next(iter(results.items()))
-    found = {kind: valley(record, kind, points=121) for kind in _KINDS}
-    least = min(float(one.nll.min()) for one in found.values())
-    ends = [np.log10(edge(one.scales)) for one in found.values() for edge in (np.min, np.max)]
-    scales = np.logspace(min(ends) - 1, max(ends) + 2, 161)
-    figure, levels = plots.new_figure(11, 7.6), np.linspace(0, _ABOVE, 13)
-    top, bottom = figure.subplots(2, 2, height_ratios=[2.2, 1])
-    for ax, below, (kind, one) in zip(top, bottom, found.items(), strict=True):
-        height = one.surface(scales).T - least
-        filled = ax.contourf(one.rates, scales, height, levels, cmap="cividis_r", extend="max")
-        ax.contour(one.rates, scales, height, levels[::2], colors="white", linewidths=0.5)
-        ax.plot(one.rates, one.scales, color=COLOURS[1], linestyle="--", linewidth=2.5, label="valley: the best scale")
-        ax.axhline(1, color="white", linewidth=2.6, alpha=0.75)
-        ax.axhline(1, color="black", linewidth=1.2, linestyle=":", label="scale 1: the variance as it is")
-        ax.set(xscale="log", yscale="log", xlabel="dropout rate", ylabel="scale")
-        ax.set_title(f"{kind}, {SHORT.get(name, name)}")
-        lines = {"along the valley": "scaled", "at scale 1": "unscaled"}
-        drawn = {label: curves(record, kind, f"nll_{how}", "validation")[:, 0] for label, how in lines.items()}
-        plots.metric_by_rate(record["rates"], drawn, below, ylabel="NLL [nats]", log=True)
-        below.set_ylim(least - 0.3, least + _ABOVE + 1)
-        below.set_xlim(ax.get_xlim())
-        below.legend(fontsize="small", loc="upper center")
-        ax.legend(fontsize="small", loc="upper right")
-    figure.colorbar(filled, ax=list(top), label="nats above the least NLL of both", pad=0.03)
     return figure

@@ -23,7 +23,7 @@ from studies.driver import Study, Unit, command, parsed, read_record, run
 
 def squared(number: int, device: torch.device, tick: Any) -> dict[str, Any]:
     tick(1)
-    return {"square": number**2, "seconds": {}, "files": {f"{number}.txt": b"beside"}}
+    return {"square": number**2, "seconds": {}}
 
 
 def refused(device: torch.device, tick: Any) -> dict[str, Any]:
@@ -71,15 +71,13 @@ def with_units(*found: Unit) -> Study:
     return replace(SQUARES, units=lambda options: iter([list(found)]))
 
 
-def test_records_pages_and_files_beside(tmp_path: Path) -> None:
+def test_records_and_pages(tmp_path: Path) -> None:
     files = again(SQUARES, tmp_path)
     assert [path.name for path in files] == ["1.json", "2.json", "3.json", "claims.md"]
     record = json.loads((tmp_path / "2.json").read_text())
     assert (record["square"], record["schema"], record["seed"]) == (4, 7, 0)
     assert record["seconds"]["total"] >= 0
     assert {"machine", "versions"} < set(record)
-    assert "files" not in record
-    assert (tmp_path / "2.txt").read_bytes() == b"beside"
     assert (tmp_path / "claims.md").read_text() == "1 4 9"
 
 
@@ -128,7 +126,7 @@ def test_what_was_finished_survives_a_stop_and_a_full_disk(
     study = with_units(Unit("1.json", {}, 1, partial(squared, 1)), Unit("2.json", {}, 1, stopped))
     assert command(study, ["--out", str(tmp_path), "--device", "cpu"]) == 130
     assert "finished work is kept" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.json", "1.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.json"]
     kept = (tmp_path / "1.json").read_bytes()
 
     def full(self: Path, content: bytes) -> int:

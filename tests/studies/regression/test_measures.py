@@ -1,4 +1,4 @@
-"""The study's measures: the library's own, for many rows at once; exact variance against draws and `linearize`."""
+"""The study's variances: to first order against `linearize`, and exact ones against draws."""
 
 import math
 from itertools import pairwise
@@ -7,24 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import metrics
 from latedrop.dropout import first_order as linear
-from studies.regression.scores import (
-    LEVEL,
-    Predicted,
-    first_order,
-    mask_numbers,
-    rank_correlation,
-    sampled,
-    scores,
-)
-
-
-def rows(seed: int, k: int = 3, n: int = 57) -> Predicted:
-    g = torch.Generator().manual_seed(seed)
-    mean, noise = (torch.randn(k, n, generator=g, dtype=torch.float64) for _ in range(2))
-    variance = torch.rand(k, n, generator=g, dtype=torch.float64) + 0.05
-    return Predicted(mean, variance, mean + noise * torch.linspace(0.1, 3, k)[:, None])
+from studies.regression.scores import first_order, mask_numbers, sampled
 
 
 def network(hidden: tuple[int, ...], seed: int) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
@@ -35,31 +19,6 @@ def network(hidden: tuple[int, ...], seed: int) -> tuple[nn.Sequential, list[tup
         layers += [nn.Linear(a, b), nn.ReLU()]
     net = nn.Sequential(*layers[:-1]).double()
     return net, [(m.weight.detach().T, m.bias.detach()) for m in net if isinstance(m, nn.Linear)]
-
-
-def test_scores_are_the_metrics_of_the_library() -> None:
-    data = rows(0)
-    data.variance[1, :20] = 0.3  # ties
-    found = scores(data)
-    for k in range(3):
-        row = data.mean[k], data.variance[k], data.target[k]
-        expected = {
-            "rmse": metrics.rmse(*row),
-            "nll": metrics.nll(*row, constant=False),
-            "ma": metrics.miscalibration_area(*row),
-            "crps": metrics.crps(*row),
-            "coverage": metrics.coverage(*row, level=LEVEL),
-            "width": metrics.interval_width(*row, level=LEVEL),
-            "ranking": metrics.rank_correlation(*row),
-        }
-        assert {name: float(value[k]) for name, value in found.items()} == pytest.approx(
-            {name: float(value) for name, value in expected.items()}, rel=1e-9
-        )
-
-
-def test_a_constant_ranks_nothing() -> None:
-    data = rows(1)
-    assert rank_correlation(torch.ones_like(data.mean), data.target).tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("hidden", [(8,), (8, 6), (6, 6), (8, 6, 5), (6, 6, 6), (5, 8, 6, 7), (6, 6, 6, 6)], ids=str)
