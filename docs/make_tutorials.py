@@ -1,7 +1,8 @@
 """Run the tutorials again: `python docs/make_tutorials.py [PAGE ...]`, from the repository's root.
 
 The code blocks of a page, such as `start` or `tutorial_text`, run in order, in a folder of their own. What a block
-prints goes into the `text` block that follows it, and a picture that the page saves goes to docs/images.
+prints goes into the `text` block that follows it, with long lines wrapped; a picture that the page saves goes to
+docs/images.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import matplotlib
 
 DOCS = Path(__file__).parent.resolve()
 PAGES = ("start", "classification", *sorted(path.stem for path in DOCS.glob("tutorial_*.md")))
+WIDEST = 88
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -44,7 +47,8 @@ def rerun(page: str) -> str:
             exec(compile(block["code"], "tutorial", "exec"), names)
         if block["printed"] is None:
             return block[0]
-        return f"```python\n{block['code']}```\n\n```text\n{out.getvalue()}```\n"
+        lines = [part for line in out.getvalue().splitlines() for part in textwrap.wrap(line, WIDEST) or [""]]
+        return f"```python\n{block['code']}```\n\n```text\n" + "".join(f"{line}\n" for line in lines) + "```\n"
 
     return BLOCK.sub(again, page)
 

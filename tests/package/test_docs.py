@@ -22,7 +22,7 @@ PAGES = sorted(
 LONG = {"adapters", "classification", "coming_from", "crowd", "deployment", "tutorial_maps", "tutorial_text"}
 WIDEST = 88
 """Columns of a line of code that the site shows without cutting it off."""
-WIDE = {"console", "crowd", "crowd_data", "performance", "studies", "trained"}
+WIDE = {"console", "crowd", "crowd_data", "crowd_training", "performance", "studies", "trained"}
 """Pages with longer lines, to be narrowed."""
 
 # A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
