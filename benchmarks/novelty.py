@@ -27,7 +27,7 @@ from benchmarks.softmax import timed_nets
 from benchmarks.timing import machine, write
 from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, fitted, losses
-from latedrop.calibration.fit_terms import upper_quantile
+from latedrop.calibration.guard import upper_quantile
 from latedrop.calibration.softmax import entropy
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import ece

@@ -519,7 +519,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("name", "kind"),
-        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("loss", FirstOrder), ("loss", Terms)],
+        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("mean", Terms)],
     )
     @pytest.mark.parametrize("value", ["best", "", 1, ["scaled"]])
     def test_words(self, name: str, kind: type[Any], value: Any) -> None:
@@ -648,7 +648,7 @@ class TestFiles:
         saved.write_text(json.dumps({"latedrop": record, "checksum": "x"}))
         with pytest.raises(
             FileError,
-            match=r"expected (a calibration in format 3, that of this|the JSON of a calibration; found something else)",
+            match=r"expected (a calibration in format 4, that of this|the JSON of a calibration; found something else)",
         ):
             load(saved, mlp())
 
