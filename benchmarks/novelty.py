@@ -26,7 +26,7 @@ from benchmarks.sets import SHARED
 from benchmarks.timing import machine, write
 from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, fitted, losses
-from latedrop.calibration.fit_terms import upper_quantile
+from latedrop.calibration.guard import upper_quantile
 from latedrop.calibration.softmax import entropy
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import ece

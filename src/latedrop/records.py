@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-FORMAT = 3
+FORMAT = 4
 """The version of all files; those of other versions are refused, with the advice to make them again."""
 
 

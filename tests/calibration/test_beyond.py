@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.fitted_terms import LARGEST
+from latedrop.calibration.guard import LARGEST
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from rounding import assert_same_up_to_rounding
 
@@ -25,7 +25,7 @@ WAYS: list[dict[str, Any]] = [
     {"method": latedrop.Terms(["dropout"])},
     {"method": latedrop.Terms(["size"])},
     {"method": latedrop.Terms(["neighbours"])},
-    {"method": latedrop.Terms(["local_errors"])},
+    {"method": latedrop.Terms(["neighbours"])},
     {"method": latedrop.Sampling(rates=[0.1], draws=5)},
     {"method": "linear"},
     {"method": "propagate"},

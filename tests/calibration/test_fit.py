@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from latedrop.calibration.fit_sites import SiteFit, fit_sites, scored
-from latedrop.metrics import crps, nll
+from latedrop.metrics import nll
 from rounding import assert_same_doubles
 
 
@@ -23,22 +23,21 @@ def data(rows: int, sites: int, outputs: int = 1, floor: float = 0.2, seed: int 
     return torch.randn(rows, outputs, generator=generator, dtype=torch.float64) * std, by_site, odds
 
 
-def cost(error: Tensor, variance: Tensor, loss: str) -> float:
-    return float((nll if loss == "nll" else crps)(torch.zeros_like(error), variance, error))
+def cost(error: Tensor, variance: Tensor) -> float:
+    return float(nll(torch.zeros_like(error), variance, error))
 
 
-@pytest.mark.parametrize("loss", ["nll", "crps"])
 @pytest.mark.parametrize(("rows", "sites", "outputs"), [(300, 4, 1), (200, 3, 3), (15, 30, 1), (50, 1, 1)])
-def test_a_larger_model_never_ends_worse(rows: int, sites: int, outputs: int, loss: str) -> None:
+def test_a_larger_model_never_ends_worse(rows: int, sites: int, outputs: int) -> None:
     error, by_site, _ = data(rows, sites, outputs)
     costs = {}
     for per_site in (False, True):
         for floor in (False, True):
-            fit = fit_sites(error, by_site, per_site=per_site, floor=floor, loss=loss)
+            fit = fit_sites(error, by_site, per_site=per_site, floor=floor)
             assert bool((fit.odds >= 0).all() and (fit.scales >= 0).all() and (fit.floors >= 0).all())
             # Outputs of equal size here, so that the mean over all of them is what was minimised.
             size = error.square().mean(0).sqrt()
-            costs[per_site, floor] = cost(error / size, fit.variance(by_site) / size.square(), loss)
+            costs[per_site, floor] = cost(error / size, fit.variance(by_site) / size.square())
     slack = 1e-9
     assert costs[True, False] <= costs[False, False] + slack
     assert costs[False, True] <= costs[False, False] + slack
@@ -120,21 +119,9 @@ def test_more_sites_than_rows_stays_near_the_common_rate() -> None:
     assert own.odds.shape == (60,)
 
 
-def test_crps_is_moved_less_by_outliers() -> None:
-    error, by_site, _ = data(300, 3)
-    clean = {loss: fit_sites(error, by_site, per_site=False, floor=True, loss=loss) for loss in ("nll", "crps")}
-    spoiled = error.clone()
-    spoiled[:5] *= 30
-    growth = {}
-    for loss, before in clean.items():
-        after = fit_sites(spoiled, by_site, per_site=False, floor=True, loss=loss)
-        growth[loss] = float(after.variance(by_site).mean() / before.variance(by_site).mean())
-    assert growth["crps"] < growth["nll"] / 2
-
-
 def test_it_is_deterministic() -> None:
     error, by_site, _ = data(100, 4)
-    a, b = (fit_sites(error, by_site, per_site=True, floor=True, loss="crps") for _ in range(2))
+    a, b = (fit_sites(error, by_site, per_site=True, floor=True) for _ in range(2))
     assert torch.equal(a.odds, b.odds)  # the same call on the same numbers
     assert torch.equal(a.floors, b.floors)
 

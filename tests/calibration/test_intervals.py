@@ -12,14 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from latedrop.calibration.intervals import (
-    Conformal,
-    Intervals,
-    Isotonic,
-    checked_level,
-    normal_quantile,
-)
+from latedrop.calibration.intervals import Conformal, Intervals, Isotonic
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.metrics.levels import checked_level, normal_quantile
 from latedrop.records import checked, plain
 from rounding import rounding
 

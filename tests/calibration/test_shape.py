@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from latedrop.calibration import shape
-from latedrop.calibration.fitted_terms import Guard
+from latedrop.calibration.guard import Guard
 from latedrop.calibration.shape import Block, blocks_of, fit_terms
 from latedrop.terms import Dropout, ErrorForest, Leverage
 from rounding import assert_same_doubles

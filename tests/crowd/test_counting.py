@@ -118,7 +118,7 @@ def test_files_that_are_refused(
     path.write_text("[1]")
     refused("expected the JSON of a crowd calibration; found something else")
     path.write_text('{"crowd": {"format": 0}, "checksum": ""}')
-    refused("expected a crowd calibration in format 3, that of this version; found format 0")
+    refused("expected a crowd calibration in format 4, that of this version; found format 0")
     path.write_bytes(b"\xff\xfe")
     refused("c.json; found a file that is not UTF-8 text")
     path.write_text(free.count.to_json())

@@ -519,7 +519,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("name", "kind"),
-        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("loss", FirstOrder), ("loss", Terms)],
+        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("mean", Terms)],
     )
     @pytest.mark.parametrize("value", ["best", "", 1, ["scaled"]])
     def test_words(self, name: str, kind: type[Any], value: Any) -> None:

@@ -193,11 +193,26 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "value", "message"),
     [
-        ("rates", ("scales",), [-1.0, 1.0], r"calibration.scales\[0\] to be at least 0; found -1.0"),
-        ("rates", ("scales",), [1e300, 1.0], r"calibration.scales\[0\] to be at most 3.4e\+38; found 1e"),
-        ("rates", ("scales",), [1.0], r"calibration.scales to be 2 numbers, one per output or for all; found \(1.0,\)"),
-        ("rates", ("scales", 1), "x", r"calibration.scales\[1\] to be a valid number; found 'x'"),
-        ("rates", ("floors", 0), -0.1, r"calibration.floors\[0\] to be at least 0"),
+        (
+            "rates",
+            ("table", 0, "scale"),
+            [-1.0, 1.0],
+            r"calibration.table\[0\].scale\[0\] to be at least 0; found -1.0",
+        ),
+        (
+            "rates",
+            ("table", 0, "scale"),
+            [1e300, 1.0],
+            r"calibration.table\[0\].scale\[0\] to be at most 3.4e\+38; found 1e",
+        ),
+        (
+            "rates",
+            ("table", 0, "scale"),
+            [1.0],
+            r"table\[0\].scale to be 2 numbers, one per output or for all; found \(1.0,\)",
+        ),
+        ("rates", ("table", 0, "scale", 1), "x", r"calibration.table\[0\].scale\[1\] to be a valid number; found 'x'"),
+        ("rates", ("table", 0, "floor", 0), -0.1, r"calibration.table\[0\].floor\[0\] to be at least 0"),
         ("rates", ("least_variance", 0), 0.0, r"calibration.least_variance\[0\] to be at least"),
         ("rates", ("sites",), [], r"calibration.sites to .*at least 1 item"),
         ("rates", ("sites", 0, "kind"), "pixel", r"calibration.sites\[0\].kind to be 'element' or 'channel'; found 'p"),
@@ -272,11 +287,13 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         ("classes", ("names",), ["a"], r"calibration.names to be 3 names, or none; found \('a',\)"),
         ("classes", ("features", "sites", 0), "another", "calibration.features.sites to be some of the sites"),
         ("classes", ("rate",), 0.5, "calibration.draws to be how many draws are averaged, 2 or more; found 0"),
-        ("classes", ("guard", "limits"), [1.0], r"calibration.guard.limits to be 2 numbers, as terms; found \(1.0,\)"),
-        ("classes", ("guard", "limits", 0), 0.0, r"calibration.guard.limits\[0\] to be at least"),
+        ("classes", ("guard", "limits"), [1.0], r"calibration.guard.limits\[0\] to"),
+        ("classes", ("guard", "limits", 0, 0), 0.0, r"calibration.guard.limits\[0\]\[0\] to be at least"),
+        ("classes", ("guard", "limits"), [[1.0]], "calibration.guard.limits to be 2 rows, as terms"),
         ("classes", ("guard", "terms"), [], "calibration.guard.terms to"),
-        ("classes", ("guard", "terms", 0, "name"), "forest", "calibration.guard.terms"),
-        ("classes", ("guard", "terms", 1, "root"), None, "calibration.guard.terms to be all that leverage has learned"),
+        ("classes", ("guard", "terms", 0), "forest", "calibration.guard.terms to be the names of terms"),
+        ("classes", ("terms", 0, "name"), "forest", "calibration.terms"),
+        ("classes", ("terms", 1, "root"), None, "calibration.terms to be all that leverage has learned"),
         ("classes", ("features",), None, "calibration.features to be the sites that the leverage looks at"),
         ("classes", ("sets", "score"), "another", "calibration.sets.score to be 'lac', 'aps' or 'raps'"),
         ("classes", ("sets", "scores"), [[0.2, 0.1]], r"calibration.sets.scores\[0\] to be scores in rising order"),
@@ -332,9 +349,9 @@ def test_infinity_and_nan_are_no_numbers_of_a_file() -> None:
     data, kind = golden("rates"), KINDS["rates"]
     for value in (NAN, INF, -INF):
         with pytest.raises(DataError, match="is no number of JSON"):
-            kind.from_json(resealed(kind, changed(data, ("floors", 0), value)))
+            kind.from_json(resealed(kind, changed(data, ("constant", 0), value)))
     with pytest.raises(DataError, match="1e999 is no number of JSON"):
-        kind.from_json(resealed(kind, changed(data, ("floors", 0), 12345.5)).replace("12345.5", "1e999"))
+        kind.from_json(resealed(kind, changed(data, ("constant", 0), 12345.5)).replace("12345.5", "1e999"))
     with pytest.raises(ValueError, match="not JSON compliant"):
         plain({"a": NAN})
 
@@ -364,7 +381,7 @@ class TestLoad:
     def test_a_floor_that_the_model_cannot_hold(self, tmp_path: Path) -> None:
         path, uq = tmp_path / "c.json", calibrated(method=latedrop.Sampling([0.1], draws=5))
         data = json.loads(uq.calibration.to_json())["latedrop"]
-        path.write_text(resealed(KINDS["rates"], changed(data, ("floors",), [1e60])))
+        path.write_text(resealed(KINDS["rates"], changed(data, ("table", 0, "floor"), [1e60])))
         with pytest.raises(FileError, match=r"expected scales and floors in .*c.json that give a finite variance"):
             latedrop.load(path, network())
         with pytest.warns(latedrop.LatedropWarning, match="the model's weights are not those"):

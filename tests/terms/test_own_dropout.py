@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import latedrop
 from latedrop import calibrate, find_sites
-from latedrop.errors import ArgumentError, SiteError
+from latedrop.errors import SiteError
 from latedrop.network.find_sites import own_dropouts
 from latedrop.terms import BatchContext, InputNoise, OwnDropout
 from rounding import assert_same_up_to_rounding
@@ -82,19 +82,6 @@ def test_a_model_without_any_is_refused() -> None:
         OwnDropout().prepared(rows_of(model, torch.randn(4, 3)))
 
 
-def test_noise_of_each_input_finds_the_noisy_one() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
-    x = torch.randn(2000, 3)
-    seen = x + torch.tensor([0.0, 0.1, 0.0]) * torch.randn(2000, 3)
-    y = model(x).detach() + 0.001 * torch.randn(2000, 1)
-    uq = calibrate(model, (seen, y), method=latedrop.Terms([InputNoise(each=True)]), progress=False)
-    assert uq.calibration.terms is not None
-    shares = uq.calibration.terms.shares
-    assert shares["inputs:1"] > 0.5
-    assert max(shares["inputs:0"], shares["inputs:2"]) < 0.2
-
-
 def test_parts_that_run_again_in_the_backward_pass() -> None:
     class Checkpointed(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -108,15 +95,3 @@ def test_parts_that_run_again_in_the_backward_pass() -> None:
     x = torch.randn(4, 3)
     found = InputNoise(0.2).values(rows_of(Checkpointed(plain), x))
     assert_same_up_to_rounding(found, InputNoise(0.2).values(rows_of(plain, x)))
-
-
-def test_a_size_for_other_inputs_is_refused_for_each_too() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
-    with pytest.raises(ArgumentError, match="broadcast with inputs"):
-        InputNoise(torch.ones(2), each=True).columns(rows_of(model, torch.randn(4, 3)))
-
-
-def test_too_many_inputs_for_a_size_each() -> None:
-    model = nn.Sequential(nn.Linear(100, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
-    with pytest.raises(ArgumentError, match="at most 64 entries"):
-        InputNoise(each=True).columns(rows_of(model, torch.randn(4, 100)))

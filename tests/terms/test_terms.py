@@ -19,7 +19,6 @@ from latedrop.terms import (
     Dropout,
     InputNoise,
     Leverage,
-    LocalErrors,
     Neighbours,
     Size,
     Term,
@@ -178,10 +177,6 @@ class TestOthers:
         far = torch.cdist(z, z).square()
         term = Neighbours(3).learned_from([own.features], own=True)
         assert_same_up_to_rounding(term.values(own), far.sort(1).values[:, 1:4].mean(1))
-        error = torch.randn(40, 1)
-        local = LocalErrors(3).learned_from_errors(own, error)
-        expected = error.square()[far.argsort(1)[:, 1:4]].mean(1)
-        assert_same_up_to_rounding(local.values(own), expected)
 
 
 class _Head(nn.Module):
@@ -318,7 +313,7 @@ class TestInACalibration:
     def test_all_terms_at_once_come_back_from_a_file(self, own: bool, tmp_path: Path) -> None:
         pytest.importorskip("scipy")
         x, y = data(300)
-        terms = ["dropout", "leverage", "size", "neighbours", "local_errors", InputNoise(0.1)]
+        terms = ["dropout", "leverage", "size", "neighbours", InputNoise(0.1)]
         reference = {} if own else {"reference": torch.randn(500, 3)}
         model = mlp()
         uq = calibrate(model, (x, y), method=latedrop.Terms(terms), progress=False, **reference)

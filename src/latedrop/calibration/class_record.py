@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from latedrop.calibration.class_sets import ClassSets, Rejection
 from latedrop.calibration.cross_validation import Candidate
 from latedrop.calibration.fit_classes import ALONE, ClassFit
-from latedrop.calibration.fitted_terms import aligned
+from latedrop.calibration.fitted_terms import compared
+from latedrop.calibration.guard import Guard
 from latedrop.calibration.record import Columns
 from latedrop.calibration.seen import Sketch
 from latedrop.calibration.verdict import said_of_rows
@@ -22,7 +22,7 @@ from latedrop.stored_tensors import Beside, inline
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["CLASSES", "ClassCalibration", "ClassVerdict", "Novelty"]
+__all__ = ["CLASSES", "ClassCalibration", "ClassVerdict"]
 
 _Kind: TypeAlias = Annotated[Leverage | GradientLeverage, Tagged("name")]
 
@@ -71,37 +71,6 @@ class ClassVerdict:
 
 @record
 @dataclass(frozen=True)
-class Novelty:
-    """How far rows lie outside the reference rows.
-
-    Attributes:
-        terms: kinds of leverage, after they learned from the reference rows.
-        limits: for each what 95 % of the reference rows stay below.
-    """
-
-    terms: Annotated[tuple[_Kind, ...], Limits(1)]
-    limits: tuple[Annotated[float, Limits(1e-300, 1e300)], ...]
-
-    def checked(self) -> Novelty:
-        """Check names and lengths against each other after reading."""
-        names = [term.name for term in self.terms]
-        match(len(set(names)) == len(names), "terms", "terms of different names", names)
-        match(len(self.limits) == len(names), "limits", f"{len(names)} numbers, as terms", self.limits)
-        for term in self.terms:
-            match(term.root is not None, "terms", f"all that {term.name} has learned", None)
-        return self
-
-    def values(self, rows: BatchContext) -> Tensor:
-        """Return the largest leverage of each row `(N,)`, each kind in units of its limit.
-
-        Mask gradients come first, as their pass notes the features too.
-        """
-        ordered = sorted(zip(self.terms, self.limits, strict=True), key=lambda pair: not pair[0].needs_gradients)
-        return torch.stack([term.values(rows).reshape(-1) / limit for term, limit in ordered]).amax(0)
-
-
-@record
-@dataclass(frozen=True)
 class ClassCalibration:
     """The frozen record of a calibrated classifier.
 
@@ -115,7 +84,8 @@ class ClassCalibration:
         draws, seed: of these.
         sites: where dropout goes.
         features: which the leverage looks at; None where there are none.
-        guard: what tells novel rows, and flattens their probabilities; None where nothing can.
+        terms: kinds of leverage that tell novel rows, after they learned from the reference rows.
+        guard: their limits; novel rows have flatter probabilities. None where nothing can tell them.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
         rows: validation rows, or images.
         choice: the candidate in use.
@@ -142,7 +112,8 @@ class ClassCalibration:
     seed: int
     sites: StoredSites
     features: Features | None
-    guard: Novelty | None
+    terms: tuple[_Kind, ...]
+    guard: Guard | None
     reference_rows: Annotated[int, Limits(0)]
     rows: Annotated[int, Limits(2)]
     choice: str
@@ -163,12 +134,13 @@ class ClassCalibration:
         sites, classes = [site.name for site in self.sites], self.classes
         match(len(self.names) in (0, classes), "names", f"{classes} names, or none", self.names)
         match(len(self.fit.odds) in (0, 1, len(sites)), "fit.odds", f"one number, {len(sites)}, or none", self.fit.odds)
-        for name in ("weights", "biases"):
-            values = getattr(self.fit, name)
-            match(len(values) in (0, classes), f"fit.{name}", f"{classes} numbers, or none", values)
         looked = () if self.features is None else self.features.sites
         match(set(looked) <= set(sites), "features.sites", f"some of the sites {sites}", looked)
         match(bool(looked) or self.guard is None, "features", "the sites that the leverage looks at", None)
+        names, guard = tuple(term.name for term in self.terms), () if self.guard is None else self.guard.terms
+        match(names == guard, "guard.terms", f"the names of terms {names}", guard)
+        for term in self.terms:
+            match(term.root is not None, "terms", f"all that {term.name} has learned", None)
         match(self.rate is None or self.draws >= 2, "draws", "how many draws are averaged, 2 or more", self.draws)
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         if self.sets is not None:
@@ -180,6 +152,10 @@ class ClassCalibration:
     def known_names(self) -> tuple[str, ...]:
         """The names of the classes, or their numbers."""
         return self.names or tuple(map(str, range(self.classes)))
+
+    def novelty(self, rows: BatchContext) -> Tensor | None:
+        """How novel rows are, `(N,)`; None where nothing can tell."""
+        return None if self.guard is None else self.guard.novelty(rows, {term.name: term for term in self.terms})
 
     def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
         """Readable JSON, with a checksum over its content; see `Calibration.to_json`."""
@@ -197,11 +173,7 @@ class ClassCalibration:
         fit = self.fit
         follows = "" if fit.slope is None else f", growing with leverage (exponent {fit.slope:.2f} inside, 1 beyond)"
         lines = [str(self.verdict), f"{self.choice}: temperature {fit.temperature:.3f}{follows}"]
-        table = [["", "candidate", f"gain over {ALONE}"]]
-        for found in self.candidates:
-            mark = "*" if found.name == self.choice else ""
-            table.append([mark, found.name, f"{found.gain:+.4f} ± {found.gain_error:.4f}"])
-        return "\n".join([*lines, *aligned(table)])
+        return "\n".join([*lines, *compared(self.candidates, self.choice, ALONE)])
 
 
 CLASSES = Format(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
 import torch
@@ -76,17 +76,20 @@ class CrossValidation:
         """The weights of some rows."""
         return None if self.weights is None else self.weights[rows]
 
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over rows `(N, ...)`, each counted as often as its weight says."""
+        if self.weights is None:
+            return values.mean(0)
+        weights = self.weights.to(values)
+        total: Tensor = torch.tensordot(weights, values, 1)
+        return total / weights.sum()
+
     def folds(self, rows: int) -> Tensor:
-        """A fold for each row, `(rows,)`; those of weight 0 are put into the first."""
-        if self.groups is not None:
-            members, place = self.groups.unique(return_inverse=True)
-            return (folds(len(members), self.kind) % self.count)[place]
-        if self.weights is None or bool(self.weights.all()):
+        """A fold for each row, `(rows,)`."""
+        if self.groups is None:
             return folds(rows, self.kind) % self.count
-        counted = self.weights.cpu() > 0
-        found = torch.zeros(rows, dtype=torch.long)
-        found[counted] = folds(int(counted.sum()), self.kind) % self.count
-        return found
+        members, place = self.groups.unique(return_inverse=True)
+        return (folds(len(members), self.kind) % self.count)[place]
 
     def splits(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The places of the rows to fit to, and of those that are left out, fold by fold."""
@@ -102,7 +105,7 @@ class CrossValidation:
 
     def candidate(self, name: str, gain: Tensor) -> Candidate:
         """A candidate with its gain, the mean over rows `(N,)`."""
-        return Candidate(name, float(average(gain, self.weights)), standard_error(gain, self))
+        return Candidate(name, float(self.mean(gain)), standard_error(gain, self))
 
 
 def leading(
@@ -122,7 +125,7 @@ def leading(
 
 def lead(difference: Tensor, left: CrossValidation, least: float = 0.0) -> float:
     """By how much a difference `(N,)` is above its standard error, or the least gain; 0 where it is 0 in every row."""
-    found = float(average(difference, left.weights)) - max(standard_error(difference, left), least)
+    found = float(left.mean(difference)) - max(standard_error(difference, left), least)
     return found if bool(difference.any()) else 0.0
 
 
@@ -159,7 +162,7 @@ def effective_rows(weights: Tensor | None, rows: int) -> float:
 def share_error(values: Tensor, left: CrossValidation | None = None) -> float:
     """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
     left = left or CrossValidation()
-    rows, share = left.worth(len(values)), float(average(values, left.weights))
+    rows, share = left.worth(len(values)), float(left.mean(values))
     if share in (0.0, 1.0):
         return math.sqrt((rows + 1) / rows) / (rows + 2)
     return standard_error(values, left)
@@ -178,15 +181,14 @@ def crossed(
     a small number, and the variance too.
     """
     left = left or CrossValidation()
-    weights = left.weights
-    axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
+    # One mean for each row, of all of its entries or of those of each output.
+    axes = tuple(range(2 if per_output else 1, error.dim()))
+    squares = error.square().mean(axes, keepdim=True) if axes else error.square()
     variance, constant = torch.empty_like(error), torch.empty_like(error)
-    counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
-    counted = counted.reshape(-1, *[1] * (error.dim() - 1))
-    least = _LEAST * error.square().mean(axes, keepdim=True)
+    least = _LEAST * squares.mean(0)
     for rest, held in left.splits(len(error)):
-        size = (counted[rest] * error[rest].square()).mean(axes, keepdim=True) / counted[rest].mean()
-        constant[held] = torch.maximum(size, least)
+        size = replace(left, weights=left.at(rest)).mean(squares[rest])
+        constant[held] = torch.maximum(size, least).expand_as(constant[held])
         variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
     return variance, constant
 

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
-from latedrop.calibration.methods import Scaling
 from latedrop.calibration.softmax import log_mean_softmax
 from latedrop.records import Limits, record
 
-__all__ = ["ALONE", "Chosen", "ClassFit", "Measured", "Scaling", "chosen", "fitted", "losses"]
+__all__ = ["ALONE", "Chosen", "ClassFit", "Measured", "chosen", "fitted", "losses"]
 
 ALONE = "temperature alone"
 _PRICE = 2.0
@@ -75,14 +74,11 @@ class ClassFit:
         temperature: of rows at a novelty of 1, or of all rows.
         slope: `b` above; None: one temperature for all rows.
         odds: one per site; empty: no dropout.
-        weights, biases: of each class's logit, before the temperature; empty: 1 and 0.
     """
 
     temperature: Annotated[float, Limits(1e-30, 1e30)]
     slope: Annotated[float, Limits(0, 1e30)] | None = None
     odds: tuple[Annotated[float, Limits(0, 1e60)], ...] = ()
-    weights: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
-    biases: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
 
     def temperatures(self, logits: Tensor, novelty: Tensor | None) -> Tensor:
         """`(N,)`."""
@@ -95,8 +91,6 @@ class ClassFit:
         log_t = logits.new_tensor(self.temperature).log()
         slope = None if self.slope is None else logits.new_tensor(self.slope)
         odds = logits.new_tensor(self.odds) if self.odds else None
-        logits = logits * logits.new_tensor(self.weights) if self.weights else logits
-        logits = logits + logits.new_tensor(self.biases) if self.biases else logits
         return _log_probabilities(Measured(logits, logits, novelty, spread), log_t, slope, odds)
 
 
@@ -125,23 +119,14 @@ def losses(log_probabilities: Tensor, labels: Tensor) -> Tensor:
     return -log_probabilities.gather(1, labels[:, None])[:, 0]
 
 
-def fitted(
-    rows: Measured,
-    *,
-    sloped: bool | None,
-    groups: Sequence[Sequence[int]] = (),
-    scaling: Scaling = "temperature",
-) -> ClassFit:
+def fitted(rows: Measured, *, sloped: bool | None, groups: Sequence[Sequence[int]] = ()) -> ClassFit:
     """Fit to some rows.
 
     Args:
         rows: what to fit to.
         sloped: True: with a slope inside the usual range; False: a slope of 0 there; None: one temperature.
         groups: sites that share their odds; empty: no dropout.
-        scaling: what else each class has; not with `groups`, whose spread is that of the logits as they are.
     """
-    if scaling != "temperature":
-        return _of_classes(rows, sloped, weighted=scaling == "vector")
     starts = [(log_t, start) for log_t in _log_starts(rows.logits) for start in (_STARTS if groups else (0.0,))]
     tried = [_descended(rows, sloped, groups, *start) for start in starts]
     return min(tried, key=lambda found: found[0])[1]
@@ -196,37 +181,6 @@ def _descended(
     return value, fit
 
 
-def _of_classes(rows: Measured, sloped: bool | None, *, weighted: bool) -> ClassFit:
-    """A bias, and perhaps a weight, for each class first; then the temperature of what they make.
-
-    The logarithms of the weights, and the biases, cost `price / n` times their squares.
-    """
-    logits, classes = rows.logits.double(), rows.logits.shape[-1]
-    size = logits.std().clamp_min(1e-30)
-    parameters = logits.new_zeros(1 + classes * (2 if weighted else 1)).requires_grad_(True)
-    optimiser = torch.optim.LBFGS([parameters], max_iter=60, tolerance_change=1e-10, line_search_fn="strong_wolfe")
-
-    def changed() -> tuple[Tensor, Tensor]:
-        weights = parameters[1 + classes :].clamp(-_LARGEST, _LARGEST).exp() if weighted else torch.ones_like(size)
-        return weights, parameters[1 : 1 + classes] * size
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        weights, biases = changed()
-        made = replace(rows, logits=logits * weights + biases, spread=None)
-        cost = _cost(parameters[0]) + parameters[1:].square().sum()
-        value = losses(_log_probabilities(made, parameters[0], None, None), rows.labels).mean()
-        value = value + _PRICE / len(rows.labels) * cost
-        value.backward()
-        return value
-
-    optimiser.step(loss)
-    weights, biases = (part.detach() for part in changed())
-    made = replace(rows, logits=logits * weights + biases, spread=None)
-    kept = tuple(weights.tolist()) if weighted else ()
-    return replace(fitted(made, sloped=sloped), weights=kept, biases=tuple(biases.tolist()))
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The candidate in use.
@@ -256,20 +210,19 @@ class _Tried:
     sloped: bool | None
     groups: tuple[tuple[int, ...], ...] = ()
     rate: float | None = None
-    scaling: Scaling = "temperature"
 
     def fitted(self, rows: Measured) -> ClassFit:
-        return fitted(rows, sloped=self.sloped, groups=self.groups, scaling=self.scaling)
+        return fitted(rows, sloped=self.sloped, groups=self.groups)
 
 
-def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scaling: Scaling = "temperature") -> Chosen:
+def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Chosen:
     """Compare candidates on rows that were left out of their fits.
 
     The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
     standard error and 0.001 nats. One temperature for all rows is in use only where there is no guard. `drawn` has the
-    logits of draws `(T, N, K)` by rate; `scaling` may add candidates.
+    logits of draws `(T, N, K)` by rate.
     """
-    tried, home = _candidates(rows, drawn, guard, scaling)
+    tried, home = _candidates(rows, drawn, guard)
     left = rows.left_out
     held = {name: rows.logits.new_empty(rows.logits.shape, dtype=torch.float64) for name in tried}
     for rest, out in left.splits(len(rows.labels)):
@@ -284,9 +237,7 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
     return Chosen(name, fit, tried[name].rate, listed, held[name], held[ALONE], one)
 
 
-def _candidates(
-    rows: Measured, drawn: Mapping[float, Tensor], guard: bool, scaling: Scaling
-) -> tuple[dict[str, _Tried], str]:
+def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> tuple[dict[str, _Tried], str]:
     """By name, the simplest first; and which is in use unless another is better."""
     plain = replace(rows, spread=None)
     tried, home = {ALONE: _Tried(plain, None)}, ALONE
@@ -294,10 +245,6 @@ def _candidates(
         tried |= {"guard": _Tried(plain, False), "leverage": _Tried(plain, True)}
         home = "leverage"
     before, sloped = "" if home == ALONE else f"{home} + ", tried[home].sloped
-    if scaling != "temperature":
-        tried[f"{before}a bias for each class"] = _Tried(plain, sloped, scaling="bias")
-    if scaling == "vector":
-        tried[f"{before}a weight and a bias for each class"] = _Tried(plain, sloped, scaling="vector")
     if rows.spread is not None:
         sites = tuple(range(rows.spread.shape[1]))
         tried[f"{before}dropout"] = _Tried(rows, sloped, (sites,))

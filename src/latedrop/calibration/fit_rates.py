@@ -23,7 +23,6 @@ from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, standard_error
 from latedrop.calibration.fit_sites import fit_sites
-from latedrop.calibration.fit_terms import outputs_last
 from latedrop.calibration.measure import MeasuredRates, moments
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import RateRow
@@ -84,7 +83,7 @@ def fit_measured_rates(network: Network, measured: MeasuredRates, plan: Plan) ->
         rates = method.rates or PAPER_RATES
         tried = len(rates)
         options: dict[str, Any] = {"per_output": per_output, "floor": method.floor, "unit": plan.target}
-        options["weights"] = plan.weights(len(target))
+        options["weights"] = plan.weights
         pairs = zip(rates, measured.means, measured.variances, strict=True)
         fits = [(rate, fit_scale(mean, variance, target, **options)) for rate, mean, variance in pairs]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
@@ -120,16 +119,21 @@ def _fit_sites(
     """Fit how much each site counts, and the rate that this stands for."""
     (mean,), (variances,), target, sites = measured.means, measured.variances, measured.target, measured.sites
     per_output = plan.has_outputs(target.shape)
-    columns = outputs_last((target - mean).double(), per_output)
-    parts = [outputs_last(v.reshape(target.shape), per_output) for v in variances.double().unbind(-1)]
-    stacked = torch.stack(parts, -1)
+    outputs = target.shape[1] if per_output else 1
+
+    def entries(values: Tensor) -> Tensor:
+        """`(M, K)`, one column for each output that has a scale of its own; the entries of a row stay together."""
+        return values.double().reshape(len(values), outputs, -1).movedim(1, 2).reshape(-1, outputs)
+
+    columns = entries(target - mean)
+    stacked = torch.stack([entries(v) for v in variances.unbind(-1)], -1)
     if not bool(stacked.sum(2).gt(0).any(0).all()):
         _refuse_no_variance(stacked.sum(2), per_output)
     if not bool(columns.any(0).all()):
         refuse_no_errors()
-    weights = plan.weights(len(target))
+    weights = plan.weights
     counts = None if weights is None else weights.repeat_interleave(len(columns) // len(target))
-    found = fit_sites(columns, stacked, per_site=method.per_site, floor=method.floor, loss=method.loss, weights=counts)
+    found = fit_sites(columns, stacked, per_site=method.per_site, floor=method.floor, weights=counts)
     raw = (variances.double() @ found.odds).reshape(target.shape)
     rates = (found.odds / (1 + found.odds)).tolist()
     rate: Rate = {s.name: r for s, r in zip(sites, rates, strict=True)} if method.per_site else rates[0]

@@ -11,29 +11,24 @@ stationary point, and no step is random.
 
 Per-site coefficients are measured in units of the fit with one common rate and pulled towards it, by
 `sum_s (theta_s - 1)^2 / (2 n)`: the weight of one row for each site, which fades with the rows and makes more sites
-than rows harmless. As the pull is zero at the common rate, the fit never has a larger NLL than that one. CRPS
-(`loss="crps"`), which grows with the error and not with its square, is minimised from the NLL's solution.
+than rows harmless. As the pull is zero at the common rate, the fit never has a larger NLL than that one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.scale import fit_floor, least_positive
-from latedrop.metrics import crps, nll
+from latedrop.metrics import nll
 from latedrop.metrics.entries import average
 
-__all__ = ["Loss", "SiteFit", "fit_sites", "polished", "scored"]
-
-Loss: TypeAlias = Literal["nll", "crps"]
+__all__ = ["SiteFit", "fit_sites", "scored"]
 
 _STEPS = 100
 _NOMINAL_ODDS = 0.01
-_FARTHEST = 20.0  # in logarithms
 
 
 @dataclass(frozen=True)
@@ -55,9 +50,7 @@ class SiteFit:
         return by_site @ self.odds * self.scales + self.floors
 
 
-def fit_sites(
-    error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, loss: Loss = "nll", weights: Tensor | None = None
-) -> SiteFit:
+def fit_sites(error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, weights: Tensor | None = None) -> SiteFit:
     """Fit the sites' odds, shared by all outputs, and a scale and a floor for each output.
 
     Args:
@@ -65,26 +58,23 @@ def fit_sites(
         by_site: `(n, K, sites)`, the variance of each site per unit of `rate / (1 - rate)`.
         per_site: each site has its own odds; False: one for all.
         floor: also fit a constant.
-        loss: what to minimise.
         weights: `(n,)`, what each row counts, with mean 1.
     """
     error, by_site = error.double(), _lifted(by_site.double())
+    zero, total = torch.zeros_like(error), by_site.sum(2)
     candidates = []
     for constant in (False, True) if floor else (False,):
-        common = [
-            _common(e, v.sum(1), constant, loss, weights)
-            for e, v in zip(error.unbind(1), by_site.unbind(1), strict=True)
-        ]
-        scales, floors = (torch.stack(values) for values in zip(*common, strict=True))
+        if constant:
+            scales, floors = fit_floor(zero, total, error, per_output=True, weights=weights)
+        else:
+            scales = torch.stack([average(column, weights) for column in (error.square() / total).unbind(1)])
+            floors = torch.zeros_like(scales)
         candidates.append(_fit(scales, floors, torch.ones_like(by_site[0, 0])))
         if per_site:
-            candidates.append(_own(error, by_site, scales, floors, constant, "nll", weights))
-            if loss == "crps":
-                candidates.append(_own(error, by_site, scales, floors, constant, "crps", weights))
+            candidates.append(_own(error, by_site, scales, floors, constant, weights))
     # The nested models are candidates too, so that the larger one never ends worse.
-    score = _nll if loss == "nll" else _crps
     size = error.square().mean(0).sqrt()
-    return min(candidates, key=lambda fit: float(score(error / size, fit.variance(by_site) / size.square(), weights)))
+    return min(candidates, key=lambda fit: _nll(error / size, fit.variance(by_site) / size.square(), weights))
 
 
 def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
@@ -94,28 +84,12 @@ def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
     return SiteFit(odds * size, scales / size, floors)
 
 
-def _common(error: Tensor, total: Tensor, floor: bool, loss: Loss, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scale and floor of one output where all sites have the same rate."""
-    zero = torch.zeros_like(error)
-    if floor:
-        scale, constant = (value[0] for value in fit_floor(zero, total, error, weights=weights))
-    else:
-        scale, constant = average(error.square() / total, weights), error.new_zeros(())
-    if loss == "nll":
-        return scale, constant
-    columns = torch.stack([total, torch.ones_like(total)], 1)[:, : 1 + floor]
-    start, pull = torch.stack([scale, constant])[: 1 + floor], torch.zeros(1 + int(floor)).to(error)
-    theta = polished(error, columns, start, pull, weights)
-    return theta[0], theta[1] if floor else constant
-
-
 def _own(
     error: Tensor,
     by_site: Tensor,
     scales: Tensor,
     floors: Tensor,
     floor: bool,
-    loss: Loss,
     weights: Tensor | None,
 ) -> SiteFit:
     """Odds of their own for every site, from the common ones; outputs are brought to one size by their scales."""
@@ -133,8 +107,6 @@ def _own(
     flat = (error / scales.sqrt()).flatten()
     counted = None if weights is None else weights.repeat_interleave(outputs)
     theta = scored(flat.square(), columns, start, pull, weights=counted)
-    if loss == "crps":
-        theta = polished(flat, columns, theta, pull, counted)
     return _fit(scales, theta[sites:] * scales if floor else torch.zeros_like(scales), theta[:sites])
 
 
@@ -202,34 +174,6 @@ def _non_negative(curvature: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     return torch.from_numpy(t).to(start)
 
 
-def polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Lower the CRPS from `start`, in the logarithm of the coefficients."""
-    sizes = columns.mean(0).clamp_min(torch.finfo(columns.dtype).tiny)
-    least = 1e-4 * error.square().mean() / sizes
-    first = torch.maximum(start, least).log().detach()
-    logs = first.clone().requires_grad_(True)
-
-    def bounded() -> Tensor:
-        # A step of the search may be far too long where the CRPS is flat, and overflow.
-        return torch.minimum(torch.maximum(logs, first - _FARTHEST), first + _FARTHEST).exp()
-
-    def cost(theta: Tensor) -> Tensor:
-        # Relative to its size, the CRPS curves about a quarter as much as the NLL does.
-        return _crps(error, columns @ theta, weights) * (1 + (pull * (theta - 1).square()).sum() / 8)
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        value = cost(bounded())
-        value.backward()
-        return value
-
-    optimiser = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
-    with torch.enable_grad():
-        optimiser.step(closure)
-    with torch.no_grad():
-        return min((start, bounded()), key=lambda theta: float(cost(theta)))
-
-
 def _lifted(by_site: Tensor) -> Tensor:
     """Rows that no site touches are given the smallest variance of the others, in equal parts."""
     total = by_site.sum(2)
@@ -237,11 +181,7 @@ def _lifted(by_site: Tensor) -> Tensor:
     return torch.where(total[..., None] > 0, by_site, least[:, None])
 
 
-def _nll(error: Tensor, variance: Tensor, weights: Tensor | None = None) -> Tensor:
+def _nll(error: Tensor, variance: Tensor, weights: Tensor | None) -> float:
     if bool((variance <= 0).any()):
-        return torch.full((), torch.inf)
-    return nll(torch.zeros_like(error), variance, error, constant=False, weights=weights)
-
-
-def _crps(error: Tensor, variance: Tensor, weights: Tensor | None = None) -> Tensor:
-    return crps(torch.zeros_like(error), variance, error, weights=weights)
+        return torch.inf
+    return float(nll(torch.zeros_like(error), variance, error, constant=False, weights=weights))

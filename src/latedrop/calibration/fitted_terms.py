@@ -1,10 +1,8 @@
-"""Terms with their coefficients and the guard: what turns rows into variances, and how it is kept.
+"""Terms with their coefficients: what turns rows into variances, and how it is kept.
 
-    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, novelty(x)),
+    fitted(x) = floor + sum_j theta_j t_j(x)
 
-where the novelty is the leverage of a row in units of what 95 % of the reference rows stay below, the largest of
-several kinds, and the constant is the mean squared error of the validation rows. It grows no further than what the
-targets alone say.
+grows with the novelty of a row, see `latedrop.calibration.guard`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from latedrop.calibration.corrected_mean import Correction
 from latedrop.calibration.cross_validation import Candidate
-from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.guard import Guard, finite
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Limits, Tagged, Via, match, record
@@ -31,7 +29,6 @@ from latedrop.terms import (
     GradientLeverage,
     InputNoise,
     Leverage,
-    LocalErrors,
     Neighbours,
     OwnDropout,
     Size,
@@ -40,127 +37,27 @@ from latedrop.terms import (
 )
 from latedrop.terms.features import Features
 from latedrop.terms.term import Missing
-from latedrop.torch_private import being_traced
 
 __all__ = [
     "KINDS",
-    "LARGEST",
     "FittedTerms",
-    "Guard",
     "add_totals",
     "aligned",
     "checked_terms",
-    "guarded",
-    "ignorant",
+    "compared",
     "is_site",
     "measured_columns",
     "shares_of_terms",
     "term_of",
-    "told_apart",
 ]
 
 _Kind: TypeAlias = (
-    Dropout
-    | OwnDropout
-    | Leverage
-    | GradientLeverage
-    | ErrorForest
-    | Neighbours
-    | LocalErrors
-    | Size
-    | VarianceHead
-    | InputNoise
+    Dropout | OwnDropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead | InputNoise
 )
 KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(_Kind)}
 _Stored: TypeAlias = Annotated[_Kind | Missing, Tagged("name", otherwise=Missing)]
 _Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
 _Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
-_Limits: TypeAlias = Annotated[tuple[Annotated[float, Limits(1e-30, 1e30)], ...], Limits(1)]
-LARGEST = torch.finfo(torch.float32).max
-"""The novelty of rows beyond; none is larger."""
-
-
-def guarded(
-    variance: Tensor,
-    factor: Tensor,
-    constant: Tensor,
-    ceiling: Tensor | None = None,
-    without: Tensor | None = None,
-) -> Tensor:
-    """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there.
-
-    Where g is above 1 a forest knows nothing, so that the larger of the variance and of `without`, that of a fit
-    without it, grows. Nor is it made wider than `ceiling`, unless it was at the limit: divided by g, the variance is
-    about what it was there, so that it does not jump. Nor is it made smaller than the constant.
-    """
-    base = variance if without is None else torch.where(factor > 1, torch.maximum(variance, without), variance)
-    grown = factor * base + (factor - 1) * constant
-    if ceiling is None:
-        return grown
-    least = torch.maximum(base / factor, torch.minimum(base, constant.expand_as(base)))
-    return torch.minimum(grown, torch.maximum(least, ceiling))
-
-
-def ignorant(mean: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
-    """`spread + (mean - centre)^2`: how far off a prediction is on average if the target is any of those known.
-
-    `centre` and `spread` are the mean and the variance of the known targets.
-    """
-    return spread + (mean - centre).square()
-
-
-def told_apart(novelty: Tensor) -> Tensor:
-    """At most the largest number, which is also that of rows whose features are none."""
-    if being_traced():  # a file's numbers are looked at where it is run
-        return novelty
-    return novelty.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
-
-
-@record
-@dataclass(frozen=True)
-class Guard:
-    """Lets the variance grow for rows unlike the reference rows.
-
-    Attributes:
-        terms: the names of those whose values tell.
-        limits: for each of them what 95 % of the reference rows stay below, one number per output or one for all.
-        constants: the validation rows' mean squared error, one per output or one for all.
-        centres: the mean of the validation targets, likewise; empty where there is no ceiling.
-        spreads: their variance.
-        grows: False where rows are only told apart, and the variance stays.
-        most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
-    """
-
-    terms: Annotated[tuple[str, ...], Limits(1)]
-    limits: Annotated[tuple[_Limits, ...], Limits(1)]
-    constants: _Amounts
-    centres: tuple[Annotated[float, Limits(-1e30, 1e30)], ...]
-    spreads: tuple[_Amount, ...]
-    grows: bool = True
-    most: Annotated[float, Limits(1, 1e30)] | None = None
-
-    def novelty(self, rows: BatchContext, terms: Mapping[str, Term]) -> Tensor:
-        """`(N,)`: below 1 for rows like 95 % of the reference rows, infinite for those beyond numbers."""
-        values = [rows.values_of(terms[name]).reshape(len(rows.mean), -1) for name in self.terms]
-        found = self.ratio(values)
-        return found if being_traced() else found.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-    def ratio(self, values: Sequence[Tensor]) -> Tensor:
-        """`(N,)`, the largest of all values `(N, K)` of the terms in units of their limits."""
-        pairs = zip(values, self.limits, strict=True)
-        return torch.cat([value / constants(limit).to(value) for value, limit in pairs], 1).amax(1)
-
-    def factor(self, novelty: Tensor) -> Tensor:
-        """What the variance is multiplied by, `(N,)`."""
-        return novelty.clamp(1, self.most) if self.grows else torch.ones_like(novelty)
-
-    def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
-        """The variance `(N, ...)` of rows that are so novel, `(N,)`, for what the network says of them."""
-        factor = self.factor(novelty).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
-        known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
-        constant, *targets = (along_outputs(constants(part), variance) for part in known)
-        ceiling = ignorant(mean.to(variance), *targets) if targets else None
-        return guarded(variance, factor, constant, ceiling, without)
 
 
 @record
@@ -234,13 +131,10 @@ class FittedTerms:
         if self.guard is not None:
             learned = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
             match(set(self.guard.terms) <= set(learned), "guard.terms", f"some of {learned}", self.guard.terms)
-            count = len(self.guard.terms)
-            match(len(self.guard.limits) == count, "guard.limits", f"{count} rows, as terms", self.guard.limits)
-            for name in ("constants", "centres", "spreads"):
+            for name in ("constants", "centres"):
                 values = getattr(self.guard, name)
-                match(len(values) == outputs or not values, f"guard.{name}", f"{outputs} numbers, as floors", values)
-            both = bool(self.guard.centres) == bool(self.guard.spreads)
-            match(both, "guard.spreads", "as many as centres", self.guard.spreads)
+                fits = len(values) == outputs or (name == "centres" and not values)
+                match(fits, f"guard.{name}", f"{outputs} numbers, as floors", values)
         return self
 
     @property
@@ -312,7 +206,7 @@ class FittedTerms:
         mean = rows.mean
         if self._corrects:
             mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
-        return mean, self.guard.grown(total, novelty, mean, without), told_apart(novelty), shares
+        return mean, self.guard.grown(total, novelty, mean, without), finite(novelty), shares
 
     def _correction(self, rows: BatchContext) -> Tensor:
         """What is added to the mean of usual rows, `(N, K)`."""
@@ -327,11 +221,7 @@ class FittedTerms:
         rows = f"{self.reference_rows} reference rows" if self.reference_rows else "validation rows as reference"
         lines = [f"variance: {self.choice} ({rows})"]
         lines += [] if self.correction is None else [f"corrected mean: {self.correction}"]
-        table = [["", "candidate", "gain over a constant"]]
-        for found in self.candidates:
-            mark = "*" if found.name == self.choice else ""
-            table.append([mark, found.name, f"{found.gain:+.4f} ± {found.gain_error:.4f}"])
-        return [*lines, *aligned(table), *aligned(self.table())]
+        return [*lines, *compared(self.candidates, self.choice, "a constant"), *aligned(self.table())]
 
     def table(self) -> list[list[str]]:
         """Every column and the floor with their coefficients and shares of the variance, as text, header first."""
@@ -444,6 +334,15 @@ def is_site(column: str) -> bool:
 def term_of(column: str) -> str:
     """The name of the term that a column belongs to."""
     return column.partition(":")[0]
+
+
+def compared(candidates: Sequence[Candidate], choice: str, trivial: str) -> list[str]:
+    """Candidates and their gains over the trivial answer, as lines of text; a star marks the choice."""
+    table = [["", "candidate", f"gain over {trivial}"]]
+    for each in candidates:
+        mark = "*" if each.name == choice else ""
+        table.append([mark, each.name, f"{each.gain:+.4f} ± {each.gain_error:.4f}"])
+    return aligned(table)
 
 
 def aligned(cells: list[list[str]]) -> list[str]:

@@ -16,34 +16,33 @@ Isotonic and conformal intervals belong to the scale and floor that they were fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from latedrop.errors import DataError, LatedropError
-from latedrop.metrics.levels import checked_level, normal_quantile
 from latedrop.quantiles import ConformalScores, IsotonicKnots
 from latedrop.records import Tagged, record
 
-__all__ = [
-    "Conformal",
-    "IntervalKind",
-    "Intervals",
-    "Isotonic",
-    "checked_level",
-    "normal_quantile",
-]
-
-IntervalKind: TypeAlias = Literal["gaussian", "isotonic", "conformal"]
+__all__ = ["Conformal", "Intervals", "Isotonic"]
 
 _KNOTS = 200
 
 
+class _Standardised:
+    def quantiles(self, q: float) -> list[float]:
+        raise NotImplementedError
+
+    def z(self, q: float) -> Tensor:
+        """Standardised quantile of each output, `(K,)`."""
+        return torch.tensor(self.quantiles(q), dtype=torch.float64)
+
+
 @record
 @dataclass(frozen=True)
-class Isotonic(IsotonicKnots):
+class Isotonic(IsotonicKnots, _Standardised):
     """Isotonic recalibration; its fields are those of `IsotonicKnots`."""
 
     @classmethod
@@ -66,24 +65,16 @@ class Isotonic(IsotonicKnots):
             all_observed.append(tuple(model.predict(knots).tolist()))
         return cls(tuple(all_knots), tuple(all_observed), scale, floor)
 
-    def z(self, q: float) -> Tensor:
-        """Standardised quantile of each output, `(K,)`."""
-        return torch.tensor(self.quantiles(q), dtype=torch.float64)
-
 
 @record
 @dataclass(frozen=True)
-class Conformal(ConformalScores):
+class Conformal(ConformalScores, _Standardised):
     """Split-conformal intervals; its fields are those of `ConformalScores`."""
 
     @classmethod
     def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Conformal:
         """Keep the scores of standardised residuals, one flat tensor per output."""
         return cls(tuple(tuple(z.double().abs().sort().values.tolist()) for z in _finite(residuals)), scale, floor)
-
-    def z(self, q: float) -> Tensor:
-        """Standardised quantile of each output, `(K,)`."""
-        return torch.tensor(self.quantiles(q), dtype=torch.float64)
 
 
 Intervals: TypeAlias = Annotated[Isotonic | Conformal, Tagged()] | None

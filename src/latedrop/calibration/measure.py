@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.collecting import MOST_ROWS, Entries, RowSample
 from latedrop.calibration.corrected_mean import Correction, fit_correction
-from latedrop.calibration.cross_validation import CrossValidation
+from latedrop.calibration.cross_validation import CrossValidation, crossed
 from latedrop.calibration.fitted_terms import KINDS, add_totals, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.scale_fit import refuse_no_errors
@@ -52,6 +52,7 @@ __all__ = [
     "MeasuredTerms",
     "Reference",
     "RowParts",
+    "leverages",
     "measure_rates",
     "measure_terms",
     "moments",
@@ -70,10 +71,19 @@ _MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those o
 def validation_batches(
     model: nn.Module, data: Any, plan: Plan, per_batch: int = 1
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
-    """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step."""
-    sites = plan.sites if isinstance(plan.sites, Sites) else None
+    """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step.
+
+    Rows of weight 0 are left out, as if they were not in the data.
+    """
+    sites, weights, count = plan.sites if isinstance(plan.sites, Sites) else None, plan.counted, 0
     with progress("calibrating", row_total(data), show=plan.progress) as done:
         for x, y in plan.batches.read(data, model):
+            rows, count = len(y), count + len(y)
+            if weights is not None and not bool(weights[count - rows : count].all()):
+                some = weights[count - rows : count].nonzero()[:, 0]
+                if not len(some):
+                    continue
+                x, y = take_rows(x, some.tolist()), y[some]
             if sites is None:
                 # Of a pair more rows than the first batch are there, should it not take every branch.
                 pair = plan.batches.is_one_pair(data)
@@ -81,7 +91,8 @@ def validation_batches(
                 sites = find_sites(model, examples, select=plan.sites)  # type: ignore[arg-type]
                 _log.info("sites found: %s", listed([site.name for site in sites], _SHOWN))
             y = y if plan.target is None else plan.target.forward(y)
-            yield x, y, sites, partial(done, len(y) / per_batch)
+            yield x, y, sites, partial(done, rows / per_batch)
+    plan.check_weights(count)
 
 
 def moments(
@@ -211,6 +222,10 @@ class MeasuredTerms:
     sizes: dict[str, Tensor] = field(default_factory=dict)
     reference_rows: int = 0
 
+    def entries(self, values: Tensor) -> Tensor:
+        """Return values `(N, ...)` as `(N, K, entries)`, of K outputs or of all as one, in double precision."""
+        return values.double().reshape(len(values), values.shape[1] if self.per_output else 1, -1)
+
 
 class RowParts(NamedTuple):
     """What terms that learn look at, of some rows, on the CPU: None where nobody asked for it.
@@ -228,9 +243,9 @@ class RowParts(NamedTuple):
     @classmethod
     def of(cls, rows: BatchContext, *, features: bool, gradients: bool = False, table: bool = False) -> RowParts:
         """Those that are asked for, of a batch."""
-        found = (rows.gradients if gradients else None), (rows.features if features else None)
+        phi = rows.gradients.cpu() if gradients else None  # first, as the same pass notes the features
         own = rows.table if table else None
-        return cls(*(None if part is None else part.cpu() for part in (found[1], found[0], own)))
+        return cls(rows.features.cpu() if features else None, phi, None if own is None else own.cpu())
 
     @classmethod
     def joined(cls, parts: Sequence[RowParts]) -> RowParts:
@@ -258,7 +273,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     asked: dict[str, bool] = {}
     noted: list[RowParts] = []
     inputs: list[Any] = []
-    sample = RowSample(MOST_ROWS if plan.row_weights is None else None)
+    sample = RowSample(MOST_ROWS if plan.counted is None else None)
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
             chosen = sample.add(len(y))
@@ -269,7 +284,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
                 continue
             if entries is None:
                 features = usable_features(network, x, sites, method.features)
-                terms, features = _usable_terms(method, network, x, sites, features, plan)
+                terms = _usable_terms(method, network, x, sites, features, plan)
                 gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
                 asked = {"features": features is not None, "gradients": gradients, "table": forest}
@@ -332,7 +347,7 @@ def usable_features(network: Network, x: Any, sites: Sites, names: Sequence[str]
 
 def _usable_terms(
     method: Terms, network: Network, x: Any, sites: Sites, features: Features | None, plan: Plan
-) -> tuple[tuple[Term, ...], Features | None]:
+) -> tuple[Term, ...]:
     """The terms that this model can have, ready to measure; of the default some may be left out."""
     wanting = [term.name for term in method.objects if term.needs_features]
     if features is None and wanting and method.chosen:
@@ -354,7 +369,7 @@ def _usable_terms(
             if isinstance(term, ErrorForest) and "scikit-learn" in str(error):
                 warn(f"{error} Until then the default goes without it.", LatedropWarning, stacklevel=5)
             _log.info("without %s: %s", term.name, error)
-    return tuple(found), features
+    return tuple(found)
 
 
 def _with_learned(
@@ -373,7 +388,7 @@ def _with_learned(
     learned = reference.teach(learners)
     warn_of_training_rows(reference.share_seen, stacklevel=5)
     rows = reference.validation_rows(found.mean)
-    rows.weights = plan.weights(len(found.target))
+    rows.weights = plan.weights
     error, columns, correction = found.target - found.mean, dict(found.columns), None
     add_totals(rows, columns)
     for i, term in enumerate(terms):
@@ -403,9 +418,8 @@ def _with_learned(
         )
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     guards = [learned[term] for term in guard]
-    values = [rows.values_of(term).reshape(len(error), -1) for term in guards]
-    samples = [term.sample for term in guards]  # type: ignore[attr-defined]
-    sizes = {term.name: term.sample.mean(0) for term in guards if term.sample is not None}  # type: ignore[attr-defined]
+    leverage, usual = leverages(guards, rows) if guards else (None, None)
+    sizes = {} if usual is None else {term.name: usual[:, i].mean(0) for i, term in enumerate(guards)}
     return replace(
         found,
         mean=found.mean if correction is None else found.target - error,
@@ -413,8 +427,8 @@ def _with_learned(
         terms=tuple(terms),
         columns={name: columns[name] for name in order},
         guard=tuple(term.name for term in guards),
-        leverage=_stacked(values) if values else None,
-        usual=_stacked(samples) if samples and None not in samples else None,
+        leverage=leverage,
+        usual=usual,
         table=rows.table,
         sizes={**sizes, **reference.dropout},
         reference_rows=reference.count,
@@ -429,23 +443,34 @@ def _corrected(
     if metric is None:
         return None, torch.zeros_like(error)
     flat = error.double().reshape(len(error), -1)
-    stacked = torch.stack([column.double().reshape(flat.shape) for column in columns.values()], -1)
-    blocks = [block for term in terms for block in blocks_of(term, list(columns))]
-    variance = torch.empty_like(flat)
-    for rest, out in CrossValidation(weights=rows.weights).splits(len(flat)):
-        weights = None if rows.weights is None else rows.weights[rest]
-        variance[out] = fit_terms(flat[rest], stacked[rest], blocks, weights=weights).variance(stacked[out])
     if not bool(flat.any(0).all()):
         refuse_no_errors()
+    stacked = torch.stack([column.double().reshape(flat.shape) for column in columns.values()], -1)
+    blocks = [block for term in terms for block in blocks_of(term, list(columns))]
+    left = CrossValidation(weights=rows.weights)
+
+    def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
+        fitted = fit_terms(flat[rest], stacked[rest], blocks, weights=left.at(rest))
+        return lambda out: fitted.variance(stacked[out])
+
+    variance, _ = crossed(flat, fit, True, left)
     inputs, directions = forest.numbers(rows), metric.directions(rows.gradients)
     correction, added = fit_correction(inputs, directions, flat, variance, rows.weights)
     return correction, added.reshape(error.shape)
 
 
+def leverages(terms: Sequence[Any], rows: BatchContext) -> tuple[Tensor, Tensor | None]:
+    """Return the leverage of validation rows `(N, terms, K)`; of reference rows, too, where these are other rows."""
+    samples = [term.sample for term in terms]
+    values = [rows.values_of(term) for term in terms]
+    return _stacked(values), None if None in samples else _stacked(samples)
+
+
 def _stacked(values: Sequence[Tensor]) -> Tensor:
-    """Return `(n, terms, K)` from `(n, K)` or `(n, 1)` of each term."""
-    outputs = max(part.shape[1] for part in values)
-    return torch.stack([part.double().cpu().expand(-1, outputs) for part in values], 1)
+    """Return `(n, terms, K)` from `(n, K)`, `(n, 1)` or `(n,)` of each term."""
+    flat = [part.double().cpu().reshape(len(part), -1) for part in values]
+    outputs = max(part.shape[1] for part in flat)
+    return torch.stack([part.expand(-1, outputs) for part in flat], 1)
 
 
 class Reference:

@@ -7,7 +7,7 @@ rates, as every temperature is tried on them. Of maps some pixels of every image
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.class_record import Novelty
 from latedrop.calibration.fit_classes import Measured
-from latedrop.calibration.fit_terms import upper_quantile
+from latedrop.calibration.guard import Guard
 from latedrop.calibration.labels import (
     Pixels,
     as_labels,
@@ -27,7 +26,14 @@ from latedrop.calibration.labels import (
     check_logits,
     check_row_count,
 )
-from latedrop.calibration.measure import Reference, RowParts, draw_options, usable_features, validation_batches
+from latedrop.calibration.measure import (
+    Reference,
+    RowParts,
+    draw_options,
+    leverages,
+    usable_features,
+    validation_batches,
+)
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.calibration.softmax import read_classes
 from latedrop.data.batches import row_total
@@ -49,32 +55,23 @@ _MOST_APART = 1024  # numbers per row in the spreads of single sites; beyond, on
 
 
 @dataclass(frozen=True)
-class MeasuredClasses:
+class MeasuredClasses(Measured):
     """The validation rows, or pixels of the validation images.
 
     Attributes:
-        logits: `(N, K)`.
-        labels: `(N,)`.
-        novelty: `(N,)`, the largest leverage over its limit; None where nothing tells it.
-        spread: `(N, sites, k, k)`, variances of the logits' differences; None where they were not measured.
-        image: `(N,)`, which image each row is a pixel of; None where rows stand for themselves.
         drawn: logits of draws `(T, N, K)` by rate.
         sites: where dropout goes.
         features: which the leverage looks at; None where there are none.
-        guard: what tells novel rows, after it learned.
+        terms, guard: what tells novel rows, after they learned, and their limits.
         reference_rows: how many there were; 0 where the validation rows stood in.
         binary: whether the model has one logit for two classes.
     """
 
-    logits: Tensor
-    labels: Tensor
-    novelty: Tensor | None = None
-    spread: Tensor | None = None
-    image: Tensor | None = None
     drawn: dict[float, Tensor] = field(default_factory=dict)
     sites: Sites = field(default_factory=Sites)
     features: Features | None = None
-    guard: Novelty | None = None
+    terms: tuple[GradientLeverage | Leverage, ...] = ()
+    guard: Guard | None = None
     reference_rows: int = 0
     binary: bool = False
 
@@ -82,10 +79,6 @@ class MeasuredClasses:
     def rows(self) -> int:
         """How many validation rows, or images, there are."""
         return len(self.labels) if self.image is None else len(self.image.unique())
-
-    def to_fit(self) -> Measured:
-        """What a fit looks at."""
-        return Measured(self.logits, self.labels, self.novelty, self.spread, self.image)
 
 
 def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
@@ -153,20 +146,13 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
         scalar = replace(plan, readout=lambda output: largest_logit(part_of(output, plan.readout)))
         reference = Reference(network, scalar if gradients else plan, sites, features, noted)
         rows = reference.validation_rows(found["logits"] if gradients else None)
-        found |= _novelty(reference, rows, kinds, found.get("image"))
+        terms: list[Any] = list(reference.teach(kinds).values())
+        leverage, usual = leverages(terms, rows)
+        guard = Guard.of([term.name for term in terms], leverage, usual)
+        novelty = guard.ratio(leverage.unbind(1))
+        found |= {"terms": tuple(terms), "guard": guard, "reference_rows": reference.count}
+        found |= {"novelty": novelty if pixels is None else novelty[found["image"]]}
     return MeasuredClasses(**found)
-
-
-def _novelty(
-    reference: Reference, rows: BatchContext, kinds: Sequence[GradientLeverage | Leverage], image: Tensor | None
-) -> dict[str, Any]:
-    """Teach what tells novel rows, set its limits, and measure the validation rows."""
-    learned: list[Any] = list(reference.teach(kinds).values())
-    usual = [term.values(rows).reshape(-1) if term.sample is None else term.sample[:, 0] for term in learned]
-    guard = Novelty(tuple(learned), tuple(map(upper_quantile, usual)))
-    novelty = guard.values(rows).double()
-    values = novelty if image is None else novelty[image]
-    return {"guard": guard, "reference_rows": reference.count, "novelty": values}
 
 
 def largest_logit(output: Tensor) -> Tensor:
@@ -189,8 +175,6 @@ def _pixels(output: Tensor, labels: Tensor, plan: Plan, task: Classification) ->
                 f"{tuple(output.shape)}. Leave out rows that have no label."
             )
         return None
-    if task.scaling != "temperature":
-        raise ArgumentError(f"expected scaling='temperature' for maps of classes; found {task.scaling!r}.")
     named = {term.name for term in plan.method.objects} if isinstance(plan.method, Terms) else set()
     costly = sorted(named & {"dropout", "gradients"})
     if isinstance(plan.method, Terms) and plan.method.chosen and costly:

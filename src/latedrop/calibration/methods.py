@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import Folds
-from latedrop.calibration.fit_sites import Loss
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
@@ -36,7 +36,6 @@ __all__ = [
     "Plan",
     "Propagation",
     "Sampling",
-    "Scaling",
     "Task",
     "Terms",
     "checked_method",
@@ -45,8 +44,6 @@ __all__ = [
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 DEFAULT_TERMS = ("dropout", "leverage", "gradients", "forest")
 
-Scaling: TypeAlias = Literal["temperature", "bias", "vector"]
-"""What may be fitted for each class besides the temperature: nothing, a bias, or a weight and a bias."""
 _Mean: TypeAlias = Literal["draws", "model"]
 _Criterion: TypeAlias = Literal["scaled", "unscaled"]
 
@@ -56,15 +53,14 @@ class Terms:
     """The default: `variance = guard(x) · (floor + sum_j theta_j t_j(x))`, compared with simpler fits.
 
     Attributes:
-        terms: names (`"dropout"`, `"leverage"`, `"gradients"`, `"forest"`, `"size"`, `"neighbours"`, `"local_errors"`)
-            or objects of `latedrop.terms`; a candidate adds one after the other, in this order. None: the first four,
+        terms: names (`"dropout"`, `"leverage"`, `"gradients"`, `"forest"`, `"size"`, `"neighbours"`) or
+            objects of `latedrop.terms`; a candidate adds one after the other, in this order. None: the first four,
             or those of them that a model can have: mask gradients up to 4 outputs, a forest from 60 rows on.
         guard: False keeps the variance from growing for rows unlike the validation rows.
         features: names of the sites whose inputs are a row's features, which leverage, neighbours and the guard look
             at; all that can be used where None.
         folds: `"blocks"` where the rows stand in their order in time and neighbours are alike, as the frames of a
             video: folds are then runs of rows, and standard errors come from these.
-        loss: what the fit minimises: `"nll"`, or `"crps"`, which outliers move less.
         mean: `"corrected"` adds to the prediction what the validation rows tell about its error: a step of the
             linearised network and boosted trees, where they lower the squared error of rows left out. From 60 rows on.
     """
@@ -73,7 +69,6 @@ class Terms:
     guard: bool = True
     features: Sequence[str] | None = None
     folds: Folds = "shuffled"
-    loss: Loss = "nll"
     mean: Literal["model", "corrected"] = "model"
     chosen: bool = field(init=False, repr=False)
     """Whether the terms were named, and must not be left out silently."""
@@ -133,13 +128,11 @@ class FirstOrder:
     Attributes:
         per_site: fit a rate for each site; False: one for all.
         floor: also fit a constant, `scale · variance + floor`.
-        loss: what the fit minimises: `"nll"`, or `"crps"`, which outliers move less.
         scale: which scale predictions use, see `Sampling`.
     """
 
     per_site: bool = False
     floor: bool = False
-    loss: Loss = "nll"
     scale: Choice = "optimal"
     name: ClassVar[str] = "linear"
     criterion: ClassVar[_Criterion] = "scaled"
@@ -201,12 +194,10 @@ class Classification:
     Attributes:
         names: of the classes, in the order of the logits.
         ignore_index: of maps, the label of pixels that have no class.
-        scaling: `"bias"` also tries a bias for each class, `"vector"` a weight and a bias.
     """
 
     names: Sequence[str] = ()
     ignore_index: int | None = None
-    scaling: Scaling = "temperature"
 
     def __post_init__(self) -> None:
         _set(self, names=() if self.names is None else self.names)
@@ -222,7 +213,7 @@ class Classification:
             usual, theirs = Sampling(), ("criterion", "mean", "floor", "scale", "shared")
             wrong = [name for name in theirs if getattr(method, name) != getattr(usual, name)]
         if isinstance(method, Terms):
-            wrong = [name for name in ("loss", "mean") if getattr(method, name) != getattr(Terms(), name)]
+            wrong = ["mean"] if method.mean != "model" else []
         if wrong or not isinstance(method, (Terms, Sampling)):
             raise ArgumentError(
                 f"expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
@@ -308,14 +299,28 @@ class Plan:
         task.check_method(self.method)
         return replace(self, task=task)
 
-    def weights(self, rows: int) -> Tensor | None:
-        """What each of so many rows counts, with mean 1; None where all count the same."""
+    @cached_property
+    def counted(self) -> Tensor | None:
+        """What every row counts, those of weight 0 among them; None where all count the same."""
         if self.row_weights is None:
             return None
-        found = checked_weights(self.row_weights, rows)
-        if int((found > 0).sum()) < 2:
-            raise DataError(f"expected a weight above 0 for at least 2 validation rows; found one among {rows}.")
-        return found
+        found = checked_weights(self.row_weights, len(self.row_weights))
+        return None if bool((found == found[0]).all()) else found
+
+    def check_weights(self, rows: int) -> None:
+        """`DataError` unless there is a weight for each of the rows that were read, and two of them count."""
+        if self.row_weights is not None:
+            found = checked_weights(self.row_weights, rows)
+            if int((found > 0).sum()) < 2:
+                raise DataError(f"expected a weight above 0 for at least 2 validation rows; found one among {rows}.")
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """What each row that counts counts, with mean 1; None where all count the same."""
+        if self.counted is None:
+            return None
+        found = self.counted[self.counted > 0]
+        return None if bool((found == found[0]).all()) else found / found.mean()
 
     def has_outputs(self, shape: Sequence[int]) -> bool:
         """Whether each index of axis 1 of outputs `(N, ...)` of this shape has its own scale."""

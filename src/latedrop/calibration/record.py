@@ -121,10 +121,6 @@ class Calibration:
     """
 
     rate: Rate
-    scales: Scales
-    relaxed_scales: Scales
-    floors: Floors
-    relaxed_floors: Floors
     choice: Choice
     criterion: Literal["scaled", "unscaled"]
     method: Method
@@ -162,8 +158,7 @@ class Calibration:
         match(prod(shape) <= _MOST_ENTRIES, "output_shape", f"a shape of at most {_MOST_ENTRIES} entries", shape)
         match(bool(shape) or not self.per_output, "per_output", "false, as there is one output", True)
         count = shape[0] if self.per_output else 1
-        lengths = {name: getattr(self, name) for name in ("scales", "relaxed_scales", "floors", "relaxed_floors")}
-        lengths |= {"least_variance": self.least_variance, "constant": self.constant}
+        lengths: dict[str, Any] = {"least_variance": self.least_variance, "constant": self.constant}
         steps = {f"path[{i}]": step for i, step in enumerate(self.path)}
         steps |= {"choice": self.choice} if isinstance(self.choice, TradeoffPoint) else {}
         lengths |= {
@@ -206,18 +201,43 @@ class Calibration:
         return self
 
     @property
+    def row(self) -> RateRow:
+        """The row of the table at the chosen rate."""
+        return next(row for row in self.table if row.rate == self.rate)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The NLL-optimal scales, one per output or one for all."""
+        return self.row.scale
+
+    @property
+    def floors(self) -> tuple[float, ...]:
+        """What is added to the scaled variance, likewise."""
+        return self.row.floor
+
+    @property
+    def relaxed_scales(self) -> tuple[float, ...]:
+        """The scales that balance the calibration curve, likewise."""
+        return self.row.relaxed_scale
+
+    @property
+    def relaxed_floors(self) -> tuple[float, ...]:
+        """The floors that go with them."""
+        return self.row.relaxed_floor
+
+    @property
     def scale(self) -> float | tuple[float, ...]:
-        """The NLL-optimal scale: a float, or one per output."""
+        """`scales`, as a number where there is one."""
         return _float_or_tuple(self.scales)
 
     @property
     def relaxed_scale(self) -> float | tuple[float, ...]:
-        """The scale that balances the calibration curve: a float, or one per output."""
+        """`relaxed_scales`, as a number where there is one."""
         return _float_or_tuple(self.relaxed_scales)
 
     @property
     def floor(self) -> float | tuple[float, ...]:
-        """What is added to the scaled variance: a float, or one per output."""
+        """`floors`, as a number where there is one."""
         return _float_or_tuple(self.floors)
 
     @property

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import effective_rows
-from latedrop.calibration.fit_sites import Loss, polished
 from latedrop.calibration.fitted_terms import term_of
 from latedrop.terms import ErrorForest, Term
 
@@ -44,7 +43,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class TermFit:
-    """`variance = floors + columns @ coefficients`, one row of coefficients and one floor for each output.
+    """`variance = floors + columns @ coefficients`, one row of coefficients and one floor for each of K outputs.
 
     Attributes:
         coefficients: `(K, J)`.
@@ -59,8 +58,13 @@ class TermFit:
     without: TermFit | None = None
 
     def variance(self, columns: Tensor) -> Tensor:
-        """The fitted variance `(n, K)` from `(n, K, J)`."""
-        return torch.einsum("nkj,kj->nk", columns, self.coefficients) + self.floors
+        """The fitted variance `(n, K, ...)` from `(n, K, ..., J)`."""
+        along = [-1, *[1] * (columns.dim() - 3)]
+        return torch.einsum("nk...j,kj->nk...", columns, self.coefficients) + self.floors.reshape(along)
+
+    def with_floors(self) -> tuple[tuple[float, ...], ...]:
+        """Coefficients and floors, these last, for each output."""
+        return tuple(tuple(row) for row in torch.cat([self.coefficients, self.floors[:, None]], 1).tolist())
 
 
 def fit_terms(
@@ -68,38 +72,37 @@ def fit_terms(
     columns: Tensor,
     blocks: Sequence[Block],
     sizes: Tensor | None = None,
-    loss: Loss = "nll",
     weights: Tensor | None = None,
     *,
     worth: float | None = None,
 ) -> TermFit:
-    """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own.
+    """Fit errors `(n, K, ...)` with columns `(n, K, ..., J)`; each output has coefficients of its own.
 
     Args:
-        error: target minus prediction.
+        error: target minus prediction; of several entries per row and output all have the same coefficients.
         columns: not negative.
         blocks: the columns that share a coefficient, with their typical shares.
         sizes: `(K, J)`, what a column is on usual rows; its mean over these where None.
-        loss: with `"crps"` the CRPS is lowered from the fit by likelihood.
         weights: `(n,)`, what each row counts.
         worth: how many independent rows they are, where neighbours are alike or weights differ.
     """
-    sizes = columns.double().mean(0) if sizes is None else sizes
+    errors = [each.flatten() for each in error.double().unbind(1)]
+    units = [each.flatten(0, -2) for each in columns.double().unbind(1)]
+    sizes = torch.stack([each.mean(0) for each in units]) if sizes is None else sizes.double()
     counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
-    rows = effective_rows(weights, len(error)) if worth is None else worth
-    counts = counts / counts.sum() * rows
-    each = zip(error.double().unbind(1), columns.double().unbind(1), sizes.double().unbind(0), strict=True)
-    fits = [_fit_one(e, u, size, blocks, counts, loss) for e, u, size in each]
+    counts = counts.repeat_interleave(len(errors[0]) // len(error))
+    counts = counts / counts.sum() * (effective_rows(counts, len(counts)) if worth is None else worth)
+    fits = [_fit_one(*each, blocks, counts) for each in zip(errors, units, sizes, strict=True)]
     coefficients, floors, constants = (torch.stack(part) for part in zip(*fits, strict=True))
     found = TermFit(coefficients, floors, constants)
     if not any(block.of_forest for block in blocks):
         return found
     rest = [block for block in blocks if not block.of_forest]
-    return replace(found, without=fit_terms(error, columns, rest, sizes, loss, weights, worth=worth))
+    return replace(found, without=fit_terms(error, columns, rest, sizes, weights, worth=worth))
 
 
 def _fit_one(
-    error: Tensor, columns: Tensor, sizes: Tensor, blocks: Sequence[Block], counts: Tensor, loss: Loss
+    error: Tensor, columns: Tensor, sizes: Tensor, blocks: Sequence[Block], counts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return coefficients `(J,)`, floor and mean squared error of one output."""
     used = [(b, columns[:, list(b.places)].sum(1), float(sizes[list(b.places)].sum())) for b in blocks]
@@ -109,8 +112,6 @@ def _fit_one(
     typical = torch.tensor([TYPICAL["floor"], *(block.share for block, _, _ in used)], dtype=torch.float64)
     typical = typical / typical.sum()
     theta = _shrunk(error.square() / size, units, typical, counts)
-    if loss == "crps":
-        theta = polished(error / size.sqrt(), units, theta, torch.zeros_like(theta), counts / counts.mean())
     coefficients = torch.zeros_like(sizes)
     for (block, _, mean), value in zip(used, theta[1:], strict=True):
         coefficients[list(block.places)] = value * size / mean

@@ -283,7 +283,7 @@ def judged(
 
 def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
     """Those of some groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
-    found = {group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD}
+    found = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
     return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in found)
 
 

@@ -123,13 +123,6 @@ MadeDetector = Annotated[
     str | None, option("Also write a detector of strange rows, JSON, from the rows held out or --data.", **_OUTPUT)
 ]
 UsedDetector = Annotated[str | None, option("What `calibrate --detector` wrote: adds a p-value for every row.")]
-Scaling = Annotated[
-    str,
-    option(
-        "Of classes: bias also tries a bias for each, vector a weight and a bias; needs many rows of every class.",
-        autocompletion=lambda: ["temperature", "bias", "vector"],
-    ),
-]
 PerClass = Annotated[bool, option("Prediction sets that keep the promised coverage for every class.", "--per-class")]
 _FILES = "csv, parquet, feather, npz, pt, or a folder of these"
 Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
@@ -328,7 +321,6 @@ class Classes(NamedTuple):
     sets: Sets = None
     per_class: PerClass = False
     reject: Reject = None
-    scaling: Scaling = "temperature"
 
     @property
     def holds_out(self) -> bool:
@@ -344,8 +336,8 @@ class Classes(NamedTuple):
         """The task for `latedrop.calibrate`, with the names of the classes where labels are text."""
         from latedrop import Classification
 
-        if names or self.scaling != "temperature" or task == "classification":
-            return Classification(names or (), scaling=self.scaling)  # type: ignore[arg-type]
+        if names or task == "classification":
+            return Classification(names or ())
         return task
 
     def check(self, *, classes: bool) -> None:

@@ -99,7 +99,7 @@ def check_folder(output: str, images: Pictured) -> None:
 
 def on_ray(
     address: str,
-    uq: Calibrated[Any],
+    uq: Calibrated[Any, Any],
     source: Source,
     output: str,
     level: float | None,

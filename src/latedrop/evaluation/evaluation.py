@@ -18,7 +18,7 @@ from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.tails import Tail
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
@@ -396,7 +396,7 @@ def constant_of(prediction: Prediction) -> Tensor:
 def unscaled(record: Calibration) -> Calibration:
     """The same calibration with the raw variance: scale 1, no floor, Gaussian intervals."""
     ones, zeros = (1.0,) * len(record.scales), (0.0,) * len(record.floors)
-    return replace(record, scales=ones, floors=zeros, choice="optimal", intervals=None)
+    return replace(record, choice=TradeoffPoint(ones, zeros, math.nan, math.nan), intervals=None)
 
 
 def inside(low: Tensor, high: Tensor, target: Tensor, weights: Array | None = None) -> float:

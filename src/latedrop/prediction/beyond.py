@@ -14,7 +14,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.fitted_terms import LARGEST
+from latedrop.calibration.guard import LARGEST
 from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating
 from latedrop.data.batches import row_batches
 from latedrop.data.items import Items

@@ -21,11 +21,11 @@ from latedrop.calibration.class_record import ClassCalibration, ClassVerdict
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import chosen, losses
 from latedrop.calibration.fit_rates import fit_measured_rates
-from latedrop.calibration.fit_terms import fit_measured_terms
+from latedrop.calibration.fit_terms import TermRows, compare, described, judge, nested, set_guard
 from latedrop.calibration.labels import is_classification
-from latedrop.calibration.measure import MeasuredTerms, measure_rates, measure_terms
+from latedrop.calibration.measure import MeasuredRates, MeasuredTerms, measure_rates, measure_terms
 from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
-from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Scaling, Task, Terms
+from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Task, Terms
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale_fit import CrossValidated, CrossValidatedClasses, ScaleFit, fit_scale
 from latedrop.calibration.seen import marks_of, sketch
@@ -50,8 +50,6 @@ __all__ = ["calibrate", "calibrate_cross_fitted"]
 
 _log = logging.getLogger(__name__)
 _FEW = 4
-_FEWEST = 10
-"""Validation rows of a class below which it has no weight and no bias of its own."""
 
 
 def calibrate(
@@ -137,14 +135,11 @@ def calibrate(
     _log.info("calibrating %s by method %s", type(model).__name__, plan.method.name)
     if classes is not None:
         plan = plan.for_classes(classes)
-        return _classifier(network, measure_classes(network, data, plan), plan)
+        return _by_classes(network, measure_classes(network, data, plan), plan)
     plan = plan.for_numbers()
     if isinstance(plan.method, Terms):
-        record, held_out = _record_terms(network, measure_terms(network, data, plan), plan)
-    else:
-        record, held_out = _record_rates(network, data, plan)
-    _log.info("%d validation rows: %s", record.rows, record.verdict)
-    return Predictor(model, record, readout, cross_validated=held_out, **_running(plan))
+        return _by_terms(network, measure_terms(network, data, plan), plan)
+    return _by_rates(network, measure_rates(network, data, plan), plan)
 
 
 def calibrate_cross_fitted(
@@ -206,64 +201,73 @@ def calibrate_cross_fitted(
         columns={name: torch.cat([part.columns[name] for part in parts]) for name in final.columns},
         leverage=torch.cat(leverage) if len(leverage) == len(parts) else None,
     )
-    record, held_out = _record_terms(network, measured, plan)
-    return Predictor(model, record, readout, cross_validated=held_out, **_running(plan))
+    return _by_terms(network, measured, plan)
 
 
-def _record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Calibration, CrossValidated]:
-    """Fit a variance of terms to rows that were measured, and record it; with the rows as they were left out."""
-    fitted = fit_measured_terms(rows, plan)  # guard, candidates, fit, tails and verdict
-    outputs = rows.target.shape[1] if rows.per_output else 1
-    scales = torch.full((outputs,), fitted.tail.variance, dtype=torch.float64)
+def _by_terms(network: Network, measured: MeasuredTerms, plan: Plan) -> Predictor:
+    """Fit a variance of terms to rows that were measured."""
+    rows = TermRows.of(measured, set_guard(measured, plan), plan)
+    picked = compare(rows, nested(measured, plan))  # candidates, their fits and tails
+    for candidate in picked.candidates:
+        _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
+    _log.info("the variance is made of %s", picked.name)
+    shape, per_output = measured.target.shape, measured.per_output
+    scales = torch.full((rows.error.shape[1],), picked.tail.variance, dtype=torch.float64)
     scale = fit_scale(
-        rows.mean,
-        fitted.variance,
-        rows.target,
-        per_output=rows.per_output,
+        measured.mean,
+        rows.variance(picked.fit).reshape(shape),
+        measured.target,
+        per_output=per_output,
         optimal=(scales, torch.zeros_like(scales)),  # of the tails alone; the relaxed scale is beside it
         unit=plan.target,
-        weights=plan.weights(len(rows.target)),
+        weights=plan.weights,
     )
     assert scale is not None  # the floor is above 0
-    for candidate in fitted.terms.candidates:
-        _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
-    _log.info("the variance is made of %s", fitted.terms.choice)
-    facts: dict[str, Any] = {
-        "rate": {},
-        "table": (scale.row({}),),
-        "criterion": "scaled",
-        "mean": "model" if fitted.terms.correction is None else "corrected",
-        "draws": 0,
-        "shared": True,
+    facts = {
+        "terms": described(measured, rows, picked),
+        "verdict": judge(measured, rows, picked, plan),
+        "mean": "model" if measured.correction is None else "corrected",
+        "output_shape": measured.shape,
+        "degrees": picked.tail.degrees,
+        "constant": tuple((scale.constant() * picked.trivial.variance).tolist()),
+        "constant_degrees": picked.trivial.degrees,
     }
-    facts |= {"terms": fitted.terms, "verdict": fitted.verdict, "output_shape": rows.shape, "shares": None}
-    constant = tuple((scale.constant() * fitted.trivial.variance).tolist())
-    facts |= {"degrees": fitted.tail.degrees, "constant": constant, "constant_degrees": fitted.trivial.degrees}
-    return _record(network, plan, rows.sites, scale, facts), scale.left_out(fitted.held_out * fitted.tail.variance)
+    left_out = scale.left_out(picked.variance.reshape(shape) * picked.tail.variance)
+    return _predictor(network, plan, measured.sites, scale, left_out, facts)
 
 
-def _record_rates(network: Network, data: Any, plan: Plan) -> tuple[Calibration, CrossValidated]:
-    """Measure several rates, fit a scale to each, and record the best."""
-    method, rows = plan.method, measure_rates(network, data, plan)
+def _by_rates(network: Network, measured: MeasuredRates, plan: Plan) -> Predictor:
+    """Fit a scale to each rate that was measured, and take the best."""
+    method = plan.method
     assert not isinstance(method, Terms)
-    fitted = fit_measured_rates(network, rows, plan)
+    fitted = fit_measured_rates(network, measured, plan)
     for row in fitted.table:
         _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
     _log.info("rate %s, scale %s", fitted.row.rate, fitted.row.scale)
-    draws, shared = (method.draws, method.shared) if isinstance(method, Sampling) else (0, True)
-    facts: dict[str, Any] = {"rate": fitted.row.rate, "table": fitted.table, "criterion": method.criterion}
-    facts |= {"mean": method.mean, "draws": draws, "shared": shared}
-    facts |= {"verdict": fitted.verdict, "shares": fitted.shares, "ratio_to_draws": fitted.ratio}
-    return _record(network, plan, rows.sites, fitted.fit, facts), fitted.fit.left_out(fitted.held_out)
+    facts = {
+        "rate": fitted.row.rate,
+        "table": fitted.table,
+        "criterion": method.criterion,
+        "mean": method.mean,
+        "verdict": fitted.verdict,
+        "shares": fitted.shares,
+        "ratio_to_draws": fitted.ratio,
+    }
+    facts |= {"draws": method.draws, "shared": method.shared} if isinstance(method, Sampling) else {}
+    return _predictor(network, plan, measured.sites, fitted.fit, fitted.fit.left_out(fitted.held_out), facts)
 
 
-def _record(network: Network, plan: Plan, sites: Sites, fit: ScaleFit, facts: dict[str, Any]) -> Calibration:
-    """The record of numbers, whatever the method."""
-    found: dict[str, Any] = {
-        "scales": tuple(fit.optimal[0].tolist()),
-        "relaxed_scales": tuple(fit.relaxed[0].tolist()),
-        "floors": tuple(fit.optimal[1].tolist()),
-        "relaxed_floors": tuple(fit.relaxed[1].tolist()),
+def _predictor(
+    network: Network, plan: Plan, sites: Sites, fit: ScaleFit, left_out: CrossValidated, facts: dict[str, Any]
+) -> Predictor:
+    """Record what was fitted to numbers, whatever the method, and give it to the model."""
+    usual: dict[str, Any] = {
+        "rate": {},
+        "table": (fit.row({}),) if "table" not in facts else (),
+        "criterion": "scaled",
+        "draws": 0,
+        "shared": True,
+        "shares": None,
         "choice": plan.method.scale,
         "method": plan.method.name,
         "seed": plan.method.seed,
@@ -279,23 +283,25 @@ def _record(network: Network, plan: Plan, sites: Sites, fit: ScaleFit, facts: di
         "seen": sketch(marks_of(fit.mean, fit.target)),
         "versions": {"torch": torch.__version__},
     }
-    return Calibration(**(found | _about(network, plan, sites) | facts))
+    record = Calibration(**(usual | _about(network, plan, sites) | facts))
+    _log.info("%d validation rows: %s", record.rows, record.verdict)
+    return Predictor(network.model, record, plan.readout, cross_validated=left_out, **_running(plan))
 
 
-def _classifier(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPredictor:
-    """Fit a temperature to rows that were measured, record it, and give it to the model."""
+def _by_classes(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPredictor:
+    """Fit a temperature to rows that were measured."""
     method, task, classes = plan.method, plan.task, rows.logits.shape[1]
     assert isinstance(task, Classification)
     if task.names and len(task.names) != classes:
         raise ArgumentError(f"expected names of {classes} classes; found {len(task.names)}.")
     guard = method.guard if isinstance(method, Terms) else True
-    picked = chosen(rows.to_fit(), rows.drawn, guard=guard, scaling=_affordable(task.scaling, rows.labels, classes))
+    picked = chosen(rows, rows.drawn, guard=guard)
     p, gain = picked.held.exp(), losses(picked.alone, rows.labels) - losses(picked.held, rows.labels)
     verdict = ClassVerdict(
         rows=len(rows.labels),
         fitted="cross-validation",
         gain=float(gain.mean()),
-        gain_error=standard_error(gain, rows.to_fit().left_out),
+        gain_error=standard_error(gain, rows.left_out),
         nll=float(losses(picked.held, rows.labels).mean()),
         accuracy=float(accuracy(p, rows.labels)),
         ece=float(ece(p, rows.labels, mass=True)),
@@ -311,6 +317,7 @@ def _classifier(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPre
         draws=method.draws if isinstance(method, Sampling) and picked.rate is not None else 0,
         seed=method.seed,
         features=rows.features,
+        terms=rows.terms,
         guard=rows.guard,
         reference_rows=rows.reference_rows,
         rows=rows.rows,
@@ -322,8 +329,8 @@ def _classifier(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPre
         seen="" if rows.image is not None else sketch(marks_of(rows.logits, rows.labels)),
         **_about(network, plan, rows.sites),
     )
-    held_out = CrossValidatedClasses(p, rows.labels)
-    return ClassPredictor(network.model, record, plan.readout, cross_validated=held_out, **_running(plan))
+    left_out = CrossValidatedClasses(p, rows.labels)
+    return ClassPredictor(network.model, record, plan.readout, cross_validated=left_out, **_running(plan))
 
 
 def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
@@ -342,20 +349,6 @@ def _running(plan: Plan) -> dict[str, Any]:
     """How the predictor runs: as the calibration did."""
     chunk = plan.method.chunk if isinstance(plan.method, Sampling) else None
     return {"batch_size": plan.batches.size, "collate": plan.batches.collate, "engine": plan.engine, "chunk": chunk}
-
-
-def _affordable(scaling: Scaling, labels: Tensor, classes: int) -> Scaling:
-    """What can be fitted for each class: nothing where one has few rows, or it would be learned never to occur."""
-    counts = torch.bincount(labels, minlength=classes)
-    if scaling == "temperature" or int(counts.min()) >= _FEWEST:
-        return scaling
-    warn(
-        f"expected {_FEWEST} validation rows or more of every class with scaling={scaling!r}; found "
-        f"{int(counts.min())} of class {int(counts.argmin())}. One temperature is used for all classes.",
-        LatedropWarning,
-        stacklevel=4,
-    )
-    return "temperature"
 
 
 def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:

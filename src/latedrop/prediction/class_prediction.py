@@ -10,30 +10,25 @@ taken at one temperature for all images: at that of a strange one all draws woul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.class_sets import Rejection
-from latedrop.calibration.fitted_terms import LARGEST
-from latedrop.calibration.softmax import entropy
-from latedrop.errors import ArgumentError, DataError, LatedropError
-
-if TYPE_CHECKING:
-    import pandas
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
+from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.labels import as_logit_maps
+from latedrop.calibration.softmax import entropy
 from latedrop.data.rows import take_rows
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
+from latedrop.errors import ArgumentError
 from latedrop.network.calling import Readout, part_of
 from latedrop.network.network import Network
+from latedrop.prediction.prediction import Predicted, frame_of
 
 if TYPE_CHECKING:
     import pandas
@@ -42,11 +37,10 @@ __all__ = ["DRAWS", "ClassPrediction", "MapPrediction", "predicted_maps", "scale
 
 DRAWS = 30
 """Thinned networks for `mutual_information`, where the calibration has none of its own."""
-_TENSORS = ("log_probabilities", "logits", "novelty", "mutual_information")
 
 
 @dataclass(frozen=True)
-class ClassPrediction:
+class ClassPrediction(Predicted):
     """Predictions of N rows among K classes.
 
     Attributes:
@@ -57,6 +51,7 @@ class ClassPrediction:
             calibration cannot tell.
         mutual_information: `(N,)` in nats, how much thinned networks disagree (BALD); None where no dropout was run,
             see `ClassPredictor.predict`.
+        index: of the pandas data frame that was predicted; None for other inputs.
     """
 
     log_probabilities: Tensor
@@ -64,11 +59,7 @@ class ClassPrediction:
     calibration: ClassCalibration
     novelty: Tensor | None = None
     mutual_information: Tensor | None = None
-
-    @property
-    def strangeness(self) -> Tensor | None:
-        """The same as `novelty`, by its name of earlier versions."""
-        return self.novelty
+    index: Any = None
 
     @property
     def probabilities(self) -> Tensor:
@@ -144,13 +135,9 @@ class ClassPrediction:
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per example: its class by name, the columns of `to_dict`, and the probability of every class."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
         named = self.to_dict()
         probabilities = named.pop("probabilities")
-        frame = pandas.DataFrame({name: value.cpu().numpy() for name, value in named.items()})
+        frame = frame_of("pandas", {name: value.cpu().numpy() for name, value in named.items()}, index=self.index)
         if self.calibration.names:
             frame["label"] = self.names
         for k, name in enumerate(self.calibration.known_names):
@@ -167,11 +154,6 @@ class ClassPrediction:
         doubt = None if doubt is None else doubt.masked_fill(wide[:, 0] if doubt.dim() > 1 else rows, 0)
         return replace(self, log_probabilities=logs, logits=logits, novelty=strange, mutual_information=doubt)
 
-    def cpu(self) -> ClassPrediction:
-        """The same with its tensors on the CPU."""
-        tensors = {name: getattr(self, name) for name in _TENSORS}
-        return replace(self, **{name: value.cpu() for name, value in tensors.items() if value is not None})
-
     def __repr__(self) -> str:
         sure, shape = self.confidence, tuple(self.log_probabilities.shape)
         return (
@@ -181,21 +163,6 @@ class ClassPrediction:
 
     def __len__(self) -> int:
         return len(self.log_probabilities)
-
-    @classmethod
-    def joined(cls, parts: Sequence[ClassPrediction]) -> ClassPrediction:
-        """Of batches, in their order."""
-        if not parts:
-            raise DataError("expected at least one row to predict; found none.")
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-
-        def together(name: str) -> Tensor | None:
-            values = [getattr(part, name) for part in parts]
-            return None if values[0] is None else torch.cat(values)
-
-        return type(first)(**{name: together(name) for name in _TENSORS}, calibration=first.calibration)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, repr=False)
@@ -232,11 +199,7 @@ class MapPrediction(ClassPrediction):
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per image: its scores."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
-        return pandas.DataFrame({name: value.cpu().numpy() for name, value in self.image_scores.items()})
+        return frame_of("pandas", {name: value.cpu().numpy() for name, value in self.image_scores.items()})
 
 
 def scaled_softmax(logits: Tensor, temperature: Tensor) -> Tensor:

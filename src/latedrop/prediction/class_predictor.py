@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,26 +14,21 @@ from latedrop.calibration.labels import as_labels, as_logit_maps, as_logits
 from latedrop.calibration.measure_classes import largest_logit, spread_of
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.calibration.softmax import information, mutual_information
-from latedrop.data.arrays import check_inputs, floating, place
-from latedrop.data.batches import Batches
-from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
-from latedrop.data.items import as_items
-from latedrop.data.names import in_order, pair_in_order
+from latedrop.data.arrays import check_inputs, floating
+from latedrop.data.datasets import Unpack
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
 from latedrop.network.calling import check_finite
-from latedrop.prediction.beyond import checked_novelty, failures_explained, predicted_rows, warn_of_rows_beyond
+from latedrop.prediction.beyond import checked_novelty
 from latedrop.prediction.calibrated import Calibrated
 from latedrop.prediction.class_prediction import DRAWS, ClassPrediction, predicted_maps
-from latedrop.prediction.exporting import export
-from latedrop.prediction.whole import predicted_whole
 from latedrop.terms import BatchContext
 
 __all__ = ["ClassPredictor"]
 
 
-class ClassPredictor(Calibrated[ClassCalibration]):
+class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
     """A classifier with its calibration: call it on inputs, get `ClassPrediction`s. The model itself is untouched.
 
     >>> import latedrop
@@ -49,12 +40,10 @@ class ClassPredictor(Calibrated[ClassCalibration]):
     (torch.Size([90, 3]), torch.Size([90]), torch.Size([90]))
     """
 
-    def __call__(self, x: Any) -> ClassPrediction:
-        """Same as `predict`."""
-        return self.predict(x)
+    kind = ClassPrediction
 
-    def predict(self, x: Any, *, rate: float | None = None) -> ClassPrediction:
-        """Predict N rows, in batches that fit memory; with `collate`, the items of a list.
+    def predict(self, x: Any, *, rate: float | None = None) -> ClassPrediction:  # type: ignore[override]
+        """Predict N rows, in batches that fit memory; see `Predictor.predict`.
 
         Args:
             x: inputs, a `DataLoader`, a data set, or an iterator of batches.
@@ -64,50 +53,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
-        if gives_batches(x) and self.collate is None:
-            each = inputs_in(x, self.model, self.batch_size)
-            return ClassPrediction.joined([self.predict(part, rate=rate) for part in each])
-        if not self._weights.are_same(self.model):
-            self._network = self._network.current()
-            self._weights.check(self.model)
-        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
-        with failures_explained(x, self.model):
-            step = partial(self._batch, rate=rate)
-            run = self._whole if self._can_compile(rate) else step
-            parts, beyond = predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
-        found = ClassPrediction.joined(parts)
-        if beyond is not None:
-            found = found.unknown(beyond, self._own_output(x))
-            warn_of_rows_beyond(beyond, stacklevel=3)
-        return found
-
-    def predict_batches(
-        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
-    ) -> Iterator[ClassPrediction]:
-        """Yield one `ClassPrediction` per batch; see `Predictor.predict_batches`."""
-        yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
-
-    def predict_labelled(
-        self, data: Any, unpack: Unpack | None = None, tick: Callable[[int], Any] = lambda rows: None
-    ) -> tuple[ClassPrediction, Tensor]:
-        """The prediction of data as `calibrate` takes them, and their labels, on the CPU; a batch is held at a time.
-
-        `tick` is called with the rows of each batch.
-        """
-        if self.calibration.maps:
-            raise ArgumentError(
-                "expected a classifier of rows for prediction sets, rejection and judgements; found maps, whose pixels "
-                "depend on each other. Judge images by predict(...).image_scores."
-            )
-        parts, labels = [], []
-        data = pair_in_order(data, self.calibration.columns)
-        for x, y in Batches(self.batch_size, unpack, self.collate).read(data, self.model):
-            parts.append(self.predict(x).cpu())
-            labels.append(as_labels(y, self.calibration.classes).cpu())
-            tick(len(y))
-        if not parts:
-            raise DataError("expected at least one row with its label; found none.")
-        return ClassPrediction.joined(parts), torch.cat(labels)
+        return super().predict(x, **({} if rate is None else {"rate": rate}))
 
     def conformal(
         self, data: Any, score: Score = "lac", *, per_class: bool = False, unpack: Unpack | None = None
@@ -148,31 +94,26 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         warn_of_fitted_rows(self.calibration.seen, marks_of(found.logits, labels), stacklevel=3)
         return found, labels
 
-    def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
-        """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
-        example = first_inputs(example, self.model, self.collate)
-        self.predict(example)  # also tells what is wrong with the example
-        placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
+    def _truth(self, prediction: ClassPrediction, y: Tensor) -> Tensor:
+        if self.calibration.maps:
+            raise ArgumentError(
+                "expected a classifier of rows for prediction sets, rejection and judgements; found maps, whose pixels "
+                "depend on each other. Judge images by predict(...).image_scores."
+            )
+        return as_labels(y, self.calibration.classes)
 
-        def predicted(x: Any) -> ClassPrediction:
-            return self._batch(x, None, simulated=False)
+    def _is_whole(self, **options: Any) -> bool:
+        return not self.calibration.maps and self.calibration.rate is None and not options
 
-        return export(path, self.model, self.calibration, predicted, placed)
+    def _traced(self, x: Any) -> ClassPrediction:
+        return self._step(x, simulated=False)
 
-    def _can_compile(self, rate: float | None) -> bool:
-        """Whether the whole prediction is to be a program; draws are one by themselves."""
-        c = self.calibration
-        return self.engine == "compiled" and not c.maps and c.rate is None and rate is None
-
-    def _whole(self, x: Any) -> ClassPrediction:
-        return predicted_whole(self._network, x, self.calibration, self.readout, partial(self._batch, rate=None))
-
-    def _batch(self, x: Any, rate: float | None, *, simulated: bool = True) -> ClassPrediction:
+    def _step(self, x: Any, *, rate: float | None = None, simulated: bool = True) -> ClassPrediction:  # type: ignore[override]
         """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
         rows = BatchContext(self._network, x, c.sites, self.readout, c.features, of=largest_logit)
-        strange = None if c.guard is None else c.guard.values(rows)  # first, as the same pass gives the logits
+        strange = c.novelty(rows)  # first, as the same pass gives the logits
         output = rows.mean
         logits = as_logit_maps(output) if c.maps else as_logits(output)
         if logits.shape[1] != c.classes:

@@ -26,7 +26,6 @@ from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import checked_level
 from latedrop.stored_tensors import elsewhere
-from latedrop.terms import LocalErrors, Neighbours
 
 __all__ = ["export"]
 
@@ -73,7 +72,7 @@ def _check_rows(sites: Sites, example: Any) -> None:
 
 def _check_terms(calibration: Calibration | ClassCalibration) -> None:
     terms = calibration.terms.active if isinstance(calibration, Calibration) and calibration.terms is not None else ()
-    looked_up = [term.name for term in terms if isinstance(term, (Neighbours, LocalErrors))]
+    looked_up = [term.name for term in terms if term.is_lookup]
     if looked_up:
         refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
 

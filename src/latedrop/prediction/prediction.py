@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from latedrop.calibration.fitted_terms import LARGEST
+from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.transforms import capped
@@ -24,11 +25,59 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-__all__ = ["Explanation", "Prediction", "warn_of_overflow"]
+__all__ = ["Explanation", "Predicted", "Prediction", "frame_of", "warn_of_overflow"]
+
+
+class Predicted:
+    """What predictions of numbers and of classes have in common: dataclasses of tensors with a row for each input."""
+
+    novelty: Tensor | None
+
+    @property
+    def strangeness(self) -> Tensor | None:
+        """The same as `novelty`, by its name of earlier versions."""
+        return self.novelty
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Same]) -> _Same:
+        """The predictions of several batches as one."""
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        return parts[0] if len(parts) == 1 else _each(parts, torch.cat)
+
+    def cpu(self: _Same) -> _Same:
+        """The same on the CPU."""
+        return _each([self], lambda values: values[0].cpu(), index=getattr(self, "index", None))
+
+
+_Same = TypeVar("_Same", bound=Predicted)
+
+
+def _each(parts: Sequence[_Same], made: Callable[[list[Tensor]], Tensor], **others: Any) -> _Same:
+    """A prediction whose tensors are made of those of several; all but these and the calibration is left out."""
+    first: Any = parts[0]
+    found: dict[str, Any] = {}
+    for name in (each.name for each in fields(first) if each.name != "calibration"):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], dict):
+            found[name] = {key: made([value[key] for value in values]) for key in values[0]}
+        else:
+            found[name] = made(values) if isinstance(values[0], Tensor) else None
+    same: _Same = replace(first, **(found | others))
+    return same
+
+
+def frame_of(library: str, columns: Mapping[str, Any], **options: Any) -> Any:
+    """A data frame of pandas or polars."""
+    try:
+        module = import_module(library)
+    except ImportError as error:
+        raise LatedropError(f"expected {library}; it is not installed. Run: pip install {library}") from error
+    return module.DataFrame(columns, **options)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Predicted):
     """Predictions with their uncertainty.
 
     Attributes:
@@ -61,27 +110,9 @@ class Prediction:
     shares: dict[str, Tensor] | None = field(default=None, repr=False)
 
     @property
-    def strangeness(self) -> Tensor | None:
-        """The same as `novelty`, by its name of earlier versions."""
-        return self.novelty
-
-    @property
     def mean(self) -> Tensor:
         """The predicted mean, `(N, ...)`, in the original unit of the targets."""
         return self.output if self.calibration.target is None else self._moments()[0]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Prediction]) -> Prediction:
-        """The predictions of several batches as one."""
-        if not parts:
-            raise DataError("expected at least one row to predict; found none.")
-        if len(parts) == 1:
-            return parts[0]
-        strange = [part.novelty for part in parts if part.novelty is not None]
-        shares = [part.shares for part in parts if part.shares is not None]
-        named = {name: torch.cat([part[name] for part in shares]) for name in shares[0]} if shares else None
-        outputs, variances = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "raw_variance"))
-        return cls(outputs, variances, parts[0].calibration, torch.cat(strange) if strange else None, shares=named)
 
     def unknown(self, rows: Tensor, own: Tensor) -> Prediction:
         """The same where nothing is known of some `rows`, `(N,)` of bool, but the model's `own` output, if finite."""
@@ -91,13 +122,6 @@ class Prediction:
         shares = None if self.shares is None else {k: v.masked_fill(rows, 0) for k, v in self.shares.items()}
         variance = self.raw_variance.masked_fill(wide, torch.inf)
         return replace(self, output=output, raw_variance=variance, novelty=strange, shares=shares)
-
-    def cpu(self) -> Prediction:
-        """The same on the CPU."""
-        strange = None if self.novelty is None else self.novelty.cpu()
-        shares = None if self.shares is None else {name: share.cpu() for name, share in self.shares.items()}
-        found = replace(self, novelty=strange, shares=shares)
-        return replace(found, output=self.output.cpu(), raw_variance=self.raw_variance.cpu())
 
     @property
     def variance(self) -> Tensor:
@@ -160,19 +184,13 @@ class Prediction:
         The columns are those of `to_dict`. Of several outputs each has its own, with the name of its target column
         where the calibration knows it, else with its number: `mean_height`, or `mean_0`.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
-        return pandas.DataFrame(self._columns(level), index=self.index)
+        frame: pandas.DataFrame = frame_of("pandas", self._columns(level), index=self.index)
+        return frame
 
     def to_polars(self, level: float = 0.9) -> polars.DataFrame:
         """The same as a data frame of polars, which has no index."""
-        try:
-            import polars
-        except ImportError as error:
-            raise LatedropError("expected polars; it is not installed. Run: pip install polars") from error
-        return polars.DataFrame(self._columns(level))
+        frame: polars.DataFrame = frame_of("polars", self._columns(level))
+        return frame
 
     def __len__(self) -> int:
         return len(self.mean)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.fitted_terms import LARGEST
+from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import floating
 from latedrop.dropout.compiled import Program, batch_function, program_for, readout_key, refuse
@@ -25,7 +25,6 @@ from latedrop.network.calling import Readout
 from latedrop.network.network import Network
 from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.prediction.prediction import Prediction
-from latedrop.terms import LocalErrors, Neighbours
 
 __all__ = ["predicted_whole"]
 
@@ -44,7 +43,7 @@ def predicted_whole(
     """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
     active = fitted.active if fitted is not None else ()
-    nearest = [term.name for term in active if isinstance(term, (Neighbours, LocalErrors))]
+    nearest = [term.name for term in active if term.is_lookup]
     if nearest:
         refuse(f"terms that look for the nearest of other rows ({nearest})")
     function, tensors = batch_function(x, lambda batch: _values(predicted(batch)))

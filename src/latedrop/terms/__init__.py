@@ -9,7 +9,7 @@ from latedrop.terms.dropout import Dropout
 from latedrop.terms.forest import ErrorForest
 from latedrop.terms.inputs import InputNoise
 from latedrop.terms.leverage import GradientLeverage, Leverage
-from latedrop.terms.neighbours import LocalErrors, Neighbours
+from latedrop.terms.neighbours import Neighbours
 from latedrop.terms.own_dropout import OwnDropout
 from latedrop.terms.size import Size
 from latedrop.terms.term import BatchContext, Term
@@ -22,7 +22,6 @@ __all__ = [
     "GradientLeverage",
     "InputNoise",
     "Leverage",
-    "LocalErrors",
     "Neighbours",
     "OwnDropout",
     "Size",

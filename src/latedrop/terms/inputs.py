@@ -27,9 +27,6 @@ from latedrop.torch_private import without_cudnn
 __all__ = ["InputNoise"]
 
 
-_MOST_ENTRIES = 64
-
-
 @record
 @dataclass(init=False, eq=False)
 class InputNoise(Term):
@@ -37,7 +34,6 @@ class InputNoise(Term):
 
     Args:
         std: its size: a number, or a tensor that broadcasts with one row of the (only floating) input.
-        each: a coefficient for every entry of the input, of which there may be at most 64: its size is then fitted.
 
     >>> import latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -47,29 +43,12 @@ class InputNoise(Term):
     """
 
     std: StoredTensor
-    each: bool
     name: Literal["inputs"] = "inputs"
 
-    def __init__(self, std: Tensor | float = 1.0, *, each: bool = False) -> None:
-        if type(each) is not bool:
-            raise ArgumentError(f"expected each=True or False; found {each!r}.")
-        self.each = each
+    def __init__(self, std: Tensor | float = 1.0) -> None:
         self.std = torch.as_tensor(std, dtype=torch.float32)
         if not bool(torch.isfinite(self.std).all()) or bool((self.std < 0).any()):
             raise ArgumentError(f"expected finite sizes of at least 0 for the noise of the inputs; found {std}.")
-
-    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
-        """See `Term`."""
-        if not self.each:
-            return {"": self.values(rows)}
-        by_output = _gradients(rows.network, rows.x, rows.readout)
-        if len(by_output[0]) != 1 or by_output[0][0][0].numel() > _MOST_ENTRIES:
-            raise ArgumentError(
-                f"expected one floating input of at most {_MOST_ENTRIES} entries for a size of noise for each; found "
-                f"{[tuple(g.shape[1:]) for g in by_output[0]]}. Leave each=True out."
-            )
-        squares = torch.stack([self._carried(g) for (g,) in by_output], 1)
-        return {str(i): squares[..., i].reshape(rows.mean.shape) for i in range(squares.shape[-1])}
 
     def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
@@ -84,7 +63,7 @@ class InputNoise(Term):
 
     def checked(self) -> InputNoise:
         """See `Term`."""
-        return InputNoise(self.std, each=self.each)
+        return InputNoise(self.std)
 
     def _carried(self, gradient: Tensor) -> Tensor:
         """`(N, entries)` from the gradient of one output with respect to an input."""
