@@ -101,7 +101,7 @@ def _healthy(found: dict[str, str], port: str) -> None:
 
 def test_the_unit_is_one_that_systemd_takes(folder: Path, tmp_path: Path) -> None:
     unit = block("ini")
-    start = re.search(r"^ExecStart=(\S+) (.*)$", unit, re.MULTILINE)
+    start = re.search(r"^ExecStart=(\S+) (.*)$", unit.replace("\\\n", ""), re.MULTILINE)
     assert start is not None
     words = start[2].split()
     assert words[0] == "serve"
