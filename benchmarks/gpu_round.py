@@ -23,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -139,7 +140,7 @@ class Worker:
         caches = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), self._folder.name)
         command = [sys.executable, "-m", "benchmarks.gpu_round", "--worker", "--out", "-", *["--small"] * small]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, env=environment(tree) | caches, cwd=HERE, **pipes)
+        self._process: Any = subprocess.Popen(command, env=environment(tree) | caches, cwd=HERE, **pipes)
 
     def send(self, **job: Any) -> None:
         """Start some work."""
@@ -211,14 +212,15 @@ class Case:
     def predictor(self, work: str, rows: int = VALIDATION) -> Any:
         """Return a calibration of first order alone, or the default."""
         if work not in self.predictors:
-            x, common = self.inputs(rows), {"sites": self.sites, "readout": self.readout}
+            x = self.inputs(rows)
+            common: dict[str, Any] = {"sites": self.sites, "readout": self.readout}
             parts = [latedrop.linearize(self.network, part, **common) for part in split(x, 64)]
             mean, spread = (
                 torch.cat([part.mean for part in parts]),
                 torch.cat([p.variance(RATE) for p in parts]).sqrt(),
             )
             y = mean + spread * torch.randn_like(spread)  # errors that the default learns something from
-            options = {"method": "linear"} if work == "first order" else {}
+            options: dict[str, Any] = {"method": "linear"} if work == "first order" else {}
             if not options and find_spec("sklearn") is None and hasattr(latedrop, "Terms"):
                 options = {"method": latedrop.Terms(["dropout", "leverage", "gradients"])}  # the default but its forest
             data = ((part, target) for part, target in zip(split(x, 64), y.split(64), strict=True))
@@ -230,11 +232,13 @@ class Case:
     def plain(self, x: Any) -> Tensor:
         """Return the model's own output."""
         output = self.model(**x) if isinstance(x, dict) else self.model(x)
-        return output if self.readout is None else output[self.readout]
+        result: Tensor = output if self.readout is None else output[self.readout]
+        return result
 
-    def call(self, work: str, rows: int, engine: str) -> Callable[[], Any]:
+    def call(self, work: str, rows: int, engine: Any) -> Callable[[], Any]:
         """Return what is timed."""
-        x, common = self.inputs(rows), {"sites": self.sites, "readout": self.readout}
+        x = self.inputs(rows)
+        common: dict[str, Any] = {"sites": self.sites, "readout": self.readout}
         if work in ("plain", "by hand"):
             times = DRAWS if work == "by hand" else 1
 
@@ -254,19 +258,17 @@ class Case:
     def measured(self, work: str, rows: int = 0, engine: str = "auto", first: bool = False) -> Any:
         """Return milliseconds; of a first compiled call its seconds and memory, of a calibration its seconds."""
         if work == "calibrate":
-            seconds = []
-            for size in (VALIDATION, 1000):
-                self.predictors.clear()
-                seconds.append(timed(lambda size=size: self.predictor("default", size), self.device)[1])
-            return seconds[-1]
+            self.predictor("default")
+            self.predictors.clear()
+            return timed(lambda: self.predictor("default", 1000), self.device)[1]
         if first:
             usual = self.call(work, rows, "auto")
             usual()
             _, steps = peak_bytes(usual, self.device)
             run = self.call(work, rows, "compiled")
-            (_, seconds), peak = peak_bytes(lambda: timed(run, self.device), self.device)
+            (_, wait), peak = peak_bytes(lambda: timed(run, self.device), self.device)
             return {
-                "seconds": seconds,
+                "seconds": wait,
                 "bytes": peak,
                 "auto_bytes": steps,
                 "again_bytes": peak_bytes(run, self.device)[1],
@@ -283,7 +285,11 @@ def split(x: Any, size: int) -> Iterator[Any]:
     """Yield inputs in parts of some rows."""
     rows = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
     for start in range(0, rows, size):
-        yield mapped(x, lambda t, start=start: t[start : start + size])
+        yield mapped(x, partial(_cut, start, start + size))
+
+
+def _cut(start: int, stop: int, tensor: Tensor) -> Tensor:
+    return tensor[start:stop]
 
 
 def mapped(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -304,15 +310,21 @@ def built(name: str, small: bool) -> tuple[nn.Module, Callable[[int], Any], str 
     if name == "BERT-base":
         from transformers import BertConfig, BertForSequenceClassification
 
-        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-        config = BertConfig(num_labels=1, **(size if small else {}))
+        size: dict[str, Any] = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        }
+        config: Any = BertConfig(**(size if small else {}))
+        config.num_labels = 1
 
         def texts(rows: int) -> dict[str, Tensor]:
             ids = torch.randint(1000, (rows, 16 if small else 128))
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
         return BertForSequenceClassification(config), texts, "logits"
-    from torchvision import models
+    from torchvision import models  # type: ignore[import-not-found,unused-ignore]
 
     kinds = {"ResNet-50": "resnet50", "ViT-B": "vit_b_16", "ConvNeXt-T": "convnext_tiny"}
     sides = {"image_size": 64} if small and name == "ViT-B" else {}
@@ -335,8 +347,8 @@ def markdown(record: dict[str, Any]) -> str:
     lines += ["| compiled | first, s | ms | of plain | MB | MB of auto |", "| --- |" + " ---: |" * 5]
     for case, value in record["compiled"].items():
         value = value if isinstance(value, dict) else {"seconds": value}
-        ratio = [value.get("ms"), value.get("plain_ms")]
-        times = ratio[0] / ratio[1] if all(isinstance(number, float) for number in ratio) else None
+        taken, plain = value.get("ms"), value.get("plain_ms")
+        times = taken / plain if isinstance(taken, float) and isinstance(plain, float) else None
         sizes = [value[key] / 1e6 if key in value else None for key in ("bytes", "auto_bytes")]
         lines.append(f"| {case} | " + " | ".join(map(_cell, (value["seconds"], value.get("ms"), times, *sizes))) + " |")
     return "\n".join(lines)

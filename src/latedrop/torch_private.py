@@ -177,9 +177,8 @@ def _tracing() -> Iterator[None]:
         _TRACING.reset(token)
 
 
-def being_traced() -> bool:
-    """Return True while `traced` runs in this thread: values are not to be looked at then."""
-    return _TRACING.get()
+being_traced = _TRACING.get
+"""Returns True while `traced` runs in this thread: values are not to be looked at then."""
 
 
 set_grad = torch._C._set_grad_enabled

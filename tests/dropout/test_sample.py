@@ -1,6 +1,7 @@
 """Moments against closed forms (facts 1, 2 and 4 of the method), and the habits of the sampler."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -96,15 +97,15 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPa
     model, x = mlp(), torch.randn(8, 5)
     expected = sample(model, x, 0.2, 30)
     sizes = []
-    run = ThinnedNetworks._outputs
+    run = ThinnedNetworks._pass
 
-    def limited(self: ThinnedNetworks, draws: range) -> Tensor:
-        sizes.append(len(draws))
+    def limited(self: ThinnedNetworks, x: Any, draws: range, prefix: Any) -> Tensor:
+        sizes.extend([len(draws)] if len(draws) > 1 else [])  # one draw is run alone, to compare
         if len(draws) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return run(self, draws)
+        return run(self, x, draws, prefix)
 
-    monkeypatch.setattr(ThinnedNetworks, "_outputs", limited)
+    monkeypatch.setattr(ThinnedNetworks, "_pass", limited)
     moments = sample(model, x, 0.2, 30, chunk=16)
     assert sizes[:3] == [16, 8, 4]
     assert sum(sizes[2:]) == 30
@@ -113,10 +114,10 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_that_is_not_there_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: ThinnedNetworks, draws: range) -> Tensor:
+    def never(self: ThinnedNetworks, *_: Any) -> Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-    monkeypatch.setattr(ThinnedNetworks, "_outputs", never)
+    monkeypatch.setattr(ThinnedNetworks, "_pass", never)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         sample(mlp(), torch.randn(8, 5), 0.2, 30)
 

@@ -46,14 +46,14 @@ def test_a_calibration_is_told(net: nn.Module, rows: Any, caplog: pytest.LogCapt
 
 def test_a_halved_chunk_is_told(net: nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     caplog.set_level(logging.INFO, "latedrop")
-    real = ThinnedNetworks._outputs
+    real = ThinnedNetworks._pass
 
-    def small(self: ThinnedNetworks, draws: range) -> torch.Tensor:
+    def small(self: ThinnedNetworks, x: Any, draws: range, prefix: Any) -> torch.Tensor:
         if len(draws) > 4:
             raise torch.OutOfMemoryError("too much")
-        return real(self, draws)
+        return real(self, x, draws, prefix)
 
-    monkeypatch.setattr(ThinnedNetworks, "_outputs", small)
+    monkeypatch.setattr(ThinnedNetworks, "_pass", small)
     latedrop.sample(net, torch.randn(5, 2), 0.1, 8)
     assert "out of memory with 8 draws at once; going on with 4" in caplog.text
 

@@ -23,12 +23,12 @@ from torch import Tensor, fx
 
 from latedrop.data.arrays import map_values
 from latedrop.data.items import Items
-from latedrop.data.rows import copied, repeated, row_count, tensors
+from latedrop.data.rows import row_count, tensors
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
 from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
-from latedrop.dropout.prefix import Copying, Prefix
+from latedrop.dropout.prefix import Prefix, drawn_output
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
-from latedrop.network.network import Network, Pass
+from latedrop.network.network import Network
 from latedrop.network.sites import Site
 from latedrop.torch_private import draws_numbers, operator_of, plain_kernels, traced
 
@@ -100,7 +100,13 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
             if whole not in programs:
                 if len(programs) >= _MOST:
                     programs.pop(next(iter(programs)))
-                    _warn_of_many(network)
+                    warn(
+                        f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes "
+                        f"seconds each time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use "
+                        "engine='auto', or batches of one size.",
+                        LatedropWarning,
+                        stacklevel=2,
+                    )
                 _log.info("compiling %s for inputs of this shape; it takes seconds", type(network.model).__name__)
                 programs[whole] = make()
     return programs[whole]
@@ -108,18 +114,6 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
 
 def _form(value: Tensor) -> tuple[Any, ...]:
     return value.shape, value.dtype, value.device, value.stride() if value.layout is torch.strided else value.layout
-
-
-def _warn_of_many(network: Network) -> None:
-    if not network.notes.get("warned of many programs"):
-        network.notes["warned of many programs"] = True
-        warn(
-            f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes seconds "
-            f"each time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use engine='auto', or "
-            "batches of one size.",
-            LatedropWarning,
-            stacklevel=2,
-        )
 
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
@@ -184,12 +178,9 @@ def _chunk_program(
     rows, device = row_count(x), network.weight.device
 
     def of_chunk(batch: Any, limits: Tensor, scales: Tensor, weights: Tensor, keys: Tensor) -> list[Tensor]:
-        thinner = _Hashed(sites, keys, limits, scales)
-        batch = copied(batch) if once else repeated(batch, chunk)
-        now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
-        if once:
-            now = Copying(Prefix(rows), batch, sites, thinner, chunk, shared=options.shared)
-        outputs = split(network.read(batch, options.readout, rows * chunk, now).detach(), 0, chunk)
+        thinner, prefix = _Hashed(sites, keys, limits, scales), Prefix(rows) if once else None
+        drawn, _ = drawn_output(network, batch, sites, thinner, chunk, options, prefix)
+        outputs = split(drawn, 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
         off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN

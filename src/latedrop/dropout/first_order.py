@@ -330,45 +330,26 @@ class _Record:
         inputs = chain.from_iterable(self.inputs.values())
         return not self._copy and any(item.version != version_of(item.value) for item in inputs)
 
-    def gradients(self, outputs: Tensor, *, last: bool) -> Iterator[list[Tensor]]:
-        """Yield, for each of `outputs` `(n, k)`, `phi` of every call of every site, in the order of `inputs`."""
-        values, k = [item.value for item in chain.from_iterable(self.inputs.values())], outputs.shape[1]
-        if not values:  # no site's layer ran
-            yield from ([] for _ in range(k))
-            return
-        if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
-            each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
-            try:
-                grads = torch.autograd.grad(
-                    outputs, values, each, is_grads_batched=True, retain_graph=True, allow_unused=True
-                )
-            except RuntimeError as error:  # some operator has no batching rule for its backward
-                if out_of_memory(error) or _IN_PLACE in str(error):
-                    raise
-            else:
-                for i in range(k):
-                    yield self._phi([None if grad is None else grad[i] for grad in grads])
-                return
-        for i in range(k):
-            more = not last or i + 1 < k
-            output = outputs if k == 1 else outputs[:, i]
-            total = output if output.numel() == 1 else output.sum()
-            yield self._phi(torch.autograd.grad(total, values, retain_graph=more, allow_unused=True))
 
-    def _phi(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return `h · dy/dh` of every call, summed to the shape of its mask and over its values."""
-        each, result = iter(grads), []
-        for (name, _), items in self.inputs.items():
-            total: Tensor | None = None
-            for value, _, shape, _ in items:
-                grad = next(each)
-                if grad is not None:
-                    self.reached.add(name)
-                    phi = value.detach() * grad
-                    phi = phi if phi.shape == shape else phi.sum_to_size(shape)
-                    total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
-            result.append(items[0].value.new_zeros(items[0].shape) if total is None else total)
-        return result
+def _gradients(values: list[Tensor], outputs: Tensor, *, last: bool) -> Iterator[Sequence[Tensor | None]]:
+    """Yield, for each of `outputs` `(n, k)`, its gradients by all values."""
+    k = outputs.shape[1]
+    if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
+        each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
+        try:
+            grads = torch.autograd.grad(
+                outputs, values, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:  # some operator has no batching rule for its backward
+            if out_of_memory(error) or _IN_PLACE in str(error):
+                raise
+        else:
+            yield from ([None if grad is None else grad[i] for grad in grads] for i in range(k))
+            return
+    for i in range(k):
+        output = outputs if k == 1 else outputs[:, i]
+        total = output if output.numel() == 1 else output.sum()
+        yield torch.autograd.grad(total, values, retain_graph=not last or i + 1 < k, allow_unused=True)
 
 
 def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
@@ -397,13 +378,13 @@ def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, 
 
 def _differentiated(flat: Tensor, sites: Sites, whole: bool, record: _Record) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself."""
-    squares, entries = [], []
+    values, squares, entries = [item.value for item in chain.from_iterable(record.inputs.values())], [], []
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
         try:
-            for phi in record.gradients(part, last=last):
-                calls = _by_site(record, phi, sites, flat)
+            for grads in _gradients(values, part, last=last) if values else [()] * part.shape[1]:
+                calls = _by_site(record, grads, sites, flat)
                 squares.append(_square_sums(calls))
                 if whole:
                     both = zip(sites, calls, strict=True)
@@ -435,13 +416,22 @@ def _cannot_differentiate(error: Exception) -> OutputError:
     )
 
 
-def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, like: Tensor) -> list[list[Tensor]]:
-    """Return `phi` of every site, `(rows, units)` for each call of its layer."""
-    calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
-    for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
+def _by_site(record: _Record, grads: Sequence[Tensor | None], sites: Sites, like: Tensor) -> list[list[Tensor]]:
+    """Return `phi = h · dy/dh` of every site, `(rows, units)` for each call of its layer, summed as its mask is."""
+    each, calls = iter(grads), {site.name: list[Tensor]() for site in sites}
+    for (name, _), items in record.inputs.items():
+        total: Tensor | None = None
+        for value, _, shape, _ in items:
+            grad = next(each)
+            if grad is not None:
+                record.reached.add(name)
+                phi = value.detach() * grad
+                phi = phi if phi.shape == shape else phi.sum_to_size(shape)
+                total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
+        total = items[0].value.new_zeros(items[0].shape) if total is None else total
         axis = items[0].axis
-        value = value[None] if axis is None else value.movedim(axis, 0) if axis else value
-        calls[name].append(value if value.dim() == 2 else value.flatten(1))
+        total = total[None] if axis is None else total.movedim(axis, 0) if axis else total
+        calls[name].append(total if total.dim() == 2 else total.flatten(1))
     for units in calls.values():
         if not units:  # its layer did not run
             units.append(like.new_zeros(len(like), 1))

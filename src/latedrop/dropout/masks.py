@@ -84,7 +84,8 @@ class DrawMasks:
             return value
         if axis == 0 and _worth_a_kernel(value, draws, shape):
             keys = keys_for(self.seed, self.of, site.name, call, value.device)
-            product = thinned(value, keys[draws.start - self.of.start : draws.stop - self.of.start], shape, rate)
+            keys = keys if draws == self.of else keys[draws.start - self.of.start : draws.stop - self.of.start]
+            product = thinned(value, keys, shape, rate)
             if product is not None:
                 return product
         made = self._masks(site, call, shape, value)

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import map_values
-from latedrop.data.rows import operands, tensors
-from latedrop.network.network import Pass
+from latedrop.data.rows import copied, operands, repeated, row_count, tensors
+from latedrop.dropout.moments import Sampling
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
 
-__all__ = ["Copying", "Prefix", "worth_it"]
+__all__ = ["Copying", "Prefix", "drawn_output", "worth_it"]
 
 _FEW = 2**13  # numbers in the inputs of all draws below which it takes longer to keep track than to compute
 _FEW_FOR_EACH_SITE = 5 * 2**18  # on devices that compute while Python follows the functions between two sites
@@ -88,6 +89,18 @@ class Copying(Pass):
             return _mark([thin(site, number, value, channels)], self.mode.mark)[0]
         finally:
             self.mode.inside = False
+
+
+def drawn_output(
+    network: Network, x: Any, sites: Sequence[Site], thinner: Any, copies: int, options: Sampling, prefix: Prefix | None
+) -> tuple[Tensor, Pass]:
+    """Return the output of one pass over `copies` of the rows of `x`, one for each draw, and the pass."""
+    rows = row_count(x) * copies
+    batch = copied(x) if prefix is not None else repeated(x, copies)
+    now = network.begin(sites, thinner, rows, copies, shared=options.shared)
+    if prefix is not None:
+        now = Copying(prefix, batch, sites, thinner, copies, shared=options.shared)
+    return network.read(batch, options.readout, rows, now).detach(), now
 
 
 class _Spread(NamedTuple):

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from latedrop.data.arrays import check_inputs, floating, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, Items, as_items
-from latedrop.data.rows import copied, repeated, row_count, some_rows, take_rows
+from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
-from latedrop.dropout.prefix import Copying, Prefix, worth_it
+from latedrop.dropout.prefix import Copying, Prefix, drawn_output, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network, Pass
+from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import being_traced
 
@@ -180,7 +180,13 @@ class _ThinnedNetworks:
         self._chunk = min(draws, chunk) if chunk else fitting_chunk(network, x, sites, draws)
         self._rates: Mapping[str, float] = {site.name: 0.5 for site in sites}
         self._reason = ""  # for draws that run one by one
-        self._as_rows = options.engine != "loop" and self._may_be_rows()
+        together = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
+        if together and options.engine == "rows":
+            raise ArgumentError(
+                f"expected rows that do not affect each other with engine='rows'; at the sites {together} they do. "
+                "Use engine='auto', which runs the draws of such a model one by one."
+            )
+        self._as_rows = options.engine != "loop" and not together
         self._prefix: Prefix | None = None
         known, passes = network.notes.get("prefix"), passes * -(-draws // self._chunk)
         if self._as_rows and known is not False and not isinstance(x, Items):
@@ -221,7 +227,7 @@ class _ThinnedNetworks:
             size = self._chunk if self._as_rows else 1
             span = range(done, min(done + size, draws))
             try:
-                outputs = self._outputs(span)
+                outputs = self._pass(self._x, span, self._prefix)
                 alike = not self._as_rows or self._alike(outputs, span)
             except Exception as error:
                 self._recover(error, size)
@@ -266,37 +272,14 @@ class _ThinnedNetworks:
             )
             self._reason = ""
 
-    def _may_be_rows(self) -> bool:
-        together = [site.name for site in self._sites if site.batch_axis is None or site.moved or site.coupled]
-        if together and self._options.engine == "rows":
-            raise ArgumentError(
-                f"expected rows that do not affect each other with engine='rows'; at the sites {together} they do. "
-                "Use engine='auto', which runs the draws of such a model one by one."
-            )
-        return not together
-
-    def _outputs(self, draws: range) -> Tensor:
-        """Return `(t, N, ...)` of some draws."""
-        return split(self._pass(self._x, draws, self._rows, self._prefix), 0, len(draws))
-
-    def _pass(self, x: Any, draws: range, rows: int, prefix: Prefix | None) -> Tensor:
-        """Return the output of one pass over the `rows` examples of `x` for each draw, `(draws · rows, ...)`."""
-        network, options, copies = self._network, self._options, len(draws)
+    def _pass(self, x: Any, draws: range, prefix: Prefix | None) -> Tensor:
+        """Return `(t, N, ...)` of some draws, from one pass."""
+        network, options = self._network, self._options
         masks = DrawMasks(options.seed, self._rates, draws, range(options.draws))
-        now: Pass = Pass()
-
-        def run() -> Tensor:
-            nonlocal now
-            batch = copied(x) if prefix is not None else repeated(x, copies)
-            now = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
-            if prefix is not None:
-                now = Copying(prefix, batch, self._sites, masks, copies, shared=options.shared)
-            return network.read(batch, options.readout, rows * copies, now).detach()
-
-        output = network.quietly(run)
+        output, now = network.quietly(lambda: drawn_output(network, x, self._sites, masks, len(draws), options, prefix))
         if isinstance(now, Copying) and not network.writes:
             now.remember()
-        return output
+        return split(output, 0, len(draws))
 
     def _alike(self, outputs: Tensor, draws: range) -> bool:
         """Return True if the last draw, run alone, is what it was among others; asked once for a kind of batch.
@@ -313,7 +296,7 @@ class _ThinnedNetworks:
         some = sorted({i * (self._rows - 1) // (_SOME - 1) for i in range(_SOME)})
         rows = some if self._options.shared else [*range(self._rows)]
         x = take_rows(self._x, rows) if len(rows) < self._rows else self._x
-        alone = widened(self._pass(x, draws[-1:], len(rows), None))
+        alone = widened(self._pass(x, draws[-1:], None)[0])
         beside = widened(outputs[:, rows])
         if alone.numel() and not self._network.random:
             if not bool(alone.isfinite().all()):

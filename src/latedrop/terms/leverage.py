@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -91,8 +92,22 @@ class _Leverage(Term):
                 f"found {tuple(vectors.shape[1:])}. Calibrate again, without sites whose width changes with the input."
             )
         # In double precision: with more numbers than rows, a row's own share of its leverage is nearly all of it.
-        root = self.root.to(vectors.device, torch.float64)
+        root = self._root_on(vectors.device)
         return torch.baddbmm(root[:, None, :, -1], vectors.double().transpose(0, 1), root[:, :, :-1].mT)
+
+    def _root_on(self, device: torch.device) -> Tensor:
+        """Return the root in double precision on a device, where it is copied once."""
+        assert self.root is not None
+        if device.type == "cpu" or being_traced():
+            return self.root.to(device, torch.float64)
+        if device not in self._copies:
+            with torch.inference_mode(False):
+                self._copies[device] = self.root.to(device, torch.float64)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
 
     def _measured(self, vectors: Tensor, index: Tensor | None) -> Tensor:
         """Return the leverage `(n, K)` of rows `(n, K, D)`."""
