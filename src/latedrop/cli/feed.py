@@ -206,7 +206,8 @@ class Labelled:
 
 def _whole(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """As whole numbers, where they are: that is how classes are told from other numbers."""
-    return labels.astype(np.int64) if labels.ndim == 1 and bool((labels == np.round(labels)).all()) else labels
+    whole = labels.ndim == 1 and bool(((labels == np.round(labels)) & (np.abs(labels) < 2**53)).all())
+    return labels.astype(np.int64) if whole else labels
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
-from latedrop.errors import FileError, LatedropError
+from latedrop import LatedropError
+from latedrop.errors import FileError
 from latedrop.web.access import bearer_token, foreign_page, from_elsewhere
 
 __all__ = ["HEADERS", "LARGEST", "ROLE", "make_pages"]
