@@ -337,6 +337,7 @@ def test_train_and_go_on_after_ctrl_c(call: Run, home: Path, tmp_path: Path, mon
     assert "test: MAE" in printed
     log = json.loads(out.with_suffix(".log.json").read_text())
     assert log["settings"]["seed"] == 3
+    assert str(tmp_path) not in log["command"]
     one_line(call, "seed 3 instead of 4", *command[:-5], "4", *command[-4:])
     one_line(call, "a multiple of 4 from 16 on", *command, "--crop", "33", code=2)
     one_line(call, "expected the folder of mall; found none", "crowd", "train", "--set", "mall", "--out", out, code=2)

@@ -134,11 +134,11 @@ def test_bad_weights(tmp_path: Path, model: MCNN) -> None:
         load_weights(cut)
     other = tmp_path / "other.safetensors"
     save_file(torch.nn.Linear(2, 3).state_dict(), other)
-    with pytest.raises(FileError, match=r"another architecture: missing .*, \.\.\.; unknown bias, weight"):
+    with pytest.raises(FileError, match=r"another architecture.*Missing key"):
         load_weights(other)
     wide = {name: torch.cat([p, p]) if name == "fuse.bias" else p for name, p in model.state_dict().items()}
     save_file(wide, tmp_path / "wide.safetensors")
-    with pytest.raises(FileError, match=r"another architecture: of another shape fuse\.bias"):
+    with pytest.raises(FileError, match=r"another architecture.*size mismatch for fuse\.bias"):
         load_weights(tmp_path / "wide.safetensors")
 
 

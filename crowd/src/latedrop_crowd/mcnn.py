@@ -212,9 +212,10 @@ def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
+        why = " ".join(str(error).split())[:200]
         raise FileError(
             f"expected the weights of an MCNN in {path}; found those of another architecture. Use what `crowd train` "
-            "wrote."
+            f"wrote. ({why} ...)"
         ) from error
     return Trained(model.eval().to(device), None if roi is None else roi.bool().to(device), about)
 

@@ -245,7 +245,8 @@ def crowd_train(
         else:
             enlarge = _ENLARGED.get(set_name, 1) if enlarge is None else enlarge
             frames = open_set(set_name, _folder_of(set_name, data), enlarge=enlarge, use_roi=roi, sigma=sigma)
-        options: dict[str, Any] = {"fresh": fresh, "command": typed.get().replace(str(data), "DIR")}
+        command = typed.get().replace(str(data), "DIR").replace(str(out), out.name)  # folders are the user's business
+        options: dict[str, Any] = {"fresh": fresh, "command": command}
         if folds:
             cross_fit(frames, settings, out, chosen_device(device), folds=folds, **options)
         else:

@@ -1,12 +1,12 @@
-"""What the console remembers, in one SQLite file: counts, zones, events, labels, calibrations, pictures.
+"""What the console remembers, in one SQLite file: counts, maps, zones, events, labels, calibrations, pictures.
 
 The file carries the console's `application_id`. Any other file is refused before SQLite opens it, as nothing of it may
 change; a damaged one is refused by SQLite's own check. Errors of SQLite are `FileError`.
 
 One console has a file at a time; a second one is refused. The file is in WAL mode and is committed to twice a second:
 a process that is killed loses less than a second of counts, and nothing that an operator did. Counts older than an hour
-are kept as means over ten seconds. The file stays below a size: the oldest counts, events and pictures go first; zones,
-labels and calibrations stay.
+are kept as means over ten seconds. The file stays below a size: the oldest counts, maps, events and pictures go first;
+zones, labels and calibrations stay.
 """
 
 from __future__ import annotations
