@@ -263,8 +263,11 @@ def own_set(path: Path, target: str) -> tuple[UciSet, Table]:
         DataError: it is no table of numbers, has no such column, too few rows, or nothing to predict.
     """
     file = open_table(str(path))
-    batches = list(read_batches(file, choose(file, targets=[target]), _MANY_ROWS))
-    table = np.concatenate([np.column_stack([part.inputs, part.target]) for part in batches] or [np.empty((0, 2))])
+    blocks: list[Table] = []
+    for batch in read_batches(file, choose(file, targets=[target]), _MANY_ROWS):
+        columns: Any = batch.inputs, batch.target
+        blocks.append(np.column_stack(columns))
+    table = np.concatenate(blocks or [np.empty((0, 2))])
     if len(table) < LEAST_ROWS:
         raise DataError(f"expected {LEAST_ROWS} or more rows to train, fit and test on in {path}; found {len(table)}.")
     if not np.isfinite(table).all():
@@ -278,9 +281,9 @@ def own_set(path: Path, target: str) -> tuple[UciSet, Table]:
             f"expected a target that varies in column {target!r} of {path}; found {table[0, -1]:g} in every row. "
             "Pass another --target."
         )
-    rows, columns = table.shape
+    rows, width = table.shape
     steps = math.ceil(round(0.9 * rows) * 4 / 5 / 64)
     epochs = min(max(round(_STEPS / steps), _EPOCHS[0]), _EPOCHS[1])
     digest = hashlib.sha256(np.ascontiguousarray(table, "<f8").tobytes()).hexdigest()
     splits, mean = 5 if rows >= _MANY_ROWS else 20, float(table[:, -1].mean())
-    return UciSet(path.stem, rows, columns, 50, 1e-3, 64, epochs, splits, mean, (0.0, 0.0), "", digest), table
+    return UciSet(path.stem, rows, width, 50, 1e-3, 64, epochs, splits, mean, (0.0, 0.0), "", digest), table
