@@ -360,7 +360,8 @@ def markdown(results: Path = RESULTS) -> str:
         cells += [_ratio(entries.get(key, {})) for key in ("latedrop", "latedrop_compiled")]
         cells += ["-" if best is None else f"{_ratio(entries[best])}, {LABELS[best]}", _ratio(entries.get("loop", {}))]
         sizes = [entries.get(key or "", {}).get("bytes") for key in ("latedrop", best)]
-        cells.append(" / ".join("-" if size is None else f"{size / 2**20:.3g}" for size in sizes))
+        mebibytes = [None if size is None else size / 2**20 for size in sizes]
+        cells.append(" / ".join("-" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in mebibytes))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

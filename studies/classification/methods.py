@@ -218,7 +218,7 @@ def found(networks: Networks, x: Mapping[str, Tensor], labels: Tensor, train: Te
     ours = {part: uq.predict(rows) for part, rows in x.items()}
     sites = uq.calibration.sites
     rows = {
-        part: Measured(p.logits.cpu(), labels, _cpu(p.strangeness), spread_of(net, x[part], sites, None).double().cpu())
+        part: Measured(p.logits.cpu(), labels, _cpu(p.novelty), spread_of(net, x[part], sites, None).double().cpu())
         for part, p in ours.items()
     }
     result = Found({}, {}, {"choice": uq.calibration.choice, "temperature": uq.calibration.alone})

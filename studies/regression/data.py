@@ -14,7 +14,6 @@ Adam at 1e-3, 64 rows per step, and as many epochs, 10 to 1000, as make about 50
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import sys
@@ -28,7 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.cli.tables import choose, open_table, read_batches
+from latedrop.errors import ArgumentError, DataError
 from studies.driver import chosen_names, read_record
 
 if TYPE_CHECKING:
@@ -256,70 +256,34 @@ _STEPS, _EPOCHS = 5000, (10, 1000)
 
 
 def own_set(path: Path, target: str) -> tuple[UciSet, Table]:
-    """Read the set of a csv file, and its table with the target last.
+    """Read the set of a csv file by the reader of `latedrop predict`, and its table with the target last.
 
     Raises:
         FileError: the file cannot be read.
         DataError: it is no table of numbers, has no such column, too few rows, or nothing to predict.
     """
-    names, lines = _cells(path)
-    if target not in names or len(names) < 2:
+    file = open_table(str(path))
+    blocks: list[Table] = []
+    for batch in read_batches(file, choose(file, targets=[target]), _MANY_ROWS):
+        columns: Any = batch.inputs, batch.target
+        blocks.append(np.column_stack(columns))
+    table = np.concatenate(blocks or [np.empty((0, 2))])
+    if len(table) < LEAST_ROWS:
+        raise DataError(f"expected {LEAST_ROWS} or more rows to train, fit and test on in {path}; found {len(table)}.")
+    if not np.isfinite(table).all():
+        row = int(np.flatnonzero(~np.isfinite(table).all(1))[0])
         raise DataError(
-            f"expected the column {target!r} of --target, and others to predict it from, in {path}; found "
-            f"{', '.join(names)}."
+            f"expected a number in every cell of {path}; found a gap, NaN or inf in row {row + 1}. Fill it, or leave "
+            "the row or the column out."
         )
-    if len(lines) < LEAST_ROWS:
-        raise DataError(f"expected {LEAST_ROWS} or more rows to train, fit and test on in {path}; found {len(lines)}.")
-    table = np.array([[_number(path, line, *cell) for cell in zip(names, cells, strict=True)] for line, cells in lines])
-    place = names.index(target)
-    table = np.concatenate([np.delete(table, place, 1), table[:, [place]]], 1)
     if np.ptp(table[:, -1]) == 0:
         raise DataError(
             f"expected a target that varies in column {target!r} of {path}; found {table[0, -1]:g} in every row. "
             "Pass another --target."
         )
-    rows, columns = table.shape
+    rows, width = table.shape
     steps = math.ceil(round(0.9 * rows) * 4 / 5 / 64)
     epochs = min(max(round(_STEPS / steps), _EPOCHS[0]), _EPOCHS[1])
     digest = hashlib.sha256(np.ascontiguousarray(table, "<f8").tobytes()).hexdigest()
     splits, mean = 5 if rows >= _MANY_ROWS else 20, float(table[:, -1].mean())
-    return UciSet(path.stem, rows, columns, 50, 1e-3, 64, epochs, splits, mean, (0.0, 0.0), "", digest), table
-
-
-def _cells(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Read the header, and the cells of every line that is not blank with its number."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            head = file.readline()
-            file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=head.count))
-            found = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if cells]
-    except OSError as error:
-        raise FileError(f"expected a csv file at {path}; {error.strerror or error}. Check --csv.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"expected a csv file in UTF-8 at {path}; {error}. Save it as such.") from error
-    (_, names), *lines = found or [(0, [])]
-    if len(set(names)) < len(names) or all(_is_number(name) for name in names):
-        said = ", ".join(names) or "nothing"
-        raise DataError(f"expected a first line with different column names in {path}; found {said}.")
-    for line, cells in lines:
-        if len(cells) != len(names):
-            raise DataError(f"expected {len(names)} cells in every line of {path}; found {len(cells)} in line {line}.")
-    return names, lines
-
-
-def _number(path: Path, line: int, name: str, cell: str) -> float:
-    if not _is_number(cell):
-        said = f"{cell!r}" if cell else "a gap"
-        raise DataError(
-            f"expected a number in every cell of {path}; found {said} in column {name!r}, line {line}. Fill it, or "
-            "leave the row or the column out."
-        )
-    return float(cell)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
+    return UciSet(path.stem, rows, width, 50, 1e-3, 64, epochs, splits, mean, (0.0, 0.0), "", digest), table
