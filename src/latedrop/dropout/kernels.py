@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from latedrop.dropout.masks import ROUNDS
-
 __all__ = ["product"]
 
 _Axis: TypeAlias = "tuple[int, int, int, int]"
@@ -27,7 +25,6 @@ _Plan: TypeAlias = "tuple[tuple[int, ...], int, int, tuple[int, ...], tuple[int,
 _BLOCK = 1024
 _REPEATS = 4  # row blocks of one program: they share the hash
 _FAR = 2**31 - 1
-_S0, _F0, _S1, _F1, _S2, _F2, _S3, _ = (tl.constexpr(number) for pair in ROUNDS for number in pair)
 _MOST_DRAWS = 65535  # of a grid
 
 
@@ -35,12 +32,12 @@ _MOST_DRAWS = 65535  # of a grid
 def _kept(keys, draw, unit, least, block: tl.constexpr):  # type: ignore[no-untyped-def]
     a = tl.load(keys + 2 * draw).to(tl.uint32, bitcast=True)
     b = tl.load(keys + 2 * draw + 1).to(tl.uint32, bitcast=True)
-    x = unit.to(tl.uint32) + a
-    x = (x ^ (x >> _S0)) * tl.full((block,), _F0, tl.uint32)
+    x = unit.to(tl.uint32) + a  # then the rounds of `masks.ROUNDS`: globals and arguments cost time in every launch
+    x = (x ^ (x >> 17)) * tl.full((block,), 0xED5AD4BB, tl.uint32)
     x = x ^ b
-    x = (x ^ (x >> _S1)) * tl.full((block,), _F1, tl.uint32)
-    x = (x ^ (x >> _S2)) * tl.full((block,), _F2, tl.uint32)
-    x = x ^ (x >> _S3)
+    x = (x ^ (x >> 11)) * tl.full((block,), 0xAC4C1B51, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full((block,), 0x31848BAB, tl.uint32)
+    x = x ^ (x >> 14)
     return x >= least.to(tl.uint32)
 
 
