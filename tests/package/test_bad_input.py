@@ -652,7 +652,7 @@ class TestFiles:
         ):
             load(saved, mlp())
 
-    @pytest.mark.parametrize("key", ["rate", "scales", "draws", "intervals", "fingerprint", "table"])
+    @pytest.mark.parametrize("key", ["rate", "draws", "intervals", "fingerprint", "table"])
     def test_edited(self, saved: Path, key: str) -> None:
         document = json.loads(saved.read_text())
         document["latedrop"][key] = 0.123
