@@ -433,15 +433,16 @@ def test_the_record_prints_as_a_table_with_the_choice_marked() -> None:
     assert sum(line.startswith("*") for line in lines[4:]) == 1
 
 
-def test_few_rows_are_warned_of() -> None:
+@pytest.mark.parametrize("options", [{}, {"method": Sampling(RATES, DRAWS)}], ids=["terms", "sample"])
+def test_few_rows_are_warned_of(options: dict[str, Any]) -> None:
     from latedrop import LatedropWarning
 
     model = deep()
     with pytest.warns(
         LatedropWarning, match="only 9 validation rows: the scale and the intervals will be rough"
     ) as seen:
-        calibrate(model, data_for(model, rows=9), method=Sampling(RATES, DRAWS))
-    assert seen[0].filename == __file__
+        calibrate(model, data_for(model, rows=9), **options)
+    assert [one.filename for one in seen] == [__file__] * len(seen)
     quietly(model, data_for(model, rows=10))
 
 

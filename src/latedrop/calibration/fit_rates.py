@@ -29,7 +29,7 @@ from latedrop.calibration.record import RateRow
 from latedrop.calibration.scale import apply_scale
 from latedrop.calibration.scale_fit import ScaleFit, fit_scale, refuse_no_errors
 from latedrop.calibration.targets import warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, judged, losses
+from latedrop.calibration.verdict import losses
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import LatedropWarning, OutputError
@@ -37,7 +37,7 @@ from latedrop.metrics.entries import average
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites, rates_by_site
 
-__all__ = ["RatesFit", "fit_measured_rates"]
+__all__ = ["RatesFit", "fit_rates", "ratio_to_draws"]
 
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 _DRAWS, _DROPS = 50, 100  # so many units must be dropped in all for a variance over so many draws to be told
@@ -45,7 +45,7 @@ _SMALL = 0.1  # a rate to which first order should hold
 _FAR = 3.0
 _HARDLY_ANY = 5
 _GAIN = 0.02  # nats that are worth a word
-_LEVEL = 4  # of warnings, up to the caller of `calibrate`
+_LEVEL = 5  # of warnings, up to the caller of `calibrate`
 
 
 @dataclass(frozen=True)
@@ -53,38 +53,29 @@ class RatesFit:
     """What was fitted to the rates.
 
     Attributes:
-        fit: at the best rate.
-        row: its row of the table.
+        rate: the best.
+        fit: of scale and floor at that rate.
         table: one row for each rate.
-        held_out: `(N, ...)`, the variance of each row with scale and floor from the rows of other folds.
-        verdict: on those.
         shares: each site's share of the raw variance; None where the sites are not told apart.
-        ratio: the raw variance over that of a few draws; None where draws were taken anyway.
     """
 
+    rate: Rate
     fit: ScaleFit
-    row: RateRow
     table: tuple[RateRow, ...]
-    held_out: Tensor
-    verdict: Verdict
-    shares: dict[str, float] | None = None
-    ratio: float | None = None
+    shares: dict[str, float] | None
 
 
-def fit_measured_rates(network: Network, measured: MeasuredRates, plan: Plan) -> RatesFit:
+def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
     """Fit scale and floor at every rate, and take the best."""
     method, target = plan.method, measured.target
     assert not isinstance(method, Terms)
     per_output, shares = plan.has_outputs(target.shape), None
     if isinstance(method, FirstOrder):
         fits, shares = _fit_sites(measured, method, plan)
-        tried = 1
     else:
-        rates = method.rates or PAPER_RATES
-        tried = len(rates)
         options: dict[str, Any] = {"per_output": per_output, "floor": method.floor, "unit": plan.target}
         options["weights"] = plan.weights
-        pairs = zip(rates, measured.means, measured.variances, strict=True)
+        pairs = zip(method.rates or PAPER_RATES, measured.means, measured.variances, strict=True)
         fits = [(rate, fit_scale(mean, variance, target, **options)) for rate, mean, variance in pairs]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
     if not usable:
@@ -93,24 +84,16 @@ def fit_measured_rates(network: Network, measured: MeasuredRates, plan: Plan) ->
     touched = [row.zero_variances <= _MOST_UNTOUCHED * target.numel() for row in table]
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{method.criterion}")))
-    row, fit = table[best], usable[best][1]
-    if row.zero_variances or len(table) < tried:
-        _warn_of_zeros(table, tried, target.numel(), drawn=isinstance(method, Sampling))
+    rate, fit = usable[best]
+    if table[best].zero_variances or len(table) < len(fits):
+        _warn_of_zeros(table, len(fits), target.numel(), drawn=isinstance(method, Sampling))
     warn_of_poor_fit(
         fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL - 1, hint=plan.target is None
     )
-    ratio = None
     if isinstance(method, Sampling):
-        _warn_of_few_drops(row.rate, measured.sites, method.draws)
+        _warn_of_few_drops(rate, measured.sites, method.draws)
     _warn_of_edge(usable, best, method.criterion)
-    if not isinstance(method, Sampling):
-        ratio = _ratio_to_draws(network, measured.few, row.rate, measured.sites, plan)
-        _warn_of_ratio(ratio, method.name)
-    held_out, constant = fit.crossed(floor=method.floor)
-    left = CrossValidation(weights=fit.weights)
-    error = (fit.target - fit.mean).double()
-    verdict = judged(error, held_out, constant, fitted="cross-validation", rows=left)
-    return RatesFit(fit, row, table, held_out, verdict, shares, ratio)
+    return RatesFit(rate, fit, table, shares)
 
 
 def _fit_sites(
@@ -169,11 +152,15 @@ def _warn_of_zeros(table: Sequence[RateRow], tried: int, values: int, *, drawn: 
         )
 
 
-def _ratio_to_draws(network: Network, x: Any, rate: Rate, sites: Sites, plan: Plan) -> float | None:
-    """The approximated variance over that of a few draws; None where these do not vary.
+def ratio_to_draws(network: Network, measured: MeasuredRates, rate: Rate, plan: Plan) -> float | None:
+    """The approximated variance over that of a few draws; None where these do not vary, or were taken anyway.
 
     At the chosen rate, or at one at which draws can tell; of first order at 0.1 or less, as it is one for small rates.
+    It warns where the two are far apart.
     """
+    if isinstance(plan.method, Sampling):
+        return None
+    x, sites = measured.few, measured.sites
     most = _SMALL if isinstance(plan.method, FirstOrder) else 0.9
     wanted = rates_by_site(sites, rate)
     least = {site.name: min(_SMALL, _DROPS / (_DRAWS * site.count * site.calls)) for site in sites}
@@ -182,23 +169,22 @@ def _ratio_to_draws(network: Network, x: Any, rate: Rate, sites: Sites, plan: Pl
     (drawn,) = sample_rates(network, x, [used], sites, options)
     (found,) = moments(network, x, [used], sites, plan.method.name, options)
     spread = float(drawn.variance.double().sum())
-    return float(found.variance.double().sum()) / spread if spread > 0 else None
-
-
-def _warn_of_ratio(ratio: float | None, method: str) -> None:
-    """Warn where an approximation is far from draws."""
-    if ratio is not None and not 1 / _FAR <= ratio <= _FAR:
+    if spread <= 0:
+        return None
+    ratio = float(found.variance.double().sum()) / spread
+    if not 1 / _FAR <= ratio <= _FAR:
         why = {
             "linear": "the output bends too much for a first order, or something cuts off its gradients",
             "propagate": "units that propagation takes as independent are not, as behind a stack of convolutions",
-        }[method]
+        }[plan.method.name]
         warn(
-            f"the variance of method={method!r} is {ratio:.2g} times that of {_DRAWS} draws on a few validation rows: "
-            f"{why}. The scale makes up for its size, not for what it says about one row against another. Compare with "
-            "method='sample'.",
+            f"the variance of method={plan.method.name!r} is {ratio:.2g} times that of {_DRAWS} draws on a few "
+            f"validation rows: {why}. The scale makes up for its size, not for what it says about one row against "
+            "another. Compare with method='sample'.",
             LatedropWarning,
-            stacklevel=_LEVEL,
+            stacklevel=_LEVEL - 1,
         )
+    return ratio
 
 
 def _warn_of_edge(fits: Sequence[tuple[Rate, ScaleFit]], best: int, criterion: str) -> None:

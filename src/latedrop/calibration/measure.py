@@ -164,7 +164,7 @@ def measure_rates(network: Network, data: Any, plan: Plan) -> MeasuredRates:
             for i, (mean, variance) in enumerate(pairs):
                 means[i].append(mean.cpu())
                 variances[i].append(variance.cpu())
-    target = joined(targets, stacklevel=4)
+    target = joined(targets, stacklevel=3)
     return MeasuredRates(sites, target, list(map(torch.cat, means)), list(map(torch.cat, variances)), few)
 
 
@@ -300,7 +300,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
                 noted, inputs = _thinned(noted, inputs, stay)
             tick()
     columns = dict(entries.items()) if entries is not None else {}
-    check_rows(len(columns.get(_TARGET, ())), stacklevel=4)
+    check_rows(len(columns.get(_TARGET, ())), stacklevel=3)
     assert entries is not None
     mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
     per_output = plan.has_outputs((0, *entries.shape))
@@ -367,7 +367,7 @@ def _usable_terms(
             if method.chosen:
                 raise
             if isinstance(term, ErrorForest) and "scikit-learn" in str(error):
-                warn(f"{error} Until then the default goes without it.", LatedropWarning, stacklevel=5)
+                warn(f"{error} Until then the default goes without it.", LatedropWarning, stacklevel=4)
             _log.info("without %s: %s", term.name, error)
     return tuple(found)
 
@@ -386,7 +386,7 @@ def _with_learned(
     reference = Reference(network, plan, found.sites, found.features, noted)
     learners = [term for term in terms if type(term).learned_from is not Term.learned_from]
     learned = reference.teach(learners)
-    warn_of_training_rows(reference.share_seen, stacklevel=5)
+    warn_of_training_rows(reference.share_seen, stacklevel=4)
     rows = reference.validation_rows(found.mean)
     rows.weights = plan.weights
     error, columns, correction = found.target - found.mean, dict(found.columns), None

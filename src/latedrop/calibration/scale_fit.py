@@ -133,19 +133,14 @@ class ScaleFit:
 
     def crossed(self, *, floor: bool) -> tuple[Tensor, Tensor]:
         """Variances and constants of rows left out of the fit of scale and floor; the rate is that of all rows."""
-        error = (self.target - self.mean).double()
+        error, left = (self.target - self.mean).double(), CrossValidation(weights=self.weights)
 
         def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
             part = self.mean[rest], self.variance[rest], self.target[rest]
-            counts = None if self.weights is None else self.weights[rest]
-            if floor:
-                fitted = fit_floor(*part, per_output=self.per_output, weights=counts)
-            else:
-                scale = optimal_scale(*part, per_output=self.per_output, weights=counts)
-                fitted = scale, torch.zeros_like(scale)
+            fitted = _likeliest(*part, floor, self.per_output, left.at(rest))
             return lambda held: apply_scale(self.variance[held].double(), *fitted)
 
-        return crossed(error, fit, self.per_output, CrossValidation(weights=self.weights))
+        return crossed(error, fit, self.per_output, left)
 
     def left_out(self, variance: Tensor) -> CrossValidated:
         """The rows with variances `(N, ...)` from fits to the rows of other folds."""
@@ -224,15 +219,21 @@ def fit_scale(
         return None
     zeros = int((variance == 0).sum())
     variance = lifted(variance, least)
-    if optimal is None and floor:
-        optimal = fit_floor(mean, variance, target, per_output=per_output, weights=weights)
-    elif optimal is None:
-        scale = optimal_scale(mean, variance, target, per_output=per_output, weights=weights)
-        optimal = (scale, torch.zeros_like(scale))
+    optimal = optimal or _likeliest(mean, variance, target, floor, per_output, weights)
     total = apply_scale(variance.double(), *optimal)
     factor = relaxed_scale(mean, total, target, per_output=per_output, weights=weights)
     relaxed = (optimal[0] * factor, optimal[1] * factor)
     return ScaleFit(mean, variance, target, per_output, zeros, least, optimal, relaxed, unit, weights)
+
+
+def _likeliest(
+    mean: Tensor, variance: Tensor, target: Tensor, floor: bool, per_output: bool, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scale and floor of least NLL."""
+    if floor:
+        return fit_floor(mean, variance, target, per_output=per_output, weights=weights)
+    scale = optimal_scale(mean, variance, target, per_output=per_output, weights=weights)
+    return scale, torch.zeros_like(scale)
 
 
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:

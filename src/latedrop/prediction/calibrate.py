@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration, ClassVerdict
-from latedrop.calibration.cross_validation import standard_error
+from latedrop.calibration.cross_validation import CrossValidation, standard_error
 from latedrop.calibration.fit_classes import chosen, losses
-from latedrop.calibration.fit_rates import fit_measured_rates
+from latedrop.calibration.fit_rates import fit_rates, ratio_to_draws
 from latedrop.calibration.fit_terms import TermRows, compare, described, judge, nested, set_guard
 from latedrop.calibration.labels import is_classification
 from latedrop.calibration.measure import MeasuredRates, MeasuredTerms, measure_rates, measure_terms
@@ -30,6 +30,7 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale_fit import CrossValidated, CrossValidatedClasses, ScaleFit, fit_scale
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.transforms import Transform
+from latedrop.calibration.verdict import judged
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
@@ -206,8 +207,10 @@ def calibrate_cross_fitted(
 
 def _by_terms(network: Network, measured: MeasuredTerms, plan: Plan) -> Predictor:
     """Fit a variance of terms to rows that were measured."""
-    rows = TermRows.of(measured, set_guard(measured, plan), plan)
-    picked = compare(rows, nested(measured, plan))  # candidates, their fits and tails
+    guard = set_guard(measured, plan)
+    rows = TermRows.of(measured, guard, plan)
+    candidates = nested(measured, plan)
+    picked = compare(rows, candidates)  # fits and tails, on rows left out; and the fit to all rows
     for candidate in picked.candidates:
         _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
     _log.info("the variance is made of %s", picked.name)
@@ -240,21 +243,24 @@ def _by_rates(network: Network, measured: MeasuredRates, plan: Plan) -> Predicto
     """Fit a scale to each rate that was measured, and take the best."""
     method = plan.method
     assert not isinstance(method, Terms)
-    fitted = fit_measured_rates(network, measured, plan)
-    for row in fitted.table:
-        _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
-    _log.info("rate %s, scale %s", fitted.row.rate, fitted.row.scale)
-    facts = {
-        "rate": fitted.row.rate,
+    fitted = fit_rates(measured, plan)
+    row = next(row for row in fitted.table if row.rate == fitted.rate)
+    for each in fitted.table:
+        _log.debug("rate %s: NLL %.4f raw, %.4f scaled", each.rate, each.nll_unscaled, each.nll_scaled)
+    _log.info("rate %s, scale %s", row.rate, row.scale)
+    variance, constant = fitted.fit.crossed(floor=method.floor)
+    left, error = CrossValidation(weights=plan.weights), (fitted.fit.target - fitted.fit.mean).double()
+    facts: dict[str, Any] = {
+        "rate": row.rate,
         "table": fitted.table,
         "criterion": method.criterion,
         "mean": method.mean,
-        "verdict": fitted.verdict,
+        "verdict": judged(error, variance, constant, fitted="cross-validation", rows=left),
         "shares": fitted.shares,
-        "ratio_to_draws": fitted.ratio,
+        "ratio_to_draws": ratio_to_draws(network, measured, fitted.rate, plan),
     }
     facts |= {"draws": method.draws, "shared": method.shared} if isinstance(method, Sampling) else {}
-    return _predictor(network, plan, measured.sites, fitted.fit, fitted.fit.left_out(fitted.held_out), facts)
+    return _predictor(network, plan, measured.sites, fitted.fit, fitted.fit.left_out(variance), facts)
 
 
 def _predictor(
