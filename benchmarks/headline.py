@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from statistics import median
 
-from benchmarks.instead import APART, RESULTS, SITUATIONS, Figures, figures
+from benchmarks.instead import APART, RESULTS, Figures, figures
 from benchmarks.speed_pages import rows_for_readme
 
 
@@ -18,7 +18,7 @@ def headline(speeds: str | None = None) -> str:
 
     def measured(method: str) -> tuple[Figures, Figures]:
         """Return the figures in distribution and under shift."""
-        within, beyond = (figures(record, APART, part, "all", method) for part in (SITUATIONS[:1], SITUATIONS[1:]))
+        within, beyond = (figures(record, APART, shifted, "all", method) for shifted in (False, True))
         assert within is not None
         assert beyond is not None
         return within, beyond
