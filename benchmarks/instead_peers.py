@@ -6,7 +6,7 @@
   out for itself. Intervals and distributions without a density.
 - `NGBoost`: a Gaussian for the validation errors, with a mean of its own; a fifth of the rows says when to stop.
 - `DEUP`: its error model learns the squared errors of half of the validation rows, and the other half is for its
-  normalised conformal intervals. Intervals alone.
+  normalised conformal intervals. Intervals alone. It divides errors by squared errors, hence their width.
 - `Laplace`: laplace-torch, fitted to the training rows. `last layer`: prior and noise by marginal likelihood, as in its
   example. `tuned`: prior and noise by the likelihood of the validation rows. `all weights`: the full matrix.
 

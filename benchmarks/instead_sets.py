@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolate, pad
 
-from benchmarks.default_data import SHARED, Rows, cuts, more, standardised
+from benchmarks.default_data import SHARED, Part, Rows, cuts, more, pair, standardised
 from benchmarks.default_nets import trained
 from benchmarks.instead_case import Case
 from studies.regression import data as uci
@@ -46,13 +46,11 @@ APART = (
     *("concrete", "power-plant", "protein-tertiary-structure", "yacht", "airfoil"),
     *("communities", "real_estate_valuation", "residential_building", "excitation_current"),
 )
-SITUATIONS = ("in", "above", "below")
 SIZES = (10, 20, 30, 60, 100, 1000)
 """Validation rows in situation `in` of tables, beside all there are; the others have all."""
 MOST_ROWS = 10_000
 MEMBERS, STEPS = 5, 2000
 _AIRFOIL = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
-Part = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,9 @@ def _packaged(package: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def pair(data: np.ndarray, rows: np.ndarray) -> Part:
-    part = torch.tensor(data[rows], dtype=torch.float32)
-    return part[:, :-1], part[:, -1]
-
-
 def _tables(name: str, seed: int) -> Iterator[Situation]:
     whole = table(name)
-    rows: dict[str, Rows] = {key: part for key, part in cuts(whole, seed).items() if key in SITUATIONS}
+    rows: dict[str, Rows] = cuts(whole, seed)
     data = {key: standardised(whole, part) for key, part in rows.items()}
     jobs = [(pair(data[key], rows[key].fit), pair(data[key], rows[key].stop)) for key in data for _ in range(MEMBERS)]
     nets: list[Any] = trained(jobs, seed, steps=STEPS)

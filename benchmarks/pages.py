@@ -17,9 +17,10 @@ from benchmarks import (
     core_speed,
     crowd_regions,
     default_cost,
-    default_figure,
-    default_summary,
     hops,
+    instead,
+    instead_aims,
+    instead_figure,
     large_file,
     linear,
     long_table,
@@ -47,7 +48,7 @@ def main() -> None:
         text = path.read_text(encoding="utf-8")
         path.write_text(filled(text), encoding="utf-8")
         print(path.relative_to(ROOT))
-    print(default_figure.figure(_read(RESULTS / "default.json"), IMAGES / "worth.png").relative_to(ROOT))
+    print(instead_figure.figure(_read(RESULTS / "instead.json"), IMAGES / "worth.png").relative_to(ROOT))
     for path in stream_figure.figures(_read(RESULTS / "stream.json")):
         print(path.relative_to(ROOT))
 
@@ -62,6 +63,10 @@ def _read(path: Path) -> dict[str, Any]:
     return record
 
 
+def _instead(half: str, shifted: bool, size: str) -> str:
+    return instead.table(_read(RESULTS / "instead.json"), instead.HALVES[half], shifted, size)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.speed": rows_for_readme,
     "benchmarks.memory": memory_table,
@@ -69,11 +74,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
     "benchmarks.console.gpu": lambda: console.gpu_table(_read(RESULTS / "console.json")),
     "benchmarks.long_table": lambda: long_table.markdown(_read(RESULTS / "long_table.json")),
-    "benchmarks.default.in": lambda: default_summary.table(_read(RESULTS / "default.json"), "in", "gain"),
-    "benchmarks.default.ten": lambda: default_summary.medians(_read(RESULTS / "default.json"), "ten"),
-    "benchmarks.default.medians": lambda: default_summary.medians(_read(RESULTS / "default.json"), "in"),
-    "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
-    "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
+    "benchmarks.instead.aims": lambda: instead_aims.aim_table(_read(RESULTS / "instead.json")),
+    "benchmarks.instead.in": lambda: _instead("apart", False, "all"),
+    "benchmarks.instead.20": lambda: _instead("apart", False, "20"),
+    "benchmarks.instead.shift": lambda: _instead("apart", True, "all"),
+    "benchmarks.instead.others": lambda: _instead("others", False, "all"),
+    "benchmarks.instead.others.shift": lambda: _instead("others", True, "all"),
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
     "benchmarks.novelty.choice": lambda: novelty.table(_read(RESULTS / "novelty.json"), novelty.CHOICE),
     "benchmarks.novelty.other": lambda: novelty.table(_read(RESULTS / "novelty.json"), novelty.OTHER),

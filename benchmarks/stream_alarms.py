@@ -21,8 +21,7 @@ import torch
 from tqdm import tqdm
 
 import latedrop
-from benchmarks.default import pair
-from benchmarks.default_data import PARTS, cuts, standardised, table
+from benchmarks.default_data import PARTS, cuts, pair, standardised, table
 from benchmarks.default_nets import trained
 from benchmarks.stream_data import SETS, Given, Series, crowd
 from latedrop.streams import Stream
