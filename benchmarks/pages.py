@@ -18,6 +18,8 @@ from benchmarks import (
     crowd_regions,
     crowd_width,
     hops,
+    instead,
+    instead_aims,
     linear,
     long_tables,
     novelty,
@@ -32,7 +34,7 @@ from benchmarks.headline import headline
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "variance", "stream", "console", "trained")
+_NAMES = ("performance", "variance", "evidence", "stream", "console", "trained")
 _NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -54,6 +56,19 @@ def _of(name: str, table: Callable[[dict[str, Any]], str]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    **{
+        f"benchmarks.instead.{name}": partial(
+            _of, "instead", partial(instead.table, names=instead.HALVES[half], shifted=shifted, size=size)
+        )
+        for name, half, shifted, size in (
+            ("in", "apart", False, "all"),
+            ("20", "apart", False, "20"),
+            ("shift", "apart", True, "all"),
+            ("others", "others", False, "all"),
+            ("others.shift", "others", True, "all"),
+        )
+    },
+    "benchmarks.instead.aims": partial(_of, "instead", instead_aims.aim_table),
     "headline": headline,
     "benchmarks.speed": speed.markdown,
     "benchmarks.novelty.choice": partial(_of, "novelty", lambda record: novelty.table(record, novelty.CHOICE)),

@@ -152,6 +152,7 @@ STAND_INS = (
     "h5py",
     "huggingface_hub",
     "kornia",
+    "lifelines",
     "matplotlib",
     "mpl_toolkits",
     "mpltern",

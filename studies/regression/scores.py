@@ -33,7 +33,7 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
-from latedrop.dropout.masks import kept, uniforms
+from latedrop.dropout.masks import uniforms
 from latedrop.errors import ArgumentError
 
 
@@ -128,7 +128,8 @@ def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence
     for start in range(0, draws, chunk):
         a = first
         for (weight, bias), site, rate in zip(member[1:], numbers, rates, strict=True):
-            thinned = kept(site[start : start + chunk], rate, weight.dtype)[:, :, None] * weight
+            kept = (site[start : start + chunk] >= rate).to(weight.dtype) / (1 - rate)
+            thinned = kept[:, :, None] * weight
             if a.dim() == 2:
                 z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
             else:

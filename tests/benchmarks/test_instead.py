@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import instead
-from benchmarks.instead import APART, CHOSEN_ON, METHODS, Case, Predicted, figures, measures
+from benchmarks import instead, instead_peers, instead_sets
+from benchmarks.instead import by_set, figures
+from benchmarks.instead_case import Bounds, Case, Predicted, measures
+from benchmarks.instead_methods import METHODS
+from benchmarks.instead_peers import PEERS
+from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
+from benchmarks.peers import _imports as importable
 from benchmarks.sets import trained
 from latedrop.calibration.tails import Tail
 from latedrop.metrics import crps, interval_score, nll
+
+LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "DEUP": "deup", "Laplace": "laplace"}
 
 
 def table_of(count: int = 150, seed: int = 0) -> np.ndarray:
@@ -26,18 +36,29 @@ def table_of(count: int = 150, seed: int = 0) -> np.ndarray:
 def case() -> Case:
     data = torch.tensor(table_of(), dtype=torch.float32)
     x, y = data[:, :-1], data[:, -1]
-    nets = trained([((x[:60], y[:60]), (x[60:70], y[60:70]))] * 5, seed=0, steps=100)
-    return Case(nets, x[:70], x[70:], y[70:].double())
+    nets: list[Any] = trained([((x[:60], y[:60]), (x[60:70], y[60:70]))] * 5, seed=0, steps=100)
+    return Case(nets, x[:70], y[:70], x[70:], y[70:].double())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_finite_predictions(name: str, case: Case) -> None:
     found = METHODS[name](case)(case.x_val[:9])
+    assert isinstance(found, Predicted)
     assert found.mean.shape == found.variance.shape == (9,)
     assert bool((found.variance > 0).all())
     scores = measures(found, case.y_val[:9])
     assert scores["score"] < 100
-    assert scores["nll"] < 100 or name.startswith("conformal")
+    assert scores["nll"] < 100
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_library_gives_intervals(name: str, case: Case) -> None:
+    library = LIBRARIES[name.split(",")[0]]
+    if not importable(library):
+        pytest.skip(f"{library} is not installed")
+    scores = measures(PEERS[name](case)(case.x_val[:9]), case.y_val[:9])
+    assert scores["score"] < 100
+    assert scores["coverage"] == sorted(scores["coverage"])
 
 
 def test_measures_are_those_of_the_library() -> None:
@@ -52,26 +73,51 @@ def test_measures_are_those_of_the_library() -> None:
     assert wide["coverage"][4] >= found["coverage"][4]
 
 
+def test_intervals_alone_have_no_density_and_points_have_a_crps() -> None:
+    mean, y = torch.zeros(4).double(), torch.tensor([-1.0, 0.0, 0.5, 3.0]).double()
+    ends = torch.ones(5, 4).double()
+    found = measures(Bounds(mean, -ends, ends), y)
+    assert math.isnan(found["nll"])
+    assert math.isnan(found["crps"])
+    assert found["coverage"] == [0.75] * 5
+    points = torch.randn(4, 4000, generator=torch.Generator().manual_seed(0)).double()
+    found = measures(Bounds(mean, -ends, ends, points), y)
+    assert found["crps"] == pytest.approx(float(crps(mean, torch.ones(4).double(), y)), abs=0.02)
+
+
+def test_widths_tell_shifted_rows_apart() -> None:
+    mean, narrow = torch.zeros(3).double(), torch.ones(3).double()
+    found = measures(Predicted(mean, 4 * narrow), mean, Predicted(mean, narrow))
+    assert found["auroc"] == 1
+    assert measures(Predicted(mean, narrow), mean, Predicted(mean, narrow))["auroc"] == 0.5
+
+
 def test_halves_do_not_overlap_and_name_all_sets() -> None:
     assert not set(CHOSEN_ON) & set(APART)
     assert len({*CHOSEN_ON, *APART}) == 17
+    assert len(instead_sets.OTHERS) == 6
 
 
-def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instead, "HALVES", {"chosen": ("boston-housing",), "apart": ("yacht",)})
-    monkeypatch.setattr(instead, "METHODS", {name: METHODS[name] for name in ("constant", "latedrop", "ensemble")})
-    monkeypatch.setattr(instead, "SIZES", (10,))
-    monkeypatch.setattr(instead, "STEPS", 60)
-    monkeypatch.setattr(instead, "RESULTS", tmp_path)
-    monkeypatch.setattr(instead, "table", lambda name: table_of(200, len(name)))
+    monkeypatch.setattr(instead, "ALL", {name: METHODS[name] for name in ("constant", "latedrop", "ensemble")})
+    monkeypatch.setattr(instead, "METHODS", instead.ALL)
+    monkeypatch.setattr(instead_sets, "SIZES", (10,))
+    monkeypatch.setattr(instead_sets, "STEPS", 60)
+    monkeypatch.setattr(instead_sets, "table", lambda name: table_of(200, len(name)))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "r.json"
     for only in ("yacht", "boston-housing"):
-        instead.main(["--out", str(out), "--seeds", "1", "--only", only, "--nets", str(tmp_path / "nets")])
+        instead.main(["--out", str(out), "--seeds", "1", "--only", only])
     record = json.loads(out.read_text())
     assert set(record["units"]) == {"yacht", "boston-housing"}
     assert set(record["units"]["yacht"]["0"]) == {"in", "above", "below"}
-    monkeypatch.setitem(instead.METHODS, "constant + t", METHODS["constant + t"])
-    instead.main(["--out", str(out), "--seeds", "1", "--nets", str(tmp_path / "nets")])
+    monkeypatch.setitem(instead.ALL, "constant + t", METHODS["constant + t"])
+    instead.main(["--out", str(out), "--seeds", "1"])
     more = json.loads(out.read_text())["units"]["yacht"]["0"]["in"]["10"]
     assert set(more) == {"constant", "constant + t", "latedrop", "ensemble"}
     assert more["ensemble"] == record["units"]["yacht"]["0"]["in"]["10"]["ensemble"]  # seconds too: not measured again
@@ -82,33 +128,69 @@ def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytes
     assert "| latedrop | " in (tmp_path / "page.md").read_text()
 
 
-def test_kept_networks_answer_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instead, "STEPS", 60)
-    monkeypatch.setattr(instead, "table", lambda name: table_of(100))
-    first, second = (instead.cases("yacht", 0, tmp_path) for _ in range(2))
-    for (*_, one, (x, _)), (*_, other, _) in zip(first, second, strict=True):
-        torch.testing.assert_close(one.nets[3](x), other.nets[3](x))
+def test_a_library_that_fails_is_told_and_the_others_go_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(case: Case) -> Any:
+        raise ValueError("too few.")
+
+    situation = Situation("in", "all", case, (case.x_val, case.y_val), None)
+    monkeypatch.setattr(instead_sets, "situations", lambda name, seed: iter([situation]))
+    monkeypatch.setattr(instead, "ALL", {"broken": broken, "constant": METHODS["constant"]})
+    found = instead.unit("yacht", 0)["in"]["all"]
+    assert found["broken"] == {"error": "ValueError: too few."}
+    assert found["constant"]["score"] > 0
+
+
+def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kind(seed: int) -> Kind:
+        x = torch.randint(1, 5, (80, 6), generator=torch.Generator().manual_seed(seed))
+        shifts = {"reversed": (x[:20].flip(1), x[:20].float().mean(1))}
+        return Kind((x, x.float().mean(1)), lambda test, dice: shifts, lambda: TextNet(4))
+
+    def quick(net: torch.nn.Module, rows: Any, stop: Any, seed: int) -> torch.nn.Module:
+        return net.eval().requires_grad_(False)
+
+    monkeypatch.setitem(instead_sets.OTHERS, "letters", kind)
+    monkeypatch.setattr(instead_sets, "_trained", quick)
+    found: Iterator[Situation] = instead_sets.situations("letters", 0)
+    within, beyond = found
+    assert (within.name, beyond.name) == ("in", "reversed")
+    assert within.case is beyond.case
+    assert within.inside is None
+    assert beyond.inside is not None
+    rows = len(within.case.x_train) + len(within.case.x_val) + len(within.test[0])
+    assert rows == 80
+    assert within.case.table(within.test[0]).shape == (len(within.test[0]), 32)
+
+
+def test_methods_that_need_more_rows_or_fewer_weights_are_left_out(case: Case) -> None:
+    few = Case(case.nets, case.x_train, case.y_train, case.x_val[:20], case.y_val[:20])
+    assert instead_peers.suits("DEUP", case)
+    assert not instead_peers.suits("DEUP", few)
+    wide = Case([torch.nn.Linear(3, 5000)], case.x_train, case.y_train, case.x_val, case.y_val)
+    assert not instead_peers.suits("Laplace, all weights, tuned", wide)
+
+
+BASE = {"nll": 1.0, "crps": 2.0, "score": 4.0, "width": 1.0, "ranking": 0.0, "coverage": [0.5] * 5, "seconds": 0.0}
 
 
 def test_figures_are_medians_over_sets_of_means_over_units() -> None:
     def part(gain: float) -> dict[str, object]:
-        base = {"nll": 1.0, "crps": 2.0, "score": 4.0, "width": 1.0, "ranking": 0.0, "coverage": [0.5] * 5}
-        return {"in": {"all": {"constant": base, "m": {**base, "nll": 1 - gain, "score": 2.0}}}}
+        return {"in": {"all": {"constant": BASE, "m": {**BASE, "nll": 1 - gain, "score": 2.0}}}}
 
     record = {"units": {"a": {"0": part(0.1), "1": part(0.3)}, "b": {"0": part(-0.4)}, "c": {"0": part(1.0)}}}
-    found = figures(record, ["a", "b", "c", "d"], ["in"], "all", "m")
+    found = figures(record, ["a", "b", "c", "d"], False, "all", "m")
     assert found is not None
     assert (found.sets, found.worst_set, found.score) == (3, "b", 0.5)
     assert found.gain == pytest.approx(0.2)
-    assert figures(record, ["a"], ["above"], "all", "m") is None
+    assert figures(record, ["a"], True, "all", "m") is None
+    assert by_set(record, ["a"], False, "all", "m")["a"]["gain"] == pytest.approx(0.2)
 
 
 def test_a_method_that_needs_more_rows_counts_as_the_one_that_it_falls_back_to() -> None:
-    base = {"nll": 1.0, "crps": 2.0, "score": 4.0, "width": 1.0, "ranking": 0.0, "coverage": [0.5] * 5}
-    parts = {"constant": base, "latedrop": {**base, "nll": 0.5}}
-    more = {**parts, "latedrop, corrected mean": {**base, "nll": 0.2}}
+    parts = {"constant": BASE, "latedrop": {**BASE, "nll": 0.5}}
+    more = {**parts, "latedrop, corrected mean": {**BASE, "nll": 0.2}}
     record = {"units": {"a": {"0": {"in": {"all": parts}}}, "b": {"0": {"in": {"all": more}}}}}
-    found = figures(record, ["a", "b"], ["in"], "all", "latedrop, corrected mean")
+    found = figures(record, ["a", "b"], False, "all", "latedrop, corrected mean")
     assert found is not None
     assert (found.sets, found.worst_set) == (2, "a")
     assert found.gain == pytest.approx(0.65)

