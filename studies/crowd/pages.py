@@ -1,4 +1,4 @@
-"""Tables and figures of the crowd study, from its JSON; all of test frames.
+"""Tables and figures of the crowd study, from its JSON and the example maps beside it; all of test frames.
 
 Every method is shown at the rate that the validation frames choose. Each figure has a row of panels for each set.
 Pixels are cells of the density map inside the region of interest.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from latedrop import plots
+from latedrop.errors import FileError
+from latedrop_crowd.regions import find_regions
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
 from studies.pages import Results, captioned, drawn, one_legend, page, table, words
@@ -94,7 +97,12 @@ def network_table(results: Results) -> list[str]:
 
 def pages(results: Results, folder: Path) -> dict[str, bytes]:
     """All pages, and the figures where matplotlib is installed, by file name."""
-    files = drawn(lambda: figures(results))
+
+    def pictures() -> Mapping[str, Figure]:
+        examples = {name: maps for name in results if (maps := _examples(folder / f"{name}.npz"))}
+        return figures(results, examples)
+
+    files = drawn(pictures)
     shown = [name for name in CAPTIONS if f"{name}.png" in files or (folder / f"{name}.png").exists()]
     return files | {"tables.md": page(tables(results, shown)), "claims.md": page(claims_page(results))}
 
@@ -221,6 +229,19 @@ def _seconds(record: Mapping[str, Any]) -> float:
     return float(sum(value for name, value in record["seconds"].items() if name != "this_run"))
 
 
+def _examples(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The example maps of a set; none where the file is not there."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in ("mean", "std", "target", "frame")}
+    except (OSError, ValueError, KeyError) as error:
+        raise FileError(f"expected the example maps of this study in {path}; {error}. Run the set again.") from error
+
+
+Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+
 WORDS = words("crowd")
 CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -238,10 +259,12 @@ _CLIPS = {"ucsd": 200}
 """Frames of a clip, of sets that have several."""
 _WIDE_RANGE = 1000
 """Of NLLs: beyond it an axis is logarithmic."""
+_NOBODY = 0.01
+"""People annotated inside a region, below which it is false."""
 _UNITS = {"pixel": "people per cell", "count": "people"}
 
 
-def figures(results: Results) -> dict[str, Figure]:
+def figures(results: Results, examples: Examples) -> dict[str, Figure]:
     """The figures by name.
 
     Raises:
@@ -250,10 +273,11 @@ def figures(results: Results) -> dict[str, Figure]:
     drawn = {f"rates_{target}": _rates(results, target) for target in _UNITS}
     drawn |= {
         "tradeoff": _tradeoff(results),
+        "tradeoff_3d": _tradeoff_3d(results),
         "calibration": _calibration(results),
         "counts": _counts(results),
     }
-    return drawn
+    return drawn | ({"maps": _maps(examples)} if examples else {})
 
 
 def _rates(results: Results, target: str) -> Figure:
@@ -299,6 +323,31 @@ def _tradeoff(results: Results) -> Figure:
             if nll.max() - nll.min() > _WIDE_RANGE:
                 ax.set_xscale("symlog")
     one_legend(figure, grid[0][0])
+    return figure
+
+
+def _tradeoff_3d(results: Results) -> Figure:
+    """The same paths with the RMSE as a third axis, as the paper draws them."""
+    figure = plots.new_figure(4.2 * max(2, len(results)), 8.0)
+    for place, (name, record) in enumerate(results.items()):
+        for row, (target, unit) in enumerate(_UNITS.items()):
+            ax: Any = figure.add_subplot(2, len(results), row * len(results) + place + 1, projection="3d")
+            columns = record["injected"][target]
+            for i in paper_rates(record):
+                nll, ma = columns["path"]["nll"][i], columns["path"]["ma"][i]
+                height = [columns["test"]["rmse"][i]] * len(nll)
+                ax.plot(nll, ma, height, color="0.6", linewidth=1)
+                for end, kind in ((0, "scaled"), (-1, "relaxed")):
+                    look = {key: _LOOKS[kind][key] for key in ("color", "marker")}
+                    ax.scatter(nll[end], ma[end], height[end], s=18, label=kind, **look)
+            ax.set_title(f"{NAMES.get(name, name)}, {target}", fontsize="medium")
+            ax.set_xlabel("NLL [nats]")
+            ax.set_ylabel("miscalibration area")
+            ax.set_zlabel(f"RMSE [{unit}]", labelpad=12)
+            ax.tick_params(labelsize=7)
+            ax.locator_params(nbins=4)
+            ax.set_box_aspect(None, zoom=0.82)
+    one_legend(figure, figure.axes[0])
     return figure
 
 
@@ -354,6 +403,49 @@ def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
         values.append(record["size_control"]["test"]["nll"])
     margin = 0.25 * max(max(values) - min(values), 0.2)
     return min(values) - 2 * margin, max(values) + margin
+
+
+def _maps(examples: Examples) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
+    figure, grid = _grid(examples, 6, 2.3, 1.9)
+    for name, row, arrays in _rows(examples, grid):
+        for side in range(2):
+            density = max(float(arrays[kind][side].max()) for kind in ("target", "mean"))
+            for place, kind in enumerate(("target", "mean", "std")):
+                ax = row[3 * side + place]
+                values = arrays[kind][side].astype(np.float32)
+                colours = "magma" if kind == "std" else "viridis"
+                # A few cells stand out far; with them as the end of the scale the rest would be black.
+                most = float(np.quantile(values, 0.998)) if kind == "std" else density
+                image = ax.imshow(values, cmap=colours, vmin=0, vmax=most)
+                if kind != "target":
+                    _box_false(ax, arrays["mean"][side], arrays["target"][side])
+                ax.set(xticks=[], yticks=[])
+                end = "max" if kind == "std" else "neither"
+                bar = figure.colorbar(image, ax=ax, shrink=0.8, location="bottom", pad=0.03, extend=end)
+                bar.locator = MaxNLocator(3)
+                bar.ax.tick_params(labelsize=7)
+                bar.update_ticks()
+        row[0].set_ylabel(name)
+    titles = [f"{kind}\n{side}" for side in ("usual count", "fullest") for kind in ("annotated", "predicted", "std")]
+    for ax, title in zip(grid[0], titles, strict=True):
+        ax.set_title(title, fontsize="medium")
+    figure.supxlabel("all in people per cell of the density map", fontsize="medium")
+    return figure
+
+
+def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Box the regions of a predicted map `(h, w)` in which next to nobody is annotated."""
+    from matplotlib.patches import Rectangle
+
+    regions = find_regions(mean.astype(np.float64))
+    for label in range(1, len(regions) + 1):
+        rows, columns = np.nonzero(regions.labels == label)
+        if target[rows, columns].astype(np.float64).sum() < _NOBODY:
+            corner = (columns.min() - 1.5, rows.min() - 1.5)
+            size = (np.ptp(columns) + 3, np.ptp(rows) + 3)
+            ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
 
 
 def _grid(results: Mapping[str, Any], wide: int, width: float, height: float) -> tuple[Figure, Any]:

@@ -13,6 +13,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -108,7 +109,9 @@ def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: 
     others = {stem: found[stem]["stage"] for stem in networks if stem != job.name}
     record = _assembled(setup, found["first_order"]["stage"], drawn, others)
     with tuned():
-        rejection = reject(setup, record, lambda rate: sampled(setup, setup.trained, rate, tick))
+        rejection, arrays = reject(setup, record, lambda rate: sampled(setup, setup.trained, rate, tick))
+    stream = BytesIO()
+    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
     return record | {
         "rejection": rejection,
         "frames": {part: len(frames) for part, frames in setup.parts.items()},
@@ -117,11 +120,14 @@ def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: 
         "enlarge": item.enlarge,
         "tf32_convolutions": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         "seconds": {name: each["seconds"]["total"] for name, each in found.items()},
+        "files": {f"{job.name}.npz": stream.getvalue()},
     }
 
 
-def reject(setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]) -> Record:
-    """Measure what rejection is worth at the rate and scale that a record chose for pixels.
+def reject(
+    setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]
+) -> tuple[Record, dict[str, npt.NDArray[Any]]]:
+    """What rejection is worth at the rate and scale that a record chose for pixels; and arrays for pictures.
 
     Args:
         setup: frames, network and settings.
@@ -130,7 +136,8 @@ def reject(setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapp
     """
     best = record["chosen"]["pixel"]["scaled"]
     fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
-    return _rejection(setup, draw(record["rates"][best]), plain_maps(setup), fit)
+    maps = draw(record["rates"][best])
+    return _rejection(setup, maps, plain_maps(setup), fit), _examples(setup, maps, fit)
 
 
 def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapping[str, Record]) -> Record:
@@ -235,6 +242,16 @@ def _rejection(setup: Setup, maps: Mapping[str, Drawn], plain: Mapping[str, Tens
     draws = {"mae": float(np.abs(error).mean()), "rmse": float((error**2).mean() ** 0.5)}
     result = measure_rejection(found["validation"], found["test"], setup.settings.seed, near=near)
     return result | {"map": "plain", "draws": draws}
+
+
+def _examples(setup: Setup, maps: Mapping[str, Drawn], fit: Record) -> dict[str, npt.NDArray[Any]]:
+    """Mean, relaxed deviation and target of two test frames: a usual one and the fullest."""
+    frames, drawn = setup.parts["test"], maps["test"]
+    order = frames.count.argsort(stable=True)
+    chosen = torch.stack([order[len(order) // 2], order[-1]])
+    values = {"mean": drawn.mean, "std": _std(drawn, fit), "target": frames.density}
+    arrays = {name: _full(setup, value[chosen]).astype(np.float16) for name, value in values.items()}
+    return arrays | {"frame": np.array([frames.places[index] for index in chosen.tolist()])}
 
 
 def _std(drawn: Drawn, fit: Record) -> Tensor:
