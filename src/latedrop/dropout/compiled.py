@@ -100,13 +100,7 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
             if whole not in programs:
                 if len(programs) >= _MOST:
                     programs.pop(next(iter(programs)))
-                    warn(
-                        f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes "
-                        f"seconds each time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use "
-                        "engine='auto', or batches of one size.",
-                        LatedropWarning,
-                        stacklevel=2,
-                    )
+                    _warn_of_many(network)
                 _log.info("compiling %s for inputs of this shape; it takes seconds", type(network.model).__name__)
                 programs[whole] = make()
     return programs[whole]
@@ -114,6 +108,18 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
 
 def _form(value: Tensor) -> tuple[Any, ...]:
     return value.shape, value.dtype, value.device, value.stride() if value.layout is torch.strided else value.layout
+
+
+def _warn_of_many(network: Network) -> None:
+    if not network.notes.get("warned of many programs"):
+        network.notes["warned of many programs"] = True
+        warn(
+            f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes seconds "
+            f"each time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use engine='auto', or "
+            "batches of one size.",
+            LatedropWarning,
+            stacklevel=2,
+        )
 
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
