@@ -226,7 +226,7 @@ def test_images_with_labels(call: Run) -> None:
     code, out, _ = call("calibrate", "user_classes:shades", *words)
     assert (code, json.loads(out)["names"], json.loads(out)["verdict"]["accuracy"] > 0.5) == (0, ["a", "b", "c"], True)
     code, out, _ = call("predict", "user_classes:shades", "cal.json", *pictures, "--keep", "file")
-    assert (code, out.splitlines()[0]) == (0, "file,label,confidence,entropy,strangeness,p_a,p_b,p_c")
+    assert (code, out.splitlines()[0]) == (0, "file,label,confidence,entropy,novelty,p_a,p_b,p_c")
     code, out, err = call("evaluate", "user_classes:shades", "cal.json", *pictures, "--json")
     assert (code, json.loads(out)["rows"]) == (0, 30)
     assert "of the test rows are rows that the calibration was fitted to" in err

@@ -58,7 +58,7 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
         uq = uq._with(replace(uq.calibration, rate=0.2, draws=6))
     found = same(uq, tmp_path / "model.onnx", x[300:])
     assert ("mutual_information" in found.outputs) == (way == "draws")
-    assert found.novelty is found.novelty is not None
+    assert found.novelty is not None
     assert len(found) == 100
 
 

@@ -254,7 +254,8 @@ def test_another_thread_sees_and_calls_the_plain_model(name: str, work: str, tra
         before, outputs = onlooker.now()
         WORKS[work](model, x, y)
     assert onlooker.seen
-    assert changed(before, [state for state, _ in onlooker.seen]) == set()
+    others = {"warnings"}  # filters that libraries add when they are first imported
+    assert changed(before, [state for state, _ in onlooker.seen]) - others == set()
     for _, found in onlooker.seen:
         assert all(map(alike, found, outputs))
         assert [output.requires_grad for output in found] == [False, True][: len(found)]
