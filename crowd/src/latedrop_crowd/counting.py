@@ -227,7 +227,7 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         if tuple(rows.fieldnames or ()) != COLUMNS:
             raise KeyError(COLUMNS)
         found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, csv.Error):
         raise FileError(
             f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
         ) from None
