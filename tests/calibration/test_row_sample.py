@@ -94,7 +94,11 @@ def test_rows_with_weights_are_all_kept(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(measure, "MOST_ROWS", 100)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
     (x, y), *_ = table(400, 400)
-    assert calibrate(model, (x, y), row_weights=torch.ones(400), progress=False).calibration.rows == 400
+    weights = torch.ones(400)
+    same = calibrate(model, (x, y), row_weights=weights, progress=False).calibration
+    assert same.rows == calibrate(model, (x, y), progress=False).calibration.rows <= 100  # as without weights
+    weights[0] = 2.0
+    assert calibrate(model, (x, y), row_weights=weights, progress=False).calibration.rows == 400
 
 
 def test_many_reference_rows_are_thinned_for_several_terms(monkeypatch: pytest.MonkeyPatch) -> None:
