@@ -33,7 +33,7 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
-from latedrop.dropout.masks import uniforms
+from latedrop.dropout.masks import draw_keys, hashes, keys_on
 from latedrop.errors import ArgumentError
 
 
@@ -111,11 +111,16 @@ def first_order(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask_numbers(member: Member, draws: int, seed: int) -> list[Tensor]:
-    """Uniform numbers of each site, `(draws, units)`, those of `masking.masks`: they serve every rate and part."""
+    """Return uniform numbers of each site, `(draws, units)`, those of the library's masks, which serve every rate."""
     return [
-        uniforms(seed, range(draws), str(site), 0, weight.shape[:1]).to(weight.device)
-        for site, (weight, _) in enumerate(member[1:])
+        _uniforms(seed, draws, str(site), len(weight)).to(weight.device) for site, (weight, _) in enumerate(member[1:])
     ]
+
+
+def _uniforms(seed: int, draws: int, site: str, units: int) -> Tensor:
+    """Return the numbers in [0, 1) that masks compare with a rate, `(draws, units)` in float64."""
+    keys = keys_on(draw_keys(seed, range(draws), site, 0), torch.device("cpu"))
+    return (hashes(keys, units).double() + 2**31) / 2**32
 
 
 def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
