@@ -83,6 +83,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("console.labels", "console", console.label_table),
             ("console.recalibration", "console", console.recalibration_table),
             ("console.speed", "console", console.speed_table),
+            ("console.processes", "console", console.process_table),
             ("crowd_regions", "crowd_regions", crowd_regions.region_table),
             ("crowd_width", "crowd_width", crowd_width.width_table),
             ("novelty.cost", "novelty", novelty.cost_table),

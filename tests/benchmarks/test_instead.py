@@ -19,6 +19,7 @@ from benchmarks.instead_case import Bounds, Case, Predicted, measures
 from benchmarks.instead_methods import METHODS
 from benchmarks.instead_peers import PEERS
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
+from benchmarks.sets import trained
 from latedrop.calibration.tails import Tail
 from latedrop.metrics import crps, interval_score, nll
 
