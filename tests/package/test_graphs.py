@@ -139,9 +139,11 @@ def test_first_order_is_the_limit_of_small_rates() -> None:
 @pytest.mark.parametrize("items", [EQUAL_FIRST, MIXED], ids=["equal first", "mixed"])
 def test_element_masks_are_refused_with_the_right_advice(items: list[Graph]) -> None:
     with pytest.raises(SiteError, match=r"as many entries for every row.*'message'.*nodes of graphs.*kind='channel'"):
-        find_sites(MessagePassing(), items, collate=one_batch)
+        find_sites(MessagePassing(), items, kind="element", collate=one_batch)
     with pytest.raises(SiteError, match=r"entries for every row.*'message'.*kind='channel'"):
         find_sites(Padded("mask"), *padded(items))
+    chosen = [(site.name, site.kind) for site in find_sites(MessagePassing(), items, collate=one_batch)]
+    assert chosen == [("message", "channel"), ("update", "channel"), ("hidden", "element"), ("leave", "element")]
     assert [s.name for s in find_sites(MessagePassing(), items, select=["hidden", "leave"], collate=one_batch)]
 
 

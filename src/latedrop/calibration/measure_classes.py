@@ -247,7 +247,7 @@ def _names(method: Any) -> set[str]:
 
 def _has_gradients(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
     """Return True if the largest logit has mask gradients, row by row; raise where these were asked for and fail."""
-    if any(site.moved or site.batch_axis is None for site in sites):
+    if any(site.moved or (site.batch_axis is None and site.coupled) for site in sites):
         return False
     try:
         _ = BatchContext(network, take_rows(x, slice(1)), sites, plan.readout, None, of=largest_logit).gradients

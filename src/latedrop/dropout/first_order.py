@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from latedrop.data.arrays import constants, place, widened
+from latedrop.data.arrays import any_true, constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, as_items
+from latedrop.data.items import Collate, Graphs, as_items
 from latedrop.data.rows import copied, filled_up, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError, SiteError
@@ -49,9 +49,13 @@ __all__ = [
 ]
 
 _MOST_OUTPUTS = 1024
+_SHARED = "shared entries"
 _OUTPUTS_AT_ONCE = 16
+_CLEAR, _NOISE = 0.25, 1e-4
+"""How far the number of a row may be from a whole one; and what share of the largest gradient is rounding."""
 _LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
 _MOST_NUMBERS = 2**24  # of the gradients of several outputs that are held at once
+_MOST_COUNTED = 1024  # rows that a single precision number tells apart, with room for rounding
 _IN_PLACE = "modified by an inplace operation"
 _RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
 
@@ -125,12 +129,13 @@ def linearize(
     """
     network = Network.of(model)
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
-    x = x if loads else place(x if collate is None else as_items(x, collate), network.weight)
+    x = x if loads else place(as_items(x, collate), network.weight)
     sites = Sites(find_sites(network, x) if sites is None else sites)
     if loads:
         batches = (place(part, network.copy) for part in inputs_loaded(x, network.model))
+        batches = (as_items(batch, None, sites) for batch in batches)
         return _joined(sites, chain.from_iterable(_by_rows(network, b, sites, readout, chunk) for b in batches))
-    return _joined(sites, _by_rows(network, x, sites, readout, chunk))
+    return _joined(sites, _by_rows(network, as_items(x, None, sites), sites, readout, chunk))
 
 
 _Watcher = TypeVar("_Watcher", bound=Thinner)
@@ -269,15 +274,10 @@ def _by_rows(
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
     least, most = network.row_limits
     chunk = min(chunk or rows, rows, most or rows)
-    alone = [site.name for site in sites if site.batch_axis is None or site.moved]
-    if alone:  # whose entries are which example's cannot be told: one example at a time
-        chunk = 1
-        if least > 1:
-            raise SiteError(
-                f"expected a model that takes one row at a time, as the inputs of sites {alone} have no axis for the "
-                f"examples, or these in another order; this program takes no fewer than {least}. Export it with a "
-                "dynamic batch dimension, or use method='sample'."
-            )
+    if any(site.batch_axis is None or site.moved for site in sites):  # whose entries are told apart by counting rows
+        half = network.weight.dtype in (torch.float16, torch.bfloat16)
+        alone = any(site.coupled for site in sites) or _SHARED in network.notes
+        chunk = 1 if alone else min(chunk, _MOST_COUNTED // (64 if half else 1))
     done = 0
     while done < rows:
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
@@ -285,9 +285,18 @@ def _by_rows(
         try:
             result = _first_order(network, full, sites, readout, reduce, row_count(part), watch, of)
         except Exception as error:
-            if not out_of_memory(error) or chunk == 1:
+            shared = isinstance(error, _SharedEntriesError)
+            if shared and least > 1:
+                raise SiteError(
+                    "expected a model that takes one row at a time, as entries of the inputs of sites serve several "
+                    f"examples; this program takes no fewer than {least}. Export it with a dynamic batch dimension, or "
+                    "use method='sample'."
+                ) from error
+            if not (shared or out_of_memory(error)) or chunk == 1 or _signs_of(x) is not None:
                 raise
-            chunk = chunk // 2
+            if shared:  # as what a network makes of its weights alone: each row by itself
+                network.notes[_SHARED] = True
+            chunk = 1 if shared else chunk // 2
             torch.cuda.empty_cache()
         else:
             yield result
@@ -327,9 +336,13 @@ def _first_order(
                 if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
                     return run(copy_inputs)
             mean, flat = _checked(output, output if of is None else of(output), record)
+            signs = _signs_of(x)
+            if signs is not None:  # nodes affect each other: what each does to all of its graph, added up by signs
+                record.signs = signs.to(flat)
+                flat = flat * record.signs[:, None]
             if record.ends_overwritten():
                 return run(copy_inputs=True)
-            columns = _differentiated(flat, sites, reduce, rows, record)
+            columns = _differentiated(flat, sites, reduce, rows, record, watcher)
         silent.update({name for name, _ in record.inputs} - record.reached)
         return _Part(mean if len(mean) == rows else mean[:rows], columns, watcher)
 
@@ -342,13 +355,34 @@ def _first_order(
     return part
 
 
+def _signs_of(x: Any) -> Tensor | None:
+    """Return a sign for each row, where these are the nodes of graphs."""
+    return x.signs if isinstance(x, Graphs) else None
+
+
+class _SharedEntriesError(OutputError):
+    """Entries of a layer's input move the outputs of several rows."""
+
+
 class _Input(NamedTuple):
-    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask."""
+    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask.
+
+    Of an input whose layout does not tell the rows of its entries also its value before any factor.
+    """
 
     value: Tensor
     version: int
     shape: tuple[int, ...]
     axis: int | None
+    loose: Tensor | None = None
+
+    def entries(self, numbers: Tensor) -> Tensor:
+        """Return numbers of the shape of the value as `(entries, units)`."""
+        axes = [self.axis] if self.axis is not None else [i for i, size in enumerate(self.shape) if size == 1]
+        axes = axes if self.axis is not None or len(axes) < numbers.dim() else axes[:-1]
+        if not axes:
+            return numbers.reshape(1, -1)
+        return numbers.movedim(axes, tuple(range(len(axes)))).flatten(0, len(axes) - 1).flatten(1)
 
 
 class _Record:
@@ -363,7 +397,12 @@ class _Record:
         inputs: by site and call, the values that passed.
         reached: sites that some output has gradients of.
         without_gradients: sites that ran where gradients were off.
+        signs: of rows that are the nodes of graphs.
+        rows: how many rows there are, and of each loose input the row of every entry; the last but one is nobody's.
     """
+
+    signs: Tensor | None = None
+    rows: int = 0
 
     def __init__(self, watcher: Thinner | None, *, copy_inputs: bool, factors: bool) -> None:
         self.inputs: dict[tuple[str, int], list[_Input]] = {}
@@ -371,6 +410,7 @@ class _Record:
         self.without_gradients: set[str] = set()
         self.watcher = watcher
         self._copy, self._factors, self._done = copy_inputs, factors, False
+        self._owners: dict[int, Tensor] = {}
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """See `Thinner`."""
@@ -379,6 +419,7 @@ class _Record:
         if not torch.is_grad_enabled():
             self.without_gradients.add(site.name)
         value = value.clone() if self._copy else value
+        loose = value.detach() if axis is None or site.moved else None
         if self._factors:
             passed = torch.ones_like(value).requires_grad_()
             value = value * passed
@@ -387,7 +428,7 @@ class _Record:
             passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             value = passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
         if not self._done:  # else a checkpointed part runs once more
-            noted = _Input(passed, version_of(passed), shape, axis)
+            noted = _Input(passed, version_of(passed), shape, axis, loose)
             self.inputs.setdefault((site.name, call), []).append(noted)
         return value
 
@@ -396,6 +437,29 @@ class _Record:
         self.watcher, self._done = None, True  # checkpointed parts run once more in the backward pass
         inputs = chain.from_iterable(self.inputs.values())
         return not self._copy and any(item.version != version_of(item.value) for item in inputs)
+
+    def find_rows(self, outputs: Tensor, watcher: Any) -> None:
+        """Find the row of every entry of loose inputs, and show the watcher what it is.
+
+        An entry belongs to the row whose output it moves: with `s` the sum of the outputs of all rows, and `w` that of
+        `i` times those of row `i`, entries of row `i` have `dw/dh = i · ds/dh`.
+        """
+        self.rows, items = len(outputs), [(name, item) for (name, _), some in self.inputs.items() for item in some]
+        items = [(name, item) for name, item in items if item.loose is not None]
+        if not items or not outputs.requires_grad:
+            return
+        number = torch.arange(1, self.rows + 1, device=outputs.device, dtype=outputs.dtype)
+        total = (outputs * torch.linspace(1, 1.7, outputs.shape[1]).to(outputs)).sum(1)
+        values = [item.value for _, item in items]
+        plain, counted = (
+            torch.autograd.grad((total * weights).sum(), values, retain_graph=True, materialize_grads=True)
+            for weights in (torch.ones_like(number), number)
+        )
+        for (name, item), one, other in zip(items, plain, counted, strict=True):
+            owner = _rows_of(name, item.entries(widened(one)), item.entries(widened(other)), self.rows)
+            self._owners[id(item.value)] = owner
+            if watcher is not None and item.loose is not None:
+                watcher.own(name, widened(item.entries(item.loose)), owner, self.rows)
 
     def gradients(self, outputs: Tensor, *, last: bool) -> Iterator[list[Tensor]]:
         """Yield, for each of `outputs` `(n, k)`, `phi` of every call of every site, in the order of `inputs`."""
@@ -427,15 +491,24 @@ class _Record:
         each, result = iter(grads), []
         for (name, _), items in self.inputs.items():
             total: Tensor | None = None
-            for value, _, shape, _ in items:
-                grad = next(each)
+            for item in items:
+                grad, shape = next(each), item.shape
                 if grad is not None:
                     self.reached.add(name)
-                    phi = value.detach() * grad
-                    phi = phi if phi.shape == shape else phi.sum_to_size(shape)
+                    phi = item.value.detach() * grad
+                    if item.loose is not None:
+                        units = widened(item.entries(phi))
+                        phi = units.new_zeros(self.rows + 1, units.shape[1])
+                        phi = phi.index_add_(0, self._owners[id(item.value)], units)[:-1]
+                    else:
+                        phi = phi if phi.shape == shape else phi.sum_to_size(shape)
                     total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
-            result.append(items[0].value.new_zeros(items[0].shape) if total is None else total)
+            result.append(self._zeros(items[0]) if total is None else total)
         return result
+
+    def _zeros(self, item: _Input) -> Tensor:
+        shape = item.shape if item.loose is None else (self.rows, item.entries(item.value[:0]).shape[1])
+        return item.value.new_zeros(shape)
 
 
 def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
@@ -462,9 +535,15 @@ def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, 
     return mean, flat
 
 
-def _differentiated(flat: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record) -> list[Any]:
+def _differentiated(flat: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record, watcher: Any) -> list[Any]:
     """Return the columns of a `_Part`, from the output with its graph."""
     columns: list[Any] = []
+    try:
+        record.find_rows(flat, watcher)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        raise _cannot_differentiate(error) from error
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
@@ -501,7 +580,9 @@ def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Redu
     """Return `phi` of every site, reduced; the calls of one layer are joined."""
     calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
-        calls[name].append(_rows_first(widened(value), items[0].axis, rows))
+        axis = items[0].axis if items[0].loose is None else 0
+        units = _rows_first(widened(value), axis, rows)
+        calls[name].append(units if record.signs is None else units * record.signs[:, None].to(units))
     for units in calls.values():
         if not units:  # its layer did not run
             units.append(like.new_zeros(rows, 1, dtype=torch.promote_types(like.dtype, torch.float32)))
@@ -549,6 +630,26 @@ def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: R
             LatedropWarning,
             stacklevel=2,
         )
+
+
+def _rows_of(name: str, plain: Tensor, counted: Tensor, rows: int) -> Tensor:
+    """Return the row of every entry, from two gradients `(entries, units)`; the number of rows where it moves none."""
+    if not plain.numel():
+        return torch.zeros(len(plain), dtype=torch.long, device=plain.device)
+    size = plain.abs().amax(1, keepdim=True)
+    least = torch.finfo(size.dtype).tiny
+    plain, counted = plain / size.clamp_min(least), counted / size.clamp_min(least)
+    ratio = (plain * counted).sum(1) / plain.square().sum(1).clamp_min(least)
+    nearest = ratio.round()
+    clear = ((ratio - nearest).abs() < _CLEAR) & (nearest >= 1) & (nearest <= rows)
+    wrong = ~clear & (size[:, 0] > _NOISE * size.max())
+    if any_true(wrong):
+        raise _SharedEntriesError(
+            f"expected every entry of the input of {name!r} to belong to one example; found {int(wrong.sum())} of "
+            f"{len(wrong)} that move the outputs of several. Rows of such a model affect each other: use "
+            "method='sample', or leave the layer out with select=."
+        )
+    return torch.where(clear, nearest - 1, rows).long()
 
 
 class _Zeros:

@@ -70,7 +70,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
             self._weights.check(self.model)
-        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
+        x = as_items(in_order(x, self.calibration.columns), self.collate, self.calibration.sites)
+        x = place(x, self.model, cut=True)
         with failures_explained(x, self.model):
             step = partial(self._batch, rate=rate)
             run = self._whole if self._can_compile(rate) else step

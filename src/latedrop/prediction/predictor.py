@@ -67,7 +67,8 @@ class Predictor(Calibrated[Calibration]):
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
                 return Prediction.joined(list(self.predict_batches(x)))
-            index, x = index_of(x), as_items(in_order(x, self.calibration.columns), self.collate)
+            rows, sites = in_order(x, self.calibration.columns), self.calibration.sites
+            index, x = index_of(x), as_items(rows, self.collate, sites)
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
             self._weights.check(self.model)
@@ -152,7 +153,7 @@ class Predictor(Calibrated[Calibration]):
         """
         if is_loader(x) and self.collate is None:
             x = only_inputs(x, self.model)
-        x = as_items(in_order(x, self.calibration.columns), self.collate)
+        x = as_items(in_order(x, self.calibration.columns), self.collate, self.calibration.sites)
         return explained(self.network, x, self.calibration, self.readout, output=output, most=most)
 
     def stream(

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from latedrop.data.arrays import widened
+from latedrop.data.items import Graphs
 from latedrop.data.rows import copied, row_count, take_rows
+from latedrop.dropout.first_order import mask_gradients
 from latedrop.errors import ArgumentError, SiteError
+from latedrop.network.calling import Readout
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, Sites, channel_axis
 from latedrop.records import Limits, record
@@ -39,8 +43,14 @@ class Features:
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:
-        """Of all sites that run for every batch on the examples in their order; None where none does."""
-        names = tuple(s.name for s in sites if s.batch_axis is not None and not s.moved and not s.skipped)
+        """Of all sites that run for every batch on the examples in their order; None where none does.
+
+        Where none has an axis for the examples, the entries of each are pooled, as the nodes of a graph are.
+        """
+        steady = [site for site in sites if not site.moved and not site.skipped]
+        names = tuple(site.name for site in steady if site.batch_axis is not None)
+        if not names and not any(site.coupled for site in sites):
+            names = tuple(site.name for site in steady)
         return cls(names) if names else None
 
     @classmethod
@@ -55,8 +65,26 @@ class Features:
             )
         return cls(tuple(names))
 
-    def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
-        """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
+    def loose(self, sites: Sites) -> bool:
+        """Whether the entries of a row are told by gradients, in a backward pass."""
+        return any(site.batch_axis is None for site in sites if site.name in self.sites)
+
+    def of(
+        self,
+        network: Network,
+        x: Any,
+        sites: Sites,
+        seen: Callable[[Any], object] = lambda output: None,
+        readout: Readout = None,
+    ) -> Tensor:
+        """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch.
+
+        Where entries are told by gradients, `readout` is what these are of, and nothing is shown.
+        """
+        if self.loose(sites):
+            noting = partial(self.noting, network, sites)
+            made = mask_gradients(network, x, sites, readout, noting, lambda output: output.flatten(1).sum(1)[:, None])
+            return torch.cat([self.gathered(part.watcher) for part in made])
         parts = network.batches(x)
         if parts is not None:
             return torch.cat([self.of(network, part, sites, seen)[:rows] for part, rows in parts])
@@ -80,6 +108,8 @@ class Features:
 
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
+        if self.loose(sites) or (isinstance(x, Graphs) and x.nodes):
+            return self  # entries that affect another row are refused there; and nodes are meant to
         rows = row_count(x)
         if network.batches(x) is not None or network.batches(take_rows(x, slice(1))) is not None:
             return self  # a program of a fixed number of rows
@@ -135,6 +165,16 @@ class Noted:
             self.positions |= {site.name} if moved.dim() > 2 else set()
             self._found[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
         return value
+
+    def own(self, name: str, entries: Tensor, owner: Tensor, rows: int) -> None:
+        """Note `entries` `(P, channels)` of a site, each of the row `owner`: mean and standard deviation by row."""
+        if name not in self._found:
+            return
+        count = torch.bincount(owner, minlength=rows + 1)[:, None].to(entries)
+        mean = entries.new_zeros(rows + 1, entries.shape[1]).index_add_(0, owner, entries) / count.clamp_min(1)
+        off = (entries - mean[owner]).square()
+        spread = (torch.zeros_like(mean).index_add_(0, owner, off) / (count - 1).clamp_min(1)).sqrt()
+        self._found[name].append(torch.cat([mean, spread], 1)[:-1])
 
     def agrees(self, alone: Noted, name: str, row: int) -> bool:
         """Whether a row has the same features of a site alone, up to rounding, also in half precision."""

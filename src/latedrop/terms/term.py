@@ -174,9 +174,13 @@ class BatchContext:
         if self._features is None:
             if self._which is None:
                 raise ValueError("no term asked for features")
-            whole = self.network.batches(self.x) is None
-            seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
-            self._features = self._which.of(self.network, self.x, self.sites, seen)
+            if self._wants_gradients and self._which.loose(self.sites):
+                self._differentiate()
+            else:
+                whole = self.network.batches(self.x) is None
+                seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
+                self._features = self._which.of(self.network, self.x, self.sites, seen, self.readout)
+        assert self._features is not None
         return self._features
 
 
