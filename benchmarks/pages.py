@@ -25,6 +25,7 @@ from benchmarks import (
     long_table,
     novelty,
     onnx_export,
+    potentials,
     serve,
     soak,
     softmax,
@@ -37,7 +38,7 @@ from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
 _NAMES = ("performance", "linear", "worth", "stream", "console")
-_NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
+_NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification", "potentials")
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -100,6 +101,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.large_file": lambda: large_file.markdown(_read(RESULTS / "large_file.json")),
     "headline": headline,
     "benchmarks.core_speed": lambda: core_speed.markdown(_read(RESULTS / "core_speed_cpu.json")),
+    "benchmarks.potentials": potentials.markdown,
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 

@@ -38,6 +38,7 @@ from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
+from latedrop.network.calling import Readout
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
@@ -269,7 +270,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
                 tick()
                 continue
             if entries is None:
-                features = usable_features(network, x, sites, method.features)
+                features = usable_features(network, x, sites, plan.readout, method.features)
                 terms, features = _usable_terms(method, network, x, sites, features, plan)
                 gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
@@ -325,10 +326,14 @@ def _is_custom(term: Term) -> bool:
     return _learns(term) and type(term) not in KINDS.values()
 
 
-def usable_features(network: Network, x: Any, sites: Sites, names: Sequence[str] | None = None) -> Features | None:
+def usable_features(
+    network: Network, x: Any, sites: Sites, readout: Readout, names: Sequence[str] | None = None
+) -> Features | None:
     """The features that a row has alone as in its batch; None where there are none."""
     features = Features.all(sites) if names is None else Features.named(names, sites)
     try:
+        if features is not None and features.loose(sites):
+            features.of(network, x, sites, readout=readout)
         return None if features is None else features.steady(network, x, sites)
     except LatedropError:
         return None

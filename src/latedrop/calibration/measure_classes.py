@@ -109,7 +109,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
                 pixels = _pixels(output, y, plan, task)
                 if pixels is None:
                     check_row_count(total, 2 if binary else output.shape[1])
-                features = usable_features(network, x, sites)
+                features = usable_features(network, x, sites, plan.readout)
                 apart = pixels is None and not any(site.coupled for site in sites)
                 dropout = apart and "dropout" in names
                 gradients = apart and features is not None and "gradients" in names
