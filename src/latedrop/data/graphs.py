@@ -90,8 +90,8 @@ def target_of(batch: Any, name: str | Callable[[Any], Any] | None) -> Tensor:
 
 def place_signs(batch: Any) -> Tensor:
     """Return `(nodes,)` of 1 and -1 by the place of a node in its own graph, which add up to little."""
-    place = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
-    return 1.0 - 2.0 * ((place * 2654435761 >> 15) & 1)
+    place: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
+    return 1.0 - 2.0 * (((place * 2654435761) >> 15) & 1)
 
 
 def _joined(graphs: Iterable[Any]) -> Any:

@@ -581,8 +581,8 @@ def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Redu
     calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
         axis = items[0].axis if items[0].loose is None else 0
-        units = _rows_first(widened(value), axis, rows)
-        calls[name].append(units if record.signs is None else units * record.signs[:, None].to(units))
+        phis = _rows_first(widened(value), axis, rows)
+        calls[name].append(phis if record.signs is None else phis * record.signs[:, None].to(phis))
     for units in calls.values():
         if not units:  # its layer did not run
             units.append(like.new_zeros(rows, 1, dtype=torch.promote_types(like.dtype, torch.float32)))
