@@ -34,12 +34,14 @@ HEADLINES = {
     "magnet_core_loss": "the 90 % interval holds",
     "molecules": "of 300 fresh molecules",
     "my_model": "written: net.pt, train.csv, val.csv, test.csv, new.csv",
+    "graphs": "of the large ones",
     "hf_trainer": "of 500 fresh reviews",
     "images": "weights and BatchNorm statistics unchanged: True",
     "lightning_predict": "20 batches with mean, std, low, high",
     "no_sampling": "share of its variance by site",
     "onnx_file": "largest difference between torch and onnxruntime",
     "pitch_of_tones": "90 % interval holds  other notes",
+    "potential": "the dynamics stopped after",
     "save_load": "same predictions after loading: True",
     "segmentation": "of 200 fresh images",
     "sklearn_pipeline": "of 111 test rows",
@@ -49,6 +51,7 @@ HEADLINES = {
     "units": "with one scale for all:",
 }
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_predict": ("lightning",), "timm_images": ("timm",)}
+NEEDS |= {"graphs": ("torch_geometric",), "potential": ("torch_geometric", "ase")}
 NEEDS |= {"onnx_file": ("onnx", "onnxruntime"), "count_people": ("scipy", "PIL", "safetensors")}
 FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole
 SEEDS_ALL = {"hf_trainer"}  # a Trainer of transformers seeds every generator when it is made
