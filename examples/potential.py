@@ -104,6 +104,9 @@ try:
 except NoveltyError as error:
     print(f"the dynamics stopped after {len(seen)} steps: {str(error).partition(':')[0]}")
 
+# %% [markdown]
+# What to see: novelty rises above 1, and the interval of the energy widens, before the dynamics stop.
+
 # %%
 values, std, novelty = torch.tensor(seen).T
 figure, axes = plt.subplots(2, sharex=True, figsize=(7, 5), layout="constrained")

@@ -4,6 +4,7 @@ import contextlib
 import random
 import re
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,9 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
 with contextlib.suppress(ImportError):
     import rich.style  # noqa: F401 - scikit-learn imports it late, and it takes a random number when it is imported
+with contextlib.suppress(ImportError), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch_geometric  # noqa: F401 - it calls what torch has deprecated when it is imported
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print; the numbers themselves may differ in the last digits from machine to machine.
