@@ -58,7 +58,7 @@ _MOST_NUMBERS = 2**24  # of the gradients of several outputs that are held at on
 _MOST_COUNTED = {torch.float16: 16, torch.bfloat16: 16}  # rows that gradients tell apart, with room for rounding
 _UNCLEAR = 0.25, 0.02  # how far an entry may be from the number and the second weight of its row
 _NOISE = 1e-4  # share of the largest gradient
-_SHARED = "shared entries"
+_SHARED = "shared entries"  # a note that a network has some
 _IN_PLACE = "modified by an inplace operation"
 
 
@@ -384,11 +384,11 @@ class _Record:
         values = [item.value for _, item, _ in loose]
         each = (outputs * torch.linspace(1, 1.7, outputs.shape[1]).to(outputs)).sum(1)  # a plain sum may be constant
         weights = _row_weights(self.rows).to(each)
-        found = [
+        grads = [
             torch.autograd.grad(each @ weight, values, retain_graph=True, materialize_grads=True) for weight in weights
         ]
-        for (name, item, value), *grads in zip(loose, *found, strict=True):
-            owner = _owners(name, [item.entries(widened(grad)) for grad in grads], self.rows)
+        for (name, item, value), *by_weight in zip(loose, *grads, strict=True):
+            owner = _owners(name, [item.entries(widened(grad)) for grad in by_weight], self.rows)
             self.owners[id(item.value)] = owner
             if watcher is not None:
                 watcher.note_entries(name, widened(item.entries(value)), owner, self.rows)
@@ -427,20 +427,15 @@ class _Record:
                 grad = next(each)
                 if grad is not None:
                     self.reached.add(name)
-                    phi = item.value.detach() * grad
-                    if item.loose is not None:
-                        phi = self._by_owner(item, phi)
-                    elif phi.shape != item.shape:
-                        phi = phi.sum_to_size(item.shape)
+                    phi = self.summed(item, item.value.detach() * grad)
                     total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
-            if total is None:
-                first, zeros = items[0], torch.zeros_like(items[0].value)
-                total = zeros.new_zeros(first.shape) if first.loose is None else self._by_owner(first, zeros)
-            result.append(total)
+            result.append(self.summed(items[0], torch.zeros_like(items[0].value)) if total is None else total)
         return result
 
-    def _by_owner(self, item: _Input, phi: Tensor) -> Tensor:
-        """Return the sums over the entries of each row, `(rows, units)`."""
+    def summed(self, item: _Input, phi: Tensor) -> Tensor:
+        """Return `phi` of an input in the shape of its mask; of a loose one the sums of each row, `(rows, units)`."""
+        if item.loose is None:
+            return phi if phi.shape == item.shape else phi.sum_to_size(item.shape)
         units = item.entries(widened(phi))
         return units.new_zeros(self.rows + 1, units.shape[1]).index_add(0, self.owners[id(item.value)], units)[:-1]
 
