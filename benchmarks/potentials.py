@@ -22,10 +22,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.linear import spearman
 from benchmarks.timing import RESULTS, machine, write
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
@@ -217,9 +217,14 @@ def measured() -> dict[str, Any]:
                 pooled.setdefault((name, method), []).append(torch.stack([std, (mean[name] - true).abs()]))
     for (name, method), parts in pooled.items():
         std, error = torch.cat(parts, 1)
-        ranks = [spearman(*part) for part in parts]
-        record["ranks"].setdefault(name, {})[method] = {"all": spearman(std, error), "within": sum(ranks) / len(ranks)}
+        ranks = [_rank(*part) for part in parts]
+        record["ranks"].setdefault(name, {})[method] = {"all": _rank(std, error), "within": sum(ranks) / len(ranks)}
     return record | {"seconds": time.time() - start}
+
+
+def _rank(std: Tensor, error: Tensor) -> float:
+    """Return how well standard deviations rank the sizes of errors."""
+    return float(spearmanr(std, error).statistic)
 
 
 def markdown(record: dict[str, Any]) -> str:
