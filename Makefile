@@ -34,7 +34,7 @@ BENCH_ARGS ?=
 # bring a second torch along, or a torchvision that does not fit a CPU build. Tests skip what is not there.
 MODELS := timm transformers lightning pytorch-lightning segmentation-models-pytorch torchmetrics accelerate \
 	lightning-utilities psutil tokenizers huggingface-hub regex PyYAML httpx2 httpcore2 anyio h11 idna truststore \
-	polars polars-runtime-32 mag-net torchcrepe h5py datasets dill multiprocess xxhash
+	polars polars-runtime-32 mag-net torchcrepe h5py datasets dill multiprocess xxhash torch-geometric ase
 # Ray is tested on Linux.
 comma := ,
 RAY := $(if $(filter Linux,$(shell uname -s)),$(comma)ray)

@@ -24,6 +24,7 @@ from benchmarks import (
     long_tables,
     novelty,
     onnx_export,
+    potentials,
     serve,
     soak,
     speed,
@@ -35,7 +36,7 @@ from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
 _NAMES = ("performance", "variance", "evidence", "stream", "console", "trained")
-_NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
+_NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification", "potentials")
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -71,6 +72,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.instead.aims": partial(_of, "instead", instead_aims.aim_table),
     "headline": headline,
     "benchmarks.speed": speed.markdown,
+    "benchmarks.potentials": partial(_of, "potentials", potentials.markdown),
     "benchmarks.novelty.choice": partial(_of, "novelty", lambda record: novelty.table(record, novelty.CHOICE)),
     "benchmarks.novelty.other": partial(_of, "novelty", lambda record: novelty.table(record, novelty.OTHER)),
     **{

@@ -4,6 +4,7 @@ import contextlib
 import random
 import re
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,9 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
 with contextlib.suppress(ImportError):
     import rich.style  # noqa: F401 - scikit-learn imports it late, and it takes a random number when it is imported
+with contextlib.suppress(ImportError), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch_geometric  # noqa: F401 - it calls what torch has deprecated when it is imported
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print; the numbers themselves may differ in the last digits from machine to machine.
@@ -34,12 +38,14 @@ HEADLINES = {
     "magnet_core_loss": "the 90 % interval holds",
     "molecules": "of 300 fresh molecules",
     "my_model": "written: net.pt, train.csv, val.csv, test.csv, new.csv",
+    "graphs": "of the large ones",
     "hf_trainer": "of 500 fresh reviews",
     "images": "weights and BatchNorm statistics unchanged: True",
     "lightning_predict": "20 batches with mean, std, low, high",
     "no_sampling": "share of its variance by site",
     "onnx_file": "largest difference between torch and onnxruntime",
     "pitch_of_tones": "90 % interval holds  other notes",
+    "potential": "the dynamics stopped after",
     "save_load": "same predictions after loading: True",
     "segmentation": "of 200 fresh images",
     "sklearn_pipeline": "of 111 test rows",
@@ -49,6 +55,7 @@ HEADLINES = {
     "units": "with one scale for all:",
 }
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_predict": ("lightning",), "timm_images": ("timm",)}
+NEEDS |= {"graphs": ("torch_geometric",), "potential": ("torch_geometric", "ase")}
 NEEDS |= {"onnx_file": ("onnx", "onnxruntime"), "count_people": ("scipy", "PIL", "safetensors")}
 FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole
 SEEDS_ALL = {"hf_trainer"}  # a Trainer of transformers seeds every generator when it is made

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from alone import check_rows_alone, injected, slope_of_small_rates
 from latedrop import Batches, Sampling, calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError, SiteError
+from latedrop.network.sites import Kind
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 
@@ -136,12 +137,38 @@ def test_first_order_is_the_limit_of_small_rates() -> None:
     torch.testing.assert_close(slope_of_small_rates(model, items, sites, one_batch), found, rtol=0.25, atol=1e-6)
 
 
+class SharedShift(nn.Module):
+    """Adds the same shift, which it makes of its weights alone, to every row: no entry of that belongs to one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, 4))
+        self.make, self.shift, self.enter = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift: Tensor = self.shift(self.make(self.weights).relu()).sum()
+        return self.enter(x).tanh() + shift
+
+
+@pytest.mark.parametrize("kind", ["element", "channel"])
+@pytest.mark.parametrize("rows", [9, 10, 33])
+def test_entries_that_serve_all_rows_count_for_each(rows: int, kind: Kind) -> None:
+    """Their mean number of a row is a whole one where there is an odd number of rows."""
+    torch.manual_seed(0)
+    model, x = SharedShift().eval(), torch.randn(rows, 5)
+    sites = find_sites(model, x, kind=kind)
+    each = torch.cat([linearize(model, row, sites).variance_by_site for row in x.split(1)])
+    torch.testing.assert_close(linearize(model, x, sites).variance_by_site, each)
+
+
 @pytest.mark.parametrize("items", [EQUAL_FIRST, MIXED], ids=["equal first", "mixed"])
 def test_element_masks_are_refused_with_the_right_advice(items: list[Graph]) -> None:
     with pytest.raises(SiteError, match=r"as many entries for every row.*'message'.*nodes of graphs.*kind='channel'"):
-        find_sites(MessagePassing(), items, collate=one_batch)
+        find_sites(MessagePassing(), items, kind="element", collate=one_batch)
     with pytest.raises(SiteError, match=r"entries for every row.*'message'.*kind='channel'"):
         find_sites(Padded("mask"), *padded(items))
+    chosen = [(site.name, site.kind) for site in find_sites(MessagePassing(), items, collate=one_batch)]
+    assert chosen == [("message", "channel"), ("update", "channel"), ("hidden", "element"), ("leave", "element")]
     assert [s.name for s in find_sites(MessagePassing(), items, select=["hidden", "leave"], collate=one_batch)]
 
 

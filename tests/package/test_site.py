@@ -27,6 +27,7 @@ DOCUMENTED += (
     "latedrop.metrics.levels",
 )
 DOCUMENTED += ("latedrop.adapters.lightning", "latedrop.adapters.huggingface", "latedrop.adapters.ray")
+DOCUMENTED += ("latedrop.adapters.ase",)
 LOADED = {"script": "src", "img": "src", "link": "href", "source": "srcset", "iframe": "src", "video": "src"}
 """Attributes that a browser follows by itself; it follows a link in the text only when asked to."""
 REMOTE_STYLE = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//")

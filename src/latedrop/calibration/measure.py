@@ -30,7 +30,7 @@ from latedrop.calibration.targets import as_output, check_rows, joined
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
 from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
-from latedrop.data.items import as_items
+from latedrop.data.items import as_items, rows_are_nodes
 from latedrop.data.names import in_order
 from latedrop.data.rows import row_count, take_rows, tensors
 from latedrop.dropout.first_order import linearize
@@ -38,6 +38,7 @@ from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
+from latedrop.network.calling import Readout
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
@@ -277,22 +278,26 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
             chosen = sample.add(len(y))
+            nodes = rows_are_nodes(x)  # which run together, however many are chosen
             if chosen is not None:
-                x, y = take_rows(x, chosen), y[chosen]
+                x, y = x if nodes else take_rows(x, chosen), y[chosen]
             if not len(y):
                 tick()
                 continue
             if entries is None:
-                features = usable_features(network, x, sites, method.features)
+                features = usable_features(network, x, sites, plan.readout, method.features)
                 terms = _usable_terms(method, network, x, sites, features, plan)
                 gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
                 asked = {"features": features is not None, "gradients": gradients, "table": forest}
             rows = BatchContext(network, x, sites, plan.readout, features, gradients=asked["gradients"])
-            columns = measured_columns([term for term in terms if not _learns(term)], rows)
+            columns = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
+            parts = RowParts.of(rows, **asked)
+            if nodes and chosen is not None:
+                columns, parts = {name: column[chosen] for name, column in columns.items()}, parts.at(chosen)
             entries = entries or _entries(rows.mean, terms, plan)
-            entries.add({_MEAN: rows.mean, _TARGET: as_output(rows.mean, y), **columns})
-            noted.append(RowParts.of(rows, **asked))
+            entries.add({_TARGET: as_output(columns[_MEAN], y), **columns})
+            noted.append(parts)
             inputs += [x] if any(map(_is_custom, terms)) else []
             stay = sample.halved()
             if stay is not None:
@@ -336,10 +341,14 @@ def _is_custom(term: Term) -> bool:
     return _learns(term) and type(term) not in KINDS.values()
 
 
-def usable_features(network: Network, x: Any, sites: Sites, names: Sequence[str] | None = None) -> Features | None:
+def usable_features(
+    network: Network, x: Any, sites: Sites, readout: Readout, names: Sequence[str] | None = None
+) -> Features | None:
     """The features that a row has alone as in its batch; None where there are none."""
     features = Features.all(sites) if names is None else Features.named(names, sites)
     try:
+        if features is not None and features.are_loose(sites):
+            _ = BatchContext(network, x, sites, readout, features).features
         return None if features is None else features.steady(network, x, sites)
     except LatedropError:
         return None
@@ -522,20 +531,26 @@ class Reference:
         most = min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, known.numbers)))
         sample, found, total, run = RowSample(most), [], None, 0
         for x in _reference_inputs(self._plan, self._network.model):
+            x = as_items(x, None, self._sites)
             chosen = sample.add(row_count(x))
+            together = not gradients or rows_are_nodes(x)  # all run, and some are chosen afterwards
             features = self._features is not None
             try:
-                rows = BatchContext(self._network, x, self._sites, self._plan.readout, self._features)
-                if chosen is not None and gradients:
+                rows = BatchContext(
+                    self._network, x, self._sites, self._plan.readout, self._features, gradients=gradients
+                )
+                if chosen is not None and not together:
                     self._mark(rows.features if features else None)
                     part = take_rows(x, chosen)
-                    rows = BatchContext(self._network, part, self._sites, self._plan.readout, self._features)
+                    rows = BatchContext(
+                        self._network, part, self._sites, self._plan.readout, self._features, gradients=gradients
+                    )
                 if row_count(rows.x):
                     parts = RowParts.of(rows, features=features, gradients=gradients)
                     if [None if part is None else part.shape[1:] for part in parts[:2]] != shapes:
                         raise ValueError(f"numbers of other shapes than {shapes}")
                     self._mark(parts.features)
-                    found.append(parts if gradients or chosen is None else parts.at(chosen))
+                    found.append(parts.at(chosen) if together and chosen is not None else parts)
                     if gradients:
                         sums = rows.linear.variance_by_site.double().sum(0).cpu()
                         total, run = sums if total is None else total + sums, run + row_count(rows.x)

@@ -102,7 +102,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
                 pixels = _pixels(output, y, plan, task)
                 if pixels is None:
                     check_row_count(total, 2 if binary else output.shape[1])
-                features = usable_features(network, x, sites)
+                features = usable_features(network, x, sites, plan.readout)
                 apart = pixels is None and not any(site.coupled for site in sites)
                 dropout = apart and "dropout" in names
                 gradients = apart and features is not None and "gradients" in names
@@ -231,7 +231,7 @@ def _names(method: Any) -> set[str]:
 
 def _has_gradients(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
     """Return True if the largest logit has mask gradients, row by row; raise where these were asked for and fail."""
-    if any(site.moved or site.batch_axis is None for site in sites):
+    if any(site.moved or (site.batch_axis is None and site.coupled) for site in sites):
         return False
     try:
         _ = BatchContext(network, take_rows(x, slice(1)), sites, plan.readout, None, of=largest_logit).gradients

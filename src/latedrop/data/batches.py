@@ -19,7 +19,7 @@ from latedrop.data.arrays import (
     place,
 )
 from latedrop.data.datasets import Unpack, dataset_batches, is_dataset, unpacked
-from latedrop.data.items import Collate, Items, as_items
+from latedrop.data.items import Collate, Graphs, Items, as_items
 from latedrop.data.rows import row_count, take_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.options import check_options, shown
@@ -135,6 +135,9 @@ class Cut:
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
     _check_size(batch_size)
+    if isinstance(x, Graphs):
+        yield from x.parts(batch_size)
+        return
     rows = row_count(x)
     if 0 < rows <= batch_size:
         yield x
@@ -146,6 +149,8 @@ def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
 def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) -> Any:
     """At most so many of the first inputs of a pair (x, y), placed."""
     x, rows = as_items(pair[0], collate), len(pair[1])
+    if isinstance(x, Graphs):
+        x.match(rows)
     if isinstance(x, Items):
         return x.at(slice(most))
     return place(map_values(x, lambda v: v[:most] if getattr(v, "ndim", 2) and len(v) == rows else v), model)
@@ -193,6 +198,8 @@ def as_target(y: Any) -> Tensor:
 
 
 def _check_rows(x: Any, y: Tensor) -> None:
+    if isinstance(x, Graphs) and y.dim():
+        x.match(len(y))
     rows = row_count(x)
     if y.dim() == 0 or len(y) != rows:
         raise DataError(

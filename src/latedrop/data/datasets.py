@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from latedrop.data.items import Collate
+from latedrop.data import graphs
+from latedrop.data.items import Collate, Graphs
 from latedrop.errors import ArgumentError, DataError
 from latedrop.wrappers import bare
 
@@ -71,7 +72,8 @@ def _is_hugging_face(data: Any) -> bool:
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     """The rows of a data set in batches: as torch's `DataLoader` makes them, or columns of tensors by their names."""
     if not _is_hugging_face(data):
-        return iter(DataLoader(data, batch_size=batch_size))
+        of_graphs = len(data) > 0 and graphs.is_graph(data[0])
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=graphs.as_batch if of_graphs else None))
     if isinstance(data, Mapping):
         raise DataError(
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
@@ -128,6 +130,8 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
 
 def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
     """Inputs and targets of a batch."""
+    if graphs.is_graph(batch) and not callable(unpack):
+        return Graphs(graphs.as_batch(batch)), graphs.target_of(batch, unpack)
     if isinstance(batch, Mapping) and not callable(unpack):
         return labels_apart(batch, model, unpack)
     if isinstance(unpack, str):
@@ -154,6 +158,8 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
     meant cannot be seen, and guessing wrong would go unnoticed.
     """
+    if graphs.is_graph(batch) and not callable(unpack) and collate is None:
+        return Graphs(graphs.as_batch(batch))
     if isinstance(unpack, str) and isinstance(batch, Mapping):
         return named_inputs(batch, model, unpack)
     if unpack is not None:

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from latedrop.data import graphs
 from latedrop.data.arrays import is_table, map_values, place
 from latedrop.errors import DataError
 
-__all__ = ["Collate", "Items", "as_items", "batch_of"]
+__all__ = ["Collate", "Graphs", "Items", "as_items", "batch_of", "rows_are_nodes"]
 
 Collate: TypeAlias = Callable[[list[Any]], Any] | None
 
@@ -40,6 +41,10 @@ class Items:
         found = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
         return Items(found, self.collate)
 
+    def repeated(self, times: int) -> Items:
+        """All of them, one time after the other."""
+        return self.at([*range(len(self))] * times)
+
     def batch(self, model: nn.Module) -> Any:
         """What `collate` makes of all, on the model's device; a model may write into it."""
         if self._batch is None:
@@ -57,9 +62,69 @@ class Items:
         return map_values(self._batch, lambda tensor: tensor.clone())
 
 
-def as_items(x: Any, collate: Collate) -> Any:
-    """`x` as it is without `collate`; with it, `x` is a list of items, or what can be read like one."""
-    if collate is None or isinstance(x, Items):
+class Graphs(Items):
+    """A batch of graphs of PyTorch Geometric. A row is a graph; or a node, where `nodes` is True."""
+
+    def __init__(self, batch: Any, *, nodes: bool | None = None) -> None:
+        self.graphs, self.nodes = batch, nodes
+
+    def __len__(self) -> int:
+        return int(self.graphs.num_nodes if self.nodes else self.graphs.num_graphs)
+
+    def at(self, index: slice | Iterable[int]) -> Graphs:
+        """Some of the graphs, also where rows are nodes: then a slice of them."""
+        if self.nodes and not isinstance(index, slice):
+            raise DataError(
+                "expected all nodes of a graph, as these act on each other; found some of them. Leave out whole "
+                "graphs, and give no node the weight 0."
+            )
+        chosen = index if isinstance(index, slice) else list(index)
+        return Graphs(graphs.some(self.graphs, chosen), nodes=self.nodes)
+
+    def parts(self, size: int) -> Iterable[Graphs]:
+        """The same in parts of at most `size` graphs."""
+        count = int(self.graphs.num_graphs)
+        return [self] if count <= size else [self.at(slice(i, i + size)) for i in range(0, count, size)]
+
+    def repeated(self, times: int) -> Graphs:
+        """See `Items`."""
+        return self if times == 1 else Graphs(graphs.copies(self.graphs, times), nodes=self.nodes)
+
+    def batch(self, model: nn.Module) -> Any:
+        """What the model is called with, on its device; it may write into it."""
+        parameter = next(model.parameters(), None)
+        batch = self.graphs.clone()
+        return graphs.arguments(batch if parameter is None else batch.to(parameter.device), model)
+
+    def with_rows(self, sites: Iterable[Any]) -> Graphs:
+        """The same, with the rows that the sites were found for: nodes, if their rows belong together."""
+        return Graphs(self.graphs, nodes=all(site.coupled and site.batch_axis == 0 for site in sites))
+
+    def match(self, rows: int) -> None:
+        """Let nodes be the rows, if there are so many of these, and not so many graphs."""
+        self.nodes = rows != self.graphs.num_graphs and rows == self.graphs.num_nodes
+
+    @property
+    def signs(self) -> Tensor:
+        """A sign for each node; see `graphs.place_signs`."""
+        return graphs.place_signs(self.graphs)
+
+
+def rows_are_nodes(x: Any) -> bool:
+    """Whether each row is a node of a graph: these run together."""
+    return isinstance(x, Graphs) and bool(x.nodes)
+
+
+def as_items(x: Any, collate: Collate, sites: Iterable[Any] | None = None) -> Any:
+    """`x` as it is without `collate`; with it, `x` is a list of items, or what can be read like one.
+
+    Graphs of PyTorch Geometric become `Graphs`, whose rows are those of the sites.
+    """
+    if collate is None:
+        batch = None if isinstance(x, (Tensor, Items)) else graphs.as_batch(x)
+        x = x if batch is None else Graphs(batch)
+        return x.with_rows(sites) if sites is not None and isinstance(x, Graphs) else x
+    if isinstance(x, Items):
         return x
     if not callable(collate):
         raise DataError(f"expected collate= to be a function from a list of items to a batch; found {collate!r}.")

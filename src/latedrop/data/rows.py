@@ -126,7 +126,7 @@ def repeated(x: Any, times: int) -> Any:
     if type(x) is Tensor and times > 1:
         return torch.cat([x] * times)
     if isinstance(x, Items):
-        return x if times == 1 else x.at([*range(len(x))] * times)
+        return x if times == 1 else x.repeated(times)
     return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)
 
 

@@ -43,6 +43,7 @@ from latedrop.records import Format, match, record
 from latedrop.stored_tensors import inline
 from latedrop.terms import Neighbours
 from latedrop.terms.features import Features
+from latedrop.terms.term import BatchContext
 
 __all__ = ["Detector", "detector"]
 
@@ -212,7 +213,8 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
         for name, values in _scores(uq, part, names).items():
             found.setdefault(name, []).append(values.detach().double().cpu())
         if looked is not None:
-            features.append(looked.of(uq.network, part, uq.calibration.sites).cpu())
+            rows = BatchContext(uq.network, part, uq.calibration.sites, uq.readout, looked)
+            features.append(rows.features.cpu())
     if not found and not features:
         raise DataError("expected at least one row to score; found none.")
     joined = {name: torch.cat(parts) for name, parts in found.items()}
@@ -222,7 +224,8 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
 def _batches(uq: Scored, x: Any) -> Iterator[Any]:
     several = isinstance(x, Iterator) or (is_loader(x) and uq.collate is None)
     for part in inputs_in(x, uq.model, uq.batch_size, None, uq.collate) if several else [x]:
-        placed = place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model, cut=True)
+        items = as_items(in_order(part, uq.calibration.columns), uq.collate, uq.calibration.sites)
+        placed = place(items, uq.model, cut=True)
         yield from row_batches(placed, uq.batch_size)
 
 

@@ -8,6 +8,10 @@ the output is `y + sum_i d_i · phi_i` with `phi_i = h_i · dy/dh_i`, so that
 `phi` is the gradient of the output by the mask at 1: one forward and one backward pass per scalar output give it for
 every site. Where the output is affine in the masks (one site before the last layer) nothing is left out; elsewhere it
 takes the slope for what dropping one unit does, the limit of small rates.
+
+Where the layout of a site's input does not tell which entries are whose, as of the nodes of graphs, gradients tell:
+with `s` the sum of all outputs and `w` that of `i` times the output of row `i`, an entry of row `i` has
+`dw/dh = i · ds/dh`. An entry of several rows may have their mean for its `i`; a second weight, irregular in `i`, tells.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from latedrop.data.arrays import constants, place, widened
+from latedrop.data.arrays import any_true, constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, as_items
+from latedrop.data.items import Collate, Graphs, as_items, rows_are_nodes
 from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
@@ -51,6 +55,10 @@ _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
 _LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
 _MOST_NUMBERS = 2**24  # of the gradients of several outputs that are held at once
+_MOST_COUNTED = {torch.float16: 16, torch.bfloat16: 16}  # rows that gradients tell apart, with room for rounding
+_UNCLEAR = 0.25, 0.02  # how far an entry may be from the number and the second weight of its row
+_NOISE = 1e-4  # share of the largest gradient
+_SHARED = "shared entries"  # a note that a network has some
 _IN_PLACE = "modified by an inplace operation"
 
 
@@ -123,9 +131,10 @@ def linearize(
     """
     network = Network.of(model)
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
-    x = x if loads else place(x if collate is None else as_items(x, collate), network.weight)
+    x = x if loads else place(as_items(x, collate), network.weight)
     sites = Sites(find_sites(network, x) if sites is None else sites)
     batches = (place(part, network.copy) for part in inputs_loaded(x, network.model)) if loads else [x]
+    batches = (as_items(batch, None, sites) for batch in batches)
     parts = [part.linear for batch in batches for part in first_order(network, batch, sites, readout, chunk)]
     return Linearization.joined(parts)
 
@@ -164,17 +173,22 @@ def first_order(
     rows = some_rows(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    # Whose entries are which example's cannot be told: one example at a time.
-    chunk = 1 if any(site.batch_axis is None or site.moved for site in sites) else min(chunk or rows, rows)
+    chunk = rows if rows_are_nodes(x) else min(chunk or rows, rows)  # nodes run together
+    if any(map(_is_loose, sites)):
+        alone = any(site.coupled for site in sites) or _SHARED in network.notes
+        chunk = 1 if alone else min(chunk, _MOST_COUNTED.get(network.weight.dtype, 1024))
     done = 0
     while done < rows:
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
         try:
             result = _first_order(network, part, sites, readout, phi, watch, of)
         except Exception as error:
-            if not out_of_memory(error) or chunk == 1:
+            shared = isinstance(error, _SharedEntriesError)
+            if not (shared or out_of_memory(error)) or chunk == 1 or rows_are_nodes(x):
                 raise
-            chunk = chunk // 2
+            if shared:  # as what a network makes of its weights alone: one row at a time
+                network.notes[_SHARED] = True
+            chunk = 1 if shared else chunk // 2
             torch.cuda.empty_cache()
         else:
             yield result
@@ -260,9 +274,13 @@ def _first_order(
                 if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
                     return run(copy_inputs)
             mean, flat = _checked(output, output if of is None else of(output), record)
+            signs = x.signs.to(flat)[:, None] if isinstance(x, Graphs) and x.nodes else None
             if record.ends_overwritten():
                 return run(copy_inputs=True)
-            squares, phi = _differentiated(flat, sites, whole, record)
+            # Nodes affect each other: what each does to all of its graph, added up by signs.
+            squares, phi = _differentiated(flat if signs is None else flat * signs, sites, whole, record, watcher)
+            if signs is not None:
+                phi = [{name: units * signs for name, units in entry.items()} for entry in phi]
         silent.update({name for name, _ in record.inputs} - record.reached)
         return FirstOrder(Linearization(mean, squares, sites), phi, watcher)
 
@@ -275,13 +293,34 @@ def _first_order(
     return part
 
 
+class _SharedEntriesError(OutputError):
+    """Entries of a layer's input move the outputs of several rows."""
+
+
+def _is_loose(site: Site) -> bool:
+    """Return True if the layout of a site's input does not tell which entries are whose."""
+    return site.batch_axis is None or site.moved
+
+
 class _Input(NamedTuple):
-    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask."""
+    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask.
+
+    Of a loose site also the value before any factor.
+    """
 
     value: Tensor
     version: int
     shape: tuple[int, ...]
     axis: int | None
+    loose: Tensor | None
+
+    def entries(self, numbers: Tensor) -> Tensor:
+        """Return numbers of a loose value as `(entries, units)`."""
+        axes = [i for i, size in enumerate(self.shape) if size == 1] if self.axis is None else [self.axis]
+        axes = axes[:-1] if len(axes) == numbers.dim() else axes
+        if not axes:
+            return numbers.reshape(1, -1)
+        return numbers.movedim(axes, tuple(range(len(axes)))).flatten(0, len(axes) - 1).flatten(1)
 
 
 class _Record:
@@ -296,6 +335,8 @@ class _Record:
         inputs: by site and call, the values that passed.
         reached: sites that some output has gradients of.
         without_gradients: sites that ran where gradients were off.
+        rows: how many rows there are.
+        owners: of every loose input the row of each entry; `rows` where it moves no output.
     """
 
     def __init__(self, watcher: Thinner | None, *, copy_inputs: bool, factors: bool) -> None:
@@ -303,6 +344,8 @@ class _Record:
         self.reached: set[str] = set()
         self.without_gradients: set[str] = set()
         self.watcher = watcher
+        self.rows = 0
+        self.owners: dict[int, Tensor] = {}
         self._copy, self._factors, self._done = copy_inputs, factors, False
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
@@ -312,6 +355,7 @@ class _Record:
         if not torch.is_grad_enabled():
             self.without_gradients.add(site.name)
         value = value.clone() if self._copy else value
+        loose = value.detach() if _is_loose(site) or axis is None else None
         if self._factors:
             passed = torch.ones_like(value).requires_grad_()
             value = value * passed
@@ -320,7 +364,7 @@ class _Record:
             passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             value = passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
         if not self._done:  # else a checkpointed part runs once more
-            noted = _Input(passed, version_of(passed), shape, axis)
+            noted = _Input(passed, version_of(passed), shape, axis, loose)
             self.inputs.setdefault((site.name, call), []).append(noted)
         return value
 
@@ -329,6 +373,32 @@ class _Record:
         self.watcher, self._done = None, True  # checkpointed parts run once more in the backward pass
         inputs = chain.from_iterable(self.inputs.values())
         return not self._copy and any(item.version != version_of(item.value) for item in inputs)
+
+    def find_owners(self, outputs: Tensor, watcher: Any) -> None:
+        """Find the row of every entry of loose inputs, from `outputs` `(n, k)`, and show these to `watcher`."""
+        self.rows = len(outputs)
+        items = [(name, item) for (name, _), items in self.inputs.items() for item in items]
+        loose = [(name, item, item.loose) for name, item in items if item.loose is not None]
+        if not loose:
+            return
+        values = [item.value for _, item, _ in loose]
+        each = (outputs * torch.linspace(1, 1.7, outputs.shape[1]).to(outputs)).sum(1)  # a plain sum may be constant
+        weights = _row_weights(self.rows).to(each)
+        grads = [
+            torch.autograd.grad(each @ weight, values, retain_graph=True, materialize_grads=True) for weight in weights
+        ]
+        for (name, item, value), *by_weight in zip(loose, *grads, strict=True):
+            owner = _owners(name, [item.entries(widened(grad)) for grad in by_weight], self.rows)
+            self.owners[id(item.value)] = owner
+            if watcher is not None:
+                watcher.note_entries(name, widened(item.entries(value)), owner, self.rows)
+
+    def summed(self, item: _Input, phi: Tensor) -> Tensor:
+        """Return `phi` of an input in the shape of its mask; of a loose one the sums of each row, `(rows, units)`."""
+        if item.loose is None:
+            return phi if phi.shape == item.shape else phi.sum_to_size(item.shape)
+        units = item.entries(widened(phi))
+        return units.new_zeros(self.rows + 1, units.shape[1]).index_add(0, self.owners[id(item.value)], units)[:-1]
 
 
 def _gradients(values: list[Tensor], outputs: Tensor, *, last: bool) -> Iterator[Sequence[Tensor | None]]:
@@ -350,6 +420,33 @@ def _gradients(values: list[Tensor], outputs: Tensor, *, last: bool) -> Iterator
         output = outputs if k == 1 else outputs[:, i]
         total = output if output.numel() == 1 else output.sum()
         yield torch.autograd.grad(total, values, retain_graph=not last or i + 1 < k, allow_unused=True)
+
+
+def _row_weights(rows: int) -> Tensor:
+    """Return `(3, rows)`: ones, the number of a row from 1 on, and something irregular; of one row ones alone."""
+    number = torch.arange(1.0, rows + 1)
+    return torch.stack([torch.ones(rows), number, number.square().sin()][: 3 if rows > 1 else 1])
+
+
+def _owners(name: str, grads: Sequence[Tensor], rows: int) -> Tensor:
+    """Return the row of every entry, from gradients `(entries, units)` by each weight; `rows` where it moves none."""
+    size = grads[0].abs().amax(1, keepdim=True)
+    if rows == 1 or not len(size):
+        return (size[:, 0] == 0).long()
+    plain, *others = (grad / size.clamp_min(torch.finfo(size.dtype).tiny) for grad in grads)
+    number, second = ((plain * other).sum(1) / plain.square().sum(1).clamp_min(1) for other in others)
+    row = number.round().clamp(1, rows).nan_to_num(1).long() - 1
+    exact = [weight.to(number)[row] for weight in _row_weights(rows)[1:].to(row.device)]
+    off = [(value - one).abs() for value, one in zip((number, second), exact, strict=True)]
+    clear = (off[0] < _UNCLEAR[0]) & (off[1] < _UNCLEAR[1])
+    wrong = ~clear & ~(size[:, 0] <= _NOISE * size.max())  # also where it is not a number
+    if any_true(wrong):
+        raise _SharedEntriesError(
+            f"expected every entry of the input of {name!r} to belong to one example; found {int(wrong.sum())} of "
+            f"{len(wrong)} that move the outputs of several. Rows of such a model affect each other: use "
+            "method='sample', or leave the layer out with select=."
+        )
+    return torch.where(clear, row, rows)
 
 
 def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
@@ -376,23 +473,26 @@ def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, 
     return mean, flat
 
 
-def _differentiated(flat: Tensor, sites: Sites, whole: bool, record: _Record) -> tuple[Tensor, list[dict[str, Tensor]]]:
+def _differentiated(
+    flat: Tensor, sites: Sites, whole: bool, record: _Record, watcher: Any
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself."""
     values, squares, entries = [item.value for item in chain.from_iterable(record.inputs.values())], [], []
-    for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
-        part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
-        last = start + part.shape[1] == flat.shape[1]
-        try:
+    try:
+        record.find_owners(flat, watcher)
+        for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
+            part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
+            last = start + part.shape[1] == flat.shape[1]
             for grads in _gradients(values, part, last=last) if values else [()] * part.shape[1]:
                 calls = _by_site(record, grads, sites, flat)
                 squares.append(_square_sums(calls))
                 if whole:
                     both = zip(sites, calls, strict=True)
                     entries.append({s.name: torch.cat(units, 1) if len(units) > 1 else units[0] for s, units in both})
-        except (RuntimeError, NotImplementedError) as error:
-            if out_of_memory(error):
-                raise
-            raise _cannot_differentiate(error) from error
+    except (RuntimeError, NotImplementedError) as error:
+        if out_of_memory(error):
+            raise
+        raise _cannot_differentiate(error) from error
     return torch.stack(squares, 1) if len(squares) > 1 else squares[0][:, None], entries
 
 
@@ -421,16 +521,16 @@ def _by_site(record: _Record, grads: Sequence[Tensor | None], sites: Sites, like
     each, calls = iter(grads), {site.name: list[Tensor]() for site in sites}
     for (name, _), items in record.inputs.items():
         total: Tensor | None = None
-        for value, _, shape, _ in items:
+        for item in items:
             grad = next(each)
             if grad is not None:
                 record.reached.add(name)
-                phi = value.detach() * grad
-                phi = phi if phi.shape == shape else phi.sum_to_size(shape)
+                phi = record.summed(item, item.value.detach() * grad)
                 total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
-        total = items[0].value.new_zeros(items[0].shape) if total is None else total
-        axis = items[0].axis
-        total = total[None] if axis is None else total.movedim(axis, 0) if axis else total
+        first = items[0]
+        total = record.summed(first, torch.zeros_like(first.value)) if total is None else total
+        axis = first.axis if first.loose is None else 0
+        total = total.movedim(axis, 0) if axis else total
         calls[name].append(total if total.dim() == 2 else total.flatten(1))
     for units in calls.values():
         if not units:  # its layer did not run

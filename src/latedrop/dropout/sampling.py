@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import check_inputs, floating, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, Items, as_items
+from latedrop.data.items import Collate, Graphs, Items, as_items, rows_are_nodes
 from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
@@ -94,10 +94,11 @@ def sample(
             )
         sites = find_sites(network, x) if sites is None else sites
         placed = (place(part, network.copy, check=False) for part in inputs_loaded(x, network.model))
-        return Moments.joined([sample_rates(network, part, [rate], sites, options)[0] for part in placed])
-    x = place(x if collate is None else as_items(x, collate), network.weight, check=sites is None)
+        parts = (as_items(part, None, sites) for part in placed)
+        return Moments.joined([sample_rates(network, part, [rate], sites, options)[0] for part in parts])
+    x = place(as_items(x, collate), network.weight, check=sites is None)
     sites = find_sites(network, x) if sites is None else sites
-    return sample_rates(network, x, [rate], sites, options)[0]
+    return sample_rates(network, as_items(x, None, sites), [rate], sites, options)[0]
 
 
 def sample_rates(
@@ -180,7 +181,8 @@ class _ThinnedNetworks:
         self._chunk = min(draws, chunk) if chunk else fitting_chunk(network, x, sites, draws)
         self._rates: Mapping[str, float] = {site.name: 0.5 for site in sites}
         self._reason = ""  # for draws that run one by one
-        together = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
+        copies = isinstance(x, Graphs)  # which stay together in each of several copies of the batch
+        together = [s.name for s in sites if s.moved or ((s.batch_axis is None or s.coupled) and not copies)]
         if together and options.engine == "rows":
             raise ArgumentError(
                 f"expected rows that do not affect each other with engine='rows'; at the sites {together} they do. "
@@ -294,7 +296,8 @@ class _ThinnedNetworks:
         if key in self._network.notes:
             return True
         some = sorted({i * (self._rows - 1) // (_SOME - 1) for i in range(_SOME)})
-        rows = some if self._options.shared else [*range(self._rows)]
+        whole = not self._options.shared or rows_are_nodes(self._x)
+        rows = [*range(self._rows)] if whole else some
         x = take_rows(self._x, rows) if len(rows) < self._rows else self._x
         alone = widened(self._pass(x, draws[-1:], None)[0])
         beside = widened(outputs[:, rows])

@@ -37,7 +37,7 @@ def find_sites(
     model: nn.Module | Network,
     *example_inputs: Any,
     select: Select = None,
-    kind: Kind = "element",
+    kind: Kind | None = None,
     collate: Collate = None,
 ) -> Sites:
     """Find the sites of `model`, in the order in which they run.
@@ -50,7 +50,7 @@ def find_sites(
         select: narrows the sites: a name pattern (`"encoder.*"`), a module type, a predicate
             `(name, module) -> bool`, or a sequence of these of which one must hold. For a weight without a layer the
             module is the one that holds the parameter.
-        kind: `"element"` or `"channel"`.
+        kind: `"element"` or `"channel"`. None: elements; of graphs channels, where the layer sees nodes or edges.
         collate: a function from a list of items to what `model` takes, where the inputs are a list of objects such as
             graphs or sequences of several lengths: its items are the rows.
 
@@ -65,7 +65,7 @@ def find_sites(
     site  layer   masks    units    calls
     2     Linear  element  50 = 50  1
     """
-    if kind not in ("element", "channel"):
+    if kind not in (None, "element", "channel"):
         raise ArgumentError(f"expected kind 'element' or 'channel'; found {kind!r}.")
     if not example_inputs:
         raise ArgumentError("expected example inputs after the model; found none. Pass one batch of its inputs.")
@@ -86,7 +86,12 @@ def find_sites(
     if not chosen or unmatched:
         first = [name for name in layers if name not in downstream]
         raise SiteError(_no_site_message(unmatched[0] if unmatched else select, downstream, first))
-    sites = [_site(name, kind, probe) for name in chosen]
+    sites = [site for name in chosen for site in _sites(name, kind, probe)]
+    if not sites:
+        raise SiteError(
+            f"expected a layer whose input has one entry for each node, as the targets have; found {chosen}, whose "
+            "inputs have others, such as edges. Read out one number for each graph."
+        )
     if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
         rowless = {"batch_axis": None, "interleaved": False, "moved": False}
         sites = [replace(site, **rowless) if site.kind == "channel" else site for site in sites]  # type: ignore[arg-type]
@@ -142,6 +147,19 @@ def _in_order(passes: Sequence[Runs]) -> list[str]:
                 order.insert(place, name)
             place = order.index(name)
     return order
+
+
+def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
+    """Return the site of a layer; of graphs with the kind that it can have, and none where nodes have no entry."""
+    try:
+        site = _site(name, kind or "element", probe)
+    except SiteError:
+        if probe.nodes:
+            return []
+        if kind is not None or not probe.structured:
+            raise
+        site = _site(name, "channel", probe)
+    return [replace(site, coupled=True, moved=False) if probe.nodes else site]
 
 
 def _site(name: str, kind: Kind, probe: Probe) -> Site:

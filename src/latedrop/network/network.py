@@ -126,6 +126,8 @@ class Pass:
             shape = [length if i in axes else 1 for i, length in enumerate(shape)]
             if self._shared and self._copies == 1 and size % (rows or 1):
                 axis = None  # one mask for all entries, whosever they are
+        if axis is None and self._copies > 1 and len(value) % self._copies == 0:  # the entries of one draw together
+            return self.thinner.thin(site, number, value, tuple(shape), 0)
         if axis is None:
             return self.thinner.thin(site, number, value, tuple(shape), None)
         rows = size if rows is None else rows

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.data.arrays import check_dtypes, map_values
-from latedrop.data.items import Items, batch_of
+from latedrop.data.items import Graphs, Items, batch_of
 from latedrop.data.rows import copied, distinct_rows, reordered, reordering, row_count, take_rows, tensors
 from latedrop.errors import DataError, LatedropError, LatedropWarning, SiteError
 from latedrop.network.calling import call
@@ -83,10 +83,14 @@ class Probe:
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         random: whether the output changes with random numbers of the model's own.
         structured: whether a batch of items holds tensors that have not one entry for each of them.
+        nodes: whether the rows are the nodes of graphs, as the output has one entry for each; None where `x` is other.
         deeds: what the model's Python code does with values; see `Guard`.
     """
 
     def __init__(self, network: Network, x: Any, types: tuple[type[nn.Module], ...] = LAYERS) -> None:
+        self.nodes: bool | None = None
+        if isinstance(x, Graphs):  # passes are over graphs in either case
+            x, self.nodes = Graphs(x.graphs), x.nodes
         if row_count(x) == 0:
             raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
         self._network, self._types, self._reached = network, types, set[str]()
@@ -147,7 +151,11 @@ class Probe:
         network.derives = network.derives or "derives" in now.following.deeds
         self.deeds |= now.following.deeds
         self._reached |= now.ran
+        if isinstance(x, Graphs):
+            nodes, shapes = int(x.graphs.num_nodes), {tensor.shape[:1] for tensor in tensors(output)}
+            self.nodes = rows < nodes and shapes == {(nodes,)} if self.nodes is None else self.nodes
         for run in chain.from_iterable(now.runs.values()):
+            run.rows = nodes if self.nodes else run.rows
             run.value = run.value.detach()
             self.deeds |= {"reads"} if run.packed else set()
         return _Made(x, rows, [tensor.detach() for tensor in tensors(output)], now.runs)
@@ -186,7 +194,7 @@ class Probe:
                 "expected a model whose output depends on its inputs alone; it gives another one for the same inputs, "
                 "as it remembers earlier passes in an attribute. Reset that at the start of its forward."
             )
-        if isinstance(x, Items) and turn is not None:
+        if isinstance(x, Items) and turn is not None and not _alike(first, turn, reordering(first.rows)):
             _check_order(first, turn)
         self._meet()
 

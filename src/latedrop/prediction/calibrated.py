@@ -100,7 +100,8 @@ class Calibrated(Generic[_Record, _Made]):
                 return self._joined(
                     [self.predict(part, **options) for part in inputs_in(x, self.model, self.batch_size)]
                 )
-            index, x = index_of(x), as_items(in_order(x, self.calibration.columns), self.collate)
+            rows, sites = in_order(x, self.calibration.columns), self.calibration.sites
+            index, x = index_of(x), as_items(rows, self.collate, sites)
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
             self._weights.check(self.model)

@@ -93,7 +93,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """
         if is_loader(x) and self.collate is None:
             x = only_inputs(x, self.model)
-        x = as_items(in_order(x, self.calibration.columns), self.collate)
+        x = as_items(in_order(x, self.calibration.columns), self.collate, self.calibration.sites)
         return explained(self.network, x, self.calibration, self.readout, output=output, most=most)
 
     def stream(

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from torch import Tensor
 
+from latedrop.data.items import rows_are_nodes
 from latedrop.dropout.masks import checked_seed
 from latedrop.dropout.moments import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates
@@ -64,7 +65,8 @@ class Dropout(Term):
         if self.way is not None:
             return self
         way: _Way = "first order"
-        if rows.mean[0].numel() > _MOST_OUTPUTS or any(site.coupled for site in rows.sites):
+        coupled = any(site.coupled for site in rows.sites) and not rows_are_nodes(rows.x)
+        if rows.mean[0].numel() > _MOST_OUTPUTS or coupled:
             way = "draws"
         else:
             try:

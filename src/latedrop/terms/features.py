@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from latedrop.data.arrays import widened
+from latedrop.data.items import rows_are_nodes
 from latedrop.data.rows import copied, row_count, take_rows
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network
@@ -39,8 +40,14 @@ class Features:
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:
-        """Of all sites that run for every batch on the examples in their order; None where none does."""
-        names = tuple(s.name for s in sites if s.batch_axis is not None and not s.moved and not s.skipped)
+        """Of all sites that run for every batch on the examples in their order; None where none does.
+
+        Where none has an axis for the examples, the entries of each are pooled, as the nodes of a graph are.
+        """
+        steady = [site for site in sites if not site.moved and not site.skipped]
+        names = tuple(site.name for site in steady if site.batch_axis is not None)
+        if not names and not any(site.coupled for site in sites):
+            names = tuple(site.name for site in steady)
         return cls(names) if names else None
 
     @classmethod
@@ -54,6 +61,10 @@ class Features:
                 f"expected features among the sites whose input has the rows, {list(known)}; found {missing or 'none'}."
             )
         return cls(tuple(names))
+
+    def are_loose(self, sites: Sites) -> bool:
+        """Whether it takes a backward pass to tell which entries are whose."""
+        return any(site.batch_axis is None for site in sites if site.name in self.sites)
 
     def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
         """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
@@ -77,6 +88,8 @@ class Features:
 
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
+        if self.are_loose(sites) or rows_are_nodes(x):
+            return self  # entries that serve several rows are refused where they are told apart; nodes act on others
         rows = row_count(x)
         together = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
@@ -133,6 +146,15 @@ class Noted:
             self.positions |= {site.name} if moved.dim() > 2 else set()
             self._found[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
         return value
+
+    def note_entries(self, name: str, entries: Tensor, owner: Tensor, rows: int) -> None:
+        """Note `entries` `(P, channels)` of a site, each of the row `owner`: mean and standard deviation by row."""
+        if name not in self._found:
+            return
+        count = torch.bincount(owner, minlength=rows + 1)[:, None].to(entries)
+        mean = entries.new_zeros(rows + 1, entries.shape[1]).index_add(0, owner, entries) / count.clamp_min(1)
+        squares = torch.zeros_like(mean).index_add(0, owner, (entries - mean[owner]).square())
+        self._found[name].append(torch.cat([mean, (squares / (count - 1).clamp_min(1)).sqrt()], 1)[:-1])
 
     def agrees(self, alone: Noted, name: str, row: int) -> bool:
         """Whether a row has the same features of a site alone, up to rounding, also in half precision."""

@@ -167,7 +167,11 @@ class BatchContext:
         if self._features is None:
             if self._which is None:
                 raise ValueError("no term asked for features")
-            self._features = self._which.of(self.network, self.x, self.sites, self._outputs.append)
+            if self._which.are_loose(self.sites):
+                self._differentiate(self._wants_gradients)
+            else:
+                self._features = self._which.of(self.network, self.x, self.sites, self._outputs.append)
+        assert self._features is not None
         return self._features
 
 

@@ -1,0 +1,105 @@
+"""Graphs of PyTorch Geometric: what a model is called with, what its targets are, and several graphs as one batch.
+
+    calibrate(model, DataLoader(graphs, 64), reference=DataLoader(train_graphs, 64))
+
+A row is a graph, or a node where there is one target for each node. A model is called with the batch itself, or with
+those of its attributes that `forward` names: `forward(x, edge_index, batch)`. The library is not imported here: whoever
+has a graph of it has imported it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import DataError
+from latedrop.wrappers import bare
+
+__all__ = ["arguments", "as_batch", "copies", "is_graph", "place_signs", "some", "target_of"]
+
+_WHOLE = ("batch", "data", "graph", "graphs", "inputs")
+"""Names of a parameter that takes all of a batch, also where an attribute has that name."""
+
+
+def is_graph(x: Any) -> bool:
+    """Return True for a graph, or a batch of graphs, of PyTorch Geometric."""
+    return any(kind.__module__.startswith("torch_geometric.data.") for kind in type(x).__mro__) and hasattr(x, "keys")
+
+
+def as_batch(x: Any) -> Any:
+    """Return a graph, a batch of graphs or a list of graphs as a batch; None for all else."""
+    one = is_graph(x)
+    graphs = [x] if one else x if isinstance(x, (list, tuple)) else ()
+    if not graphs or not all(map(is_graph, graphs)):
+        return None
+    if hasattr(graphs[0], "node_types"):
+        raise DataError(
+            "expected graphs with one type of nodes; found HeteroData. Pass a list of them with "
+            "batches=Batches(collate=...), a function from the list to what the model takes."
+        )
+    return x if one and hasattr(x, "num_graphs") and hasattr(x, "ptr") else _joined(graphs)
+
+
+def copies(batch: Any, times: int) -> Any:
+    """Return a batch several times in one, one copy after the other."""
+    made, count = _joined([batch] * times), batch.num_graphs
+    nodes, starts = int(batch.num_nodes), torch.arange(times, device=batch.batch.device)[:, None]
+    made.batch = (batch.batch + count * starts).flatten()
+    made.ptr = torch.cat([(batch.ptr[:-1] + nodes * starts).flatten(), batch.ptr[-1:] * times])
+    made._num_graphs = count * times
+    return made
+
+
+def arguments(batch: Any, model: nn.Module) -> Any:
+    """Return what `model` is called with: a mapping of those attributes that `forward` names, or the batch."""
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required, known = [p.name for p in named if p.default is p.empty], set(batch.keys())
+    if len(required) < 2 and (not required or required[0] in _WHOLE or required[0] not in known):
+        return batch
+    missing = [name for name in required if name not in known]
+    if missing:
+        raise DataError(
+            f"expected forward() to take a batch of graphs, or attributes of it by their names; {missing} are none of "
+            f"{sorted(known)}. Rename the parameters, or put the model into a module whose forward takes the batch."
+        )
+    return {p.name: batch[p.name] for p in named if p.name in known and (p.name != "y" or p.default is p.empty)}
+
+
+def target_of(batch: Any, name: str | Callable[[Any], Any] | None) -> Tensor:
+    """Return the targets of a batch: `y`, or the attribute that `unpack=` names."""
+    name = name if isinstance(name, str) else "y"
+    y = batch[name] if name in set(batch.keys()) else None
+    if not isinstance(y, Tensor):
+        raise DataError(
+            f"expected targets of graphs as their attribute {name!r}; found {sorted(batch.keys())}. Pass "
+            "batches=Batches(unpack=name), the name of the targets, or a pair (list of graphs, targets)."
+        )
+    if y.dim() == 0 or len(y) not in (batch.num_graphs, batch.num_nodes):
+        raise DataError(
+            f"expected one target for each of {batch.num_graphs} graphs or of their {batch.num_nodes} nodes; found "
+            f"shape {tuple(y.shape)}. Several targets of one graph are stored in the shape (1, targets)."
+        )
+    return y
+
+
+def place_signs(batch: Any) -> Tensor:
+    """Return `(nodes,)` of 1 and -1 by the place of a node in its own graph, which add up to little."""
+    place: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
+    return 1.0 - 2.0 * (((place * 2654435761) >> 15) & 1)
+
+
+def _joined(graphs: Iterable[Any]) -> Any:
+    library = import_module("torch_geometric.data")
+    return library.Batch.from_data_list(list(graphs))
+
+
+def some(batch: Any, index: slice | Sequence[int]) -> Any:
+    """Return a batch of some of the graphs, which may repeat."""
+    places = range(batch.num_graphs)[index] if isinstance(index, slice) else index
+    return _joined([batch.get_example(i) for i in places])

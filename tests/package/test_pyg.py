@@ -1,0 +1,235 @@
+"""Networks of PyTorch Geometric as they are: loaders of graphs go in, one interval for each graph or each node."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import Batches, Terms, calibrate, find_sites, linearize, load, sample
+from latedrop.errors import DataError, SiteError
+from rounding import assert_same_up_to_rounding
+from untouched import assert_same, state
+
+with contextlib.suppress(ImportError):
+    import rich.style  # noqa: F401 - scikit-learn imports it late, and it takes a random number when it is imported
+pytest.importorskip("torch_geometric", reason="not installed: torch_geometric")
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    NNConv,
+    SchNet,
+    global_add_pool,
+    global_mean_pool,
+)
+
+
+def graphs(count: int, fewest: int = 2, most: int = 8, seed: int = 0) -> list[Data]:
+    """Random trees with numbers on nodes and edges, places, and targets of the graph and of each node."""
+    g, made = torch.Generator().manual_seed(seed), []
+    for _ in range(count):
+        n = int(torch.randint(fewest, most + 1, (), generator=g))
+        ends = torch.tensor([(i, int(torch.randint(0, i, (), generator=g))) for i in range(1, n)]).T
+        x, edges = torch.randn(n, 4, generator=g), torch.cat([ends, ends.flip(0)], 1)
+        node = (x[:, :1] * torch.zeros(n, 1).index_add(0, edges[1], x[edges[0], :1])).tanh()
+        attributes = {"node_y": node, "y": node.sum().reshape(1, 1), "label": (node.sum() > 0).long().reshape(1)}
+        numbers = {"edge_attr": torch.randn(edges.shape[1], 3, generator=g), "pos": 2 * torch.randn(n, 3, generator=g)}
+        kinds = torch.randint(1, 9, (n,), generator=g)
+        made.append(Data(x=x, edge_index=edges, z=kinds, **numbers, **attributes))
+    return made
+
+
+class OfBatch(nn.Module):
+    """Takes the batch; two rounds of a convolution, and a sum over each graph unless it is about nodes."""
+
+    def __init__(self, conv: Any = GCNConv, out: int = 1, *, nodes: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.out, self.nodes = conv(4, 16), conv(16, 16), nn.Linear(16, out), nodes
+
+    def forward(self, data: Any) -> Tensor:
+        h = self.second(self.first(data.x, data.edge_index).relu(), data.edge_index).relu()
+        return self.out(h if self.nodes else global_add_pool(h, data.batch))
+
+
+class OfAttributes(nn.Module):
+    """Takes attributes by their names, and has an own weight for every edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 8)
+        self.conv = NNConv(8, 8, nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 64)), aggr="mean")
+        self.out = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor | None = None) -> Tensor:
+        h = self.enter(x).relu()
+        for _ in range(2):
+            h = h + self.conv(h, edge_index, edge_attr).relu()
+        return self.out(global_mean_pool(h, batch))  # type: ignore[no-any-return]
+
+
+class Pairs(nn.Module):
+    """Edges between near atoms of one graph, made inside of the model: their number is in no batch."""
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        near = (torch.cdist(pos, pos) < 4) & (batch[:, None] == batch) & ~torch.eye(len(pos), dtype=torch.bool)
+        i, j = near.nonzero().T
+        return torch.stack([j, i]), (pos[i] - pos[j]).norm(dim=1)
+
+
+def schnet() -> nn.Module:
+    return SchNet(16, 16, 2, 8, 4.0, interaction_graph=Pairs())  # type: ignore[no-any-return]
+
+
+def attention(width: int, out: int) -> nn.Module:
+    return GATConv(width, out // 2, heads=2)  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Any] = {
+    "GCN": OfBatch,
+    "GAT": lambda: OfBatch(attention),
+    "MPNN": OfAttributes,
+    "SchNet": schnet,
+    "nodes": lambda: OfBatch(nodes=True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_five_lines(name: str, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model, nodes = MODELS[name]().eval(), name == "nodes"
+    batches = Batches(unpack="node_y" if nodes else None)
+    train, val, test = graphs(80, seed=1), graphs(70, seed=2), graphs(12, seed=3)
+    loaders = [DataLoader(rows, 32, generator=torch.Generator()) for rows in (val, train)]
+    before = state(model)
+    uq = calibrate(model, loaders[0], reference=loaders[1], batches=batches, progress=False)
+    assert_same(before, state(model))
+    found = uq.calibration.terms
+    assert {"leverage", "gradients"} <= {term.name for term in found.terms}
+    assert found.reference_rows == sum(graph.num_nodes if nodes else 1 for graph in train)
+    batch = next(iter(DataLoader(test, 12)))
+    p = uq.predict(batch)
+    assert p.mean.shape == (batch.num_nodes if nodes else 12, 1)
+    assert p.novelty is not None
+    assert bool(p.std.isfinite().all())
+    own = model(batch) if name in ("GCN", "GAT", "nodes") else None
+    if own is not None:
+        assert_same_up_to_rounding(p.mean, own.detach())
+    rows = slice(int(batch.ptr[5]), int(batch.ptr[6])) if nodes else slice(5, 6)
+    for alone in (uq.predict(test[5]), uq.predict([test[5]]), next(uq.predict_batches(DataLoader([test[5]])))):
+        torch.testing.assert_close(alone.std, p.std[rows], rtol=1e-3, atol=0)
+        torch.testing.assert_close(alone.novelty, p.novelty[rows], rtol=1e-3, atol=1e-6)
+    uq.save(tmp_path / "graphs.json")
+    assert_same_up_to_rounding(load(tmp_path / "graphs.json", model).predict(batch).std, p.std)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_draws_of_a_batch(name: str) -> None:
+    """At rate 0 the plain model; all draws at once are those of a loop; a graph has the same alone."""
+    torch.manual_seed(0)
+    model, test = MODELS[name]().eval(), graphs(7)
+    batch = Batch.from_data_list(test)
+    sites = find_sites(model, batch)
+    calm = sample(model, batch, 0.0, 4, sites=sites)
+    assert float(calm.variance.max()) == 0
+    together = sample(model, batch, 0.2, 6, sites=sites, keep_draws=True)
+    loop = sample(model, batch, 0.2, 6, sites=sites, engine="loop", keep_draws=True)
+    assert bool((together.variance > 0).any())
+    assert together.outputs is not None
+    assert loop.outputs is not None
+    torch.testing.assert_close(together.outputs, loop.outputs, rtol=1e-4, atol=1e-5)
+    rows = slice(int(batch.ptr[2]), int(batch.ptr[3])) if name == "nodes" else slice(2, 3)
+    alone = sample(model, test[2], 0.2, 6, sites=sites)
+    torch.testing.assert_close(alone.variance, together.variance[rows], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT", "MPNN", "SchNet"])
+def test_first_order_of_many_graphs_is_that_of_each(name: str) -> None:
+    torch.manual_seed(0)
+    model, test = MODELS[name]().eval(), graphs(9)
+    sites = find_sites(model, Batch.from_data_list(test))
+    together = linearize(model, test, sites).variance_by_site
+    each = torch.cat([linearize(model, graph, sites).variance_by_site for graph in test])
+    torch.testing.assert_close(together, each, rtol=1e-3, atol=1e-9)
+
+
+def test_kinds_are_chosen() -> None:
+    sites = find_sites(OfBatch().eval(), Batch.from_data_list(graphs(5)))
+    assert [(site.name, site.kind, site.batch_axis) for site in sites] == [
+        ("second.lin.weight", "channel", None),
+        ("out", "element", 0),
+    ]
+    sites = find_sites(OfBatch(nodes=True).eval(), Batch.from_data_list(graphs(5)))
+    assert {(site.kind, site.batch_axis, site.coupled) for site in sites} == {("element", 0, True)}
+
+
+def test_classes_of_graphs() -> None:
+    torch.manual_seed(0)
+    model = OfBatch(out=2).eval()
+    loader = DataLoader(graphs(60), 20)
+    uq = calibrate(model, loader, reference=loader, batches=Batches(unpack="label"), progress=False)
+    p = uq.predict(graphs(5, seed=9))
+    assert p.probabilities.shape == (5, 2)
+    assert p.novelty is not None
+
+
+def test_pairs_data_sets_and_more_nodes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latedrop.calibration.measure.MOST_ROWS", 100)
+    torch.manual_seed(0)
+    model, val = OfBatch(nodes=True).eval(), graphs(50)
+    y = torch.cat([graph.node_y for graph in val])
+    uq = calibrate(model, (val, y), reference=graphs(60, seed=4), method=Terms(["dropout", "gradients"]))
+    assert 50 <= uq.calibration.rows <= 100
+    assert uq.predict(DataLoader(val, 7)).mean.shape == y.shape
+
+
+def test_nodes_run_together() -> None:
+    torch.manual_seed(0)
+    model, test = OfBatch(nodes=True).eval(), Batch.from_data_list(graphs(9))
+    whole, cut = linearize(model, test), linearize(model, test, chunk=4)
+    torch.testing.assert_close(whole.variance_by_site, cut.variance_by_site)
+    weights = torch.ones(test.num_nodes)
+    weights[3] = 0
+    with pytest.raises(DataError, match=r"all nodes of a graph.*no node the weight 0"):
+        calibrate(model, ([test[i] for i in range(9)], test.node_y), row_weights=weights, progress=False)
+
+
+def test_errors_in_words() -> None:
+    model, val = OfBatch().eval(), graphs(12)
+    with pytest.raises(DataError, match=r"targets of graphs as their attribute 'yield'; found .*unpack=name"):
+        calibrate(model, DataLoader(val, 4), batches=Batches(unpack="yield"))
+    for graph in val:
+        graph.two = torch.zeros(2)
+    with pytest.raises(DataError, match=r"one target for each of 4 graphs or of their .* shape \(8,\).*\(1, targets\)"):
+        calibrate(model, DataLoader(val[:4], 4), batches=Batches(unpack="two"))
+    mixed = HeteroData(atom={"x": torch.zeros(2, 4)})
+    with pytest.raises(DataError, match=r"one type of nodes; found HeteroData.*collate="):
+        calibrate(model, ([mixed, mixed], torch.zeros(2, 1)))
+
+    class Renamed(OfAttributes):
+        def forward(self, x: Tensor, edges: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, edges, weights)
+
+    with pytest.raises(DataError, match=r"attributes of it by their names; \['edges', 'weights'\] are none of"):
+        find_sites(Renamed().eval(), Batch.from_data_list(val))
+    with pytest.raises(SiteError, match="as many entries for every row"):
+        find_sites(model, Batch.from_data_list(val), kind="element")
+
+
+def test_graphs_that_see_each_other() -> None:
+    class Together(OfBatch):
+        def forward(self, data: Any) -> Tensor:
+            h = self.first(data.x, data.edge_index).relu()
+            h = self.second(h - h.mean(0), data.edge_index).relu()
+            return self.out(global_add_pool(h, data.batch))
+
+    batch = Batch.from_data_list(graphs(6))
+    with pytest.warns(match="examples that do not depend on each other"):
+        sites = find_sites(Together().eval(), batch)
+    assert all(site.coupled for site in sites)
+    draws = sample(Together().eval(), batch, 0.2, 4, sites=sites)
+    assert draws.mean.shape == (6, 1)
