@@ -39,7 +39,8 @@ class Unit:
         file: where its record goes, relative to `--out`.
         key: what the record depends on, as JSON has it; it is part of the record.
         work: how much `measure` will report to its tick.
-        measure: from a device and a tick, the rest of the record. `seconds` in it is a mapping; `total` is added.
+        measure: from a device and a tick, the rest of the record. `seconds` in it is a mapping, to which `total` is
+            added; `files`, by name, are written beside it and are no part of it.
     """
 
     file: str
@@ -148,6 +149,8 @@ def _measured(study: Study, options: argparse.Namespace) -> list[Path]:
         for name, record in _spread(jobs, options):
             path = out / name
             folder(path.parent)
+            for beside, content in record.pop("files", {}).items():
+                write_aside(path.parent / beside, content)
             write_aside(path, dumped(record))
             print(f"{name}: {record['seconds']['total']:.1f} s", file=sys.stderr)
     if not paths:

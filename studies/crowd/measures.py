@@ -26,8 +26,10 @@ from latedrop.calibration.fit_sites import scored
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor
 from latedrop.errors import DataError
+from latedrop.metrics import rank_correlation
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
 from latedrop_crowd.blocks import block_means
+from studies.driver import rounded
 from studies.regression.scores import conformal_reach, ideal_nll
 
 Measures: TypeAlias = dict[str, Any]
@@ -36,7 +38,6 @@ KINDS = ("unscaled", "scaled", "relaxed", "floor")
 """The variance as it is; times the optimal scale; times the relaxed scale; times a scale, plus a floor."""
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
 _STEPS = 21
-_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def judge_both(held: Predicted, test: Predicted, *, intervals: bool = False) -> 
 
 def blocks(by_frame: Tensor) -> list[float]:
     """Means over blocks of consecutive frames; see `latedrop_crowd.blocks`."""
-    return [_short(mean) for mean in block_means(by_frame.double().cpu().numpy()).tolist()]
+    return [rounded(mean) for mean in block_means(by_frame.double().cpu().numpy()).tolist()]
 
 
 def agreement(variance: Tensor, other: Tensor) -> Measures:
@@ -195,7 +196,7 @@ def agreement(variance: Tensor, other: Tensor) -> Measures:
     both = (variance > 0) & (other > 0)
     ratio = variance[both] / other[both]
     return {
-        "rank_correlation": _correlation(_ranks(variance), _ranks(other)),
+        "rank_correlation": float(rank_correlation(torch.zeros_like(other), variance, other)),
         "ratio_of_means": float(variance.mean() / other.mean()),
         "median_ratio": float(ratio.median()) if len(ratio) else None,
     }
@@ -227,28 +228,10 @@ def _path(ratios: Ratios, fitted: Fit, grid: Tensor) -> dict[str, list[float]]:
     scales = [fitted.scale * step**k for k in range(_STEPS)]
     observed = ratios.inside(levels(), scales)
     return {
-        "scale": [_short(scale) for scale in scales],
-        "nll": [_short(ratios.nll(scale)) for scale in scales],
-        "ma": [_short(value) for value in (observed - grid).abs().mean(1).tolist()],
+        "scale": [rounded(scale) for scale in scales],
+        "nll": [rounded(ratios.nll(scale)) for scale in scales],
+        "ma": [rounded(value) for value in (observed - grid).abs().mean(1).tolist()],
     }
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 0, equal values sharing the mean of theirs."""
-    ordered = values.sort().values
-    first = torch.searchsorted(ordered, values)
-    last = torch.searchsorted(ordered, values, right=True)
-    return (first + last - 1).double() / 2
-
-
-def _correlation(a: Tensor, b: Tensor) -> float | None:
-    a, b = a - a.mean(), b - b.mean()
-    size = float((a.square().mean() * b.square().mean()).sqrt())
-    return float((a * b).mean()) / size if size else None
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
 
 
 Counted: TypeAlias = tuple[Tensor, Tensor]

@@ -730,7 +730,7 @@ class TestData:
             writer.writerows(rows)
         found = self.calibrated(call, *QUICK, "--target-mean", "200", "--target-std", "50")
         assert found["target"] == {"kind": "standardized", "mean": [200.0], "std": [50.0]}
-        assert found["scales"] == pytest.approx(plain["scales"], rel=rounding())
+        assert found["table"][0]["scale"] == pytest.approx(plain["table"][0]["scale"], rel=rounding())
         assert found["table"][0]["rmse"] == pytest.approx(50 * plain["table"][0]["rmse"], rel=rounding())
         assert call("predict", "user_model:net", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
         means = [float(row["mean"]) for row in rows_of("out.csv")]
@@ -770,7 +770,7 @@ class TestData:
         assert call("calibrate", "user_model:net", *options, "-o", "twice.json")[0] == 0
         repeated = json.loads(Path("twice.json").read_text())["latedrop"]
         assert weighted["columns"]["inputs"] == repeated["columns"]["inputs"] == ["a", "b", "c"]
-        assert weighted["scales"] == pytest.approx(repeated["scales"], rel=rounding())
+        assert weighted["table"][0]["scale"] == pytest.approx(repeated["table"][0]["scale"], rel=rounding())
         assert weighted["rows"] == 60
         code, _, err = call("calibrate", "user_model:net", *self.COLUMNS, "--row-weights", "none", "-o", "cal.json")
         assert code != 0

@@ -90,7 +90,7 @@ def test_names_and_metadata(written: tuple[Any, Path]) -> None:
     held = {entry.key: entry.value for entry in model.metadata_props}
     whole = json.loads(held["latedrop.calibration"])["latedrop"]
     assert whole["fingerprint"] == uq.calibration.fingerprint
-    assert whole["scales"] == list(uq.calibration.scales)
+    assert whole["table"][0]["scale"] == list(uq.calibration.scales)
 
 
 class Odd(nn.Module):

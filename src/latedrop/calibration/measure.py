@@ -76,7 +76,8 @@ def validation_batches(
 
     Rows of weight 0 are left out, as if they were not in the data.
     """
-    sites, weights, count = plan.sites if isinstance(plan.sites, Sites) else None, plan.counted, 0
+    sites, count = plan.sites if isinstance(plan.sites, Sites) else None, 0
+    weights = None if plan.weighs_later else plan.counted
     with progress("calibrating", row_total(data), show=plan.progress) as done:
         for x, y in plan.batches.read(data, model):
             rows, count = len(y), count + len(y)
@@ -274,7 +275,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     asked: dict[str, bool] = {}
     noted: list[RowParts] = []
     inputs: list[Any] = []
-    sample = RowSample(MOST_ROWS if plan.counted is None else None)
+    sample = RowSample(None if plan.weighs_later or plan.counted is not None else MOST_ROWS)
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
             chosen = sample.add(len(y))

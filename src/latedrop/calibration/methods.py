@@ -11,6 +11,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import Folds
@@ -299,12 +300,18 @@ class Plan:
         task.check_method(self.method)
         return replace(self, task=task)
 
+    @property
+    def weighs_later(self) -> bool:
+        """Whether weights are only known once the rows were read, without those of weight 0."""
+        return self.row_weights is not None and not hasattr(self.row_weights, "__len__")
+
     @cached_property
     def counted(self) -> Tensor | None:
         """What every row counts, those of weight 0 among them; None where all count the same."""
         if self.row_weights is None:
             return None
-        found = checked_weights(self.row_weights, len(self.row_weights))
+        weights = np.asarray(self.row_weights) if self.weighs_later else self.row_weights
+        found = checked_weights(weights, len(weights))
         return None if bool((found == found[0]).all()) else found
 
     def check_weights(self, rows: int) -> None:

@@ -161,7 +161,8 @@ class Labelled:
     """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`. `notice` is shown the rows of every batch.
+    are an error, or with `drop` left out and counted in `dropped`. Rows of weight 0 are left out. `notice` is shown the
+    rows of every batch.
     """
 
     source: Source
@@ -183,6 +184,7 @@ class Labelled:
             self.dropped += int((~rows.finite).sum())
             rows = _finite(rows, self.source, self.drop)
             if rows.weights is not None:
+                rows = rows.where(rows.weights != 0)  # these count for nothing, and no weight is known ahead
                 self.counts.append(rows.weights)
             if len(rows):
                 assert rows.target is not None

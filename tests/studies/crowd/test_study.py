@@ -45,6 +45,12 @@ RATES = (0.005, 0.05)
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws")
 
 
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Networks that were never trained: one plain, one that says it is embedded."""
@@ -213,6 +219,8 @@ def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
     assert len(record["series"]["truth"]) == 4
     assert record["networks"]["scenes-embedded-0.1"]["about"]["rate"] == 0.1
     assert {"first_order", "rate_0.005", "scenes-embedded-0.1", "total"} < set(record["seconds"])
+    maps = arrays_of(quick / "scenes.npz")
+    assert maps["mean"].shape == maps["std"].shape == maps["target"].shape == (2, 16, 18)
 
 
 def test_the_numbers_are_those_of_the_library(quick: Path, weights: Path) -> None:
@@ -251,7 +259,7 @@ def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: fl
     study = load(item, Trained(MCNN().eval()), settings, batch=2)
     fit = {"least": [1e-9], "relaxed_scale": [1.0]}
     record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
-    found = crowd.reject(study, record, lambda rate: sampled(study, study.trained, rate, lambda passes: None))
+    found, _ = crowd.reject(study, record, lambda rate: sampled(study, study.trained, rate, lambda passes: None))
     assert found["near_cells"] == cells
 
 
@@ -428,7 +436,8 @@ def test_weights_of_another_training_are_refused(tmp_path: Path, about: dict[str
 
 @needs_matplotlib
 def test_pages_and_figures_come_from_the_files_alone(tmp_path: Path, quick: Path) -> None:
-    (tmp_path / "scenes.json").write_bytes((quick / "scenes.json").read_bytes())
+    for name in ("scenes.json", "scenes.npz"):
+        (tmp_path / name).write_bytes((quick / name).read_bytes())
     assert main(["crowd", "--figures", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "tables.md").read_text(encoding="utf-8")
     assert "| injected, scaled |" in page
@@ -439,6 +448,9 @@ def test_pages_and_figures_come_from_the_files_alone(tmp_path: Path, quick: Path
     claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
     assert "decide little" in claims  # only some of the frames were measured
+    (tmp_path / "scenes.npz").write_bytes(b"no maps")
+    with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
+        crowd_pages.pages({"scenes": read(tmp_path)}, tmp_path)
 
 
 def test_pages_without_matplotlib(
