@@ -184,8 +184,9 @@ class Labelled:
             self.dropped += int((~rows.finite).sum())
             rows = _finite(rows, self.source, self.drop)
             if rows.weights is not None:
-                rows = rows.where(rows.weights != 0)  # these count for nothing, and no weight is known ahead
-                self.counts.append(rows.weights)
+                counted = rows.weights != 0  # the others are left out here: no weight is known ahead
+                self.counts.append(rows.weights[counted])
+                rows = rows.where(counted)
             if len(rows):
                 assert rows.target is not None
                 self.notice(rows)
