@@ -335,15 +335,24 @@ def built(name: str, small: bool) -> tuple[nn.Module, Callable[[int], Any], str 
     return model, lambda rows: torch.randn(rows, 3, side, side), None
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Return both tables."""
-    ms, parts = record["ms"], "plain, ms | by hand | draws | old draws | first order | old | default | old"
-    lines = [f"| network, rows | {parts} |", "| --- |" + " ---: |" * (parts.count("|") + 1)]
+def step_table(record: dict[str, Any]) -> str:
+    """Return milliseconds step by step; those of an older version where it was measured."""
+    ms, names = (
+        record["ms"],
+        [name for name in ("new", "old") if any(key.endswith(f", {name}") for key in record["ms"])],
+    )
+    heads = ["plain", "by hand", *(work if name == "new" else f"{work}, old" for work in WORK[2:] for name in names)]
+    lines = [f"| network, rows | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     for case in dict.fromkeys(", ".join(key.split(", ")[:2]) for key in ms):
         values = [ms.get(f"{case}, {what}") for what in ("plain, new", "by hand, new")]
-        values += [ms.get(f"{case}, {work}, {name}") for work in WORK[2:] for name in ("new", "old")]
+        values += [ms.get(f"{case}, {work}, {name}") for work in WORK[2:] for name in names]
         lines.append(f"| {case} | " + " | ".join(_cell(value) for value in values) + " |")
-    lines += ["", f"calibrate, seconds: {record['calibrate']}", ""]
+    return "\n".join(lines)
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Return both tables."""
+    lines = [step_table(record), "", f"calibrate, seconds: {record['calibrate']}", ""]
     lines += ["| compiled | first, s | ms | of plain | MB | MB of auto |", "| --- |" + " ---: |" * 5]
     for case, value in record["compiled"].items():
         value = value if isinstance(value, dict) else {"seconds": value}

@@ -17,6 +17,7 @@ from benchmarks import (
     core_speed,
     crowd_regions,
     crowd_width,
+    gpu_round,
     hops,
     instead,
     instead_aims,
@@ -101,6 +102,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("long_tables.calibrate", "long_tables_calibrate", long_tables.calibrate_table),
             ("long_tables.predict", "long_tables_predict", long_tables.predict_table),
             ("long_tables.ray", "long_tables_ray", long_tables.ray_table),
+            ("gpu_round", "gpu_round", gpu_round.step_table),
             ("core_speed", "core_speed_cpu", core_speed.markdown),
             ("hops", "hops", hops.markdown),
         )
