@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from latedrop.data import graphs
 from latedrop.data.items import Collate, Graphs
@@ -72,8 +72,7 @@ def _is_hugging_face(data: Any) -> bool:
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     """The rows of a data set in batches: as torch's `DataLoader` makes them, or columns of tensors by their names."""
     if not _is_hugging_face(data):
-        of_graphs = len(data) > 0 and graphs.is_graph(data[0])
-        return iter(DataLoader(data, batch_size=batch_size, collate_fn=graphs.as_batch if of_graphs else None))
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=_collated))
     if isinstance(data, Mapping):
         raise DataError(
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
@@ -81,6 +80,11 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     kind = (getattr(data, "format", None) or {}).get("type")
     found = data.with_format("torch") if kind in (None, "python", "numpy", "arrow", "pandas", "polars") else data
     return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in found.iter(batch_size=batch_size))
+
+
+def _collated(items: list[Any]) -> Any:
+    """Return rows as one batch: graphs as one of graphs, all else as torch's `DataLoader` does."""
+    return graphs.as_batch(items) if graphs.is_graph(items[0]) else default_collate(items)
 
 
 def _stacked(values: Any) -> Any:
