@@ -239,3 +239,15 @@ def test_what_a_forest_looks_at_does_not_grow_when_terms_are_measured_again() ->
     first = dict(rows.totals)
     terms.parts(rows)
     torch.testing.assert_close(rows.totals, first)
+
+
+def test_components_that_are_rounding_are_not_looked_at() -> None:
+    """Features of low rank: trees would split on noise that depends on the batch."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Linear(2, 24), nn.Linear(24, 1))  # features of low rank
+    x = torch.randn(200, 3)
+    y = net(x).detach() + x[:, :1].exp() * torch.randn(200, 1)
+    found = latedrop.calibrate(net, (x[:, None], y), method=latedrop.Terms(["forest"]), progress=False)
+    assert found.calibration.terms is not None
+    looking = [term for term in found.calibration.terms.terms if isinstance(term, ErrorForest)]
+    assert [term.basis.shape[1] <= 3 for term in looking if term.basis is not None] == [True]

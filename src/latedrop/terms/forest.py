@@ -34,6 +34,7 @@ _DEPTH = 8
 _TREE_ROWS = 5_000  # drawn for each tree at most
 _SPLIT_INPUTS = 16  # tried for each split at most
 _COMPONENTS = 32
+_SMALLEST = 1e-3  # share of the largest component's size below which one is rounding of single precision
 _MOST_OUTPUTS = 16
 _LEAST = 1e-6  # of the mean squared error
 _GRAIN = 2.0**-16  # of squared errors of mean 1: their sums are exact, whatever the order
@@ -121,8 +122,9 @@ class ErrorForest(Term):
         if rows.table is None:
             features = rows.features.double()
             center = features.mean(0)
-            basis = torch.linalg.svd(features - center, full_matrices=False)[2][:_COMPONENTS].T.contiguous()
-            found = replace(found, center=center, basis=basis)
+            sizes, basis = torch.linalg.svd(features - center, full_matrices=False)[1:]
+            count = min(_COMPONENTS, max(1, int((sizes > _SMALLEST * sizes[0]).sum())))
+            found = replace(found, center=center, basis=basis[:count].T.contiguous())
         plain = found.numbers(rows, narrow=False)
         spread = (plain / plain.abs().amax(0).clamp_min(1e-300)).std(0, correction=0) * plain.abs().amax(0)
         return replace(found, spread=torch.where(spread > 0, spread, 1.0))
