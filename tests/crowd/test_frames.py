@@ -77,14 +77,6 @@ def test_colour_and_grey(tmp_path: Path) -> None:
     assert_same_up_to_rounding(grey[0], COLOURS @ LUMA / 255)
 
 
-def test_grey_files_as_colour(tmp_path: Path) -> None:
-    colour = read_image(saved(tmp_path, Image.fromarray(GREYS)), 3)
-    assert colour.shape == (3, 6, 9)
-    assert colour.is_contiguous()
-    for plane in colour:
-        assert_same_up_to_rounding(plane, GREYS / 255)
-
-
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_sixteen_bits(tmp_path: Path, suffix: str) -> None:
     values = (GREYS.astype(np.uint16) * 257) - 3 * (GREYS > 0)
@@ -109,25 +101,12 @@ def test_palettes_and_single_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_image(bits)[0], GREYS > 127)
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
-def test_what_is_transparent_is_black(tmp_path: Path, mode: str) -> None:
+def test_what_is_transparent_is_black(tmp_path: Path) -> None:
     alpha = np.zeros((6, 9), dtype=np.uint8)
     alpha[:, 4:] = 255
     image = Image.fromarray(np.dstack([np.full((6, 9, 3), 200, dtype=np.uint8), alpha]), "RGBA")
-    image = image.convert("LA") if mode == "LA" else image
-    if mode == "PA":  # a palette with one transparent colour
-        image = Image.fromarray((alpha > 0).astype(np.uint8)).convert("P")
-        image.putpalette([200, 200, 200, 200, 200, 200])
-        image.info["transparency"] = 0
-    found = read_image(saved(tmp_path, image, "clear.png"))
-    np.testing.assert_allclose(found[0], np.where(alpha, 200, 0) / 255, atol=0.01)
-
-
-def test_other_colour_spaces(tmp_path: Path) -> None:
-    path = saved(tmp_path, Image.fromarray(np.full((16, 16, 3), (200, 40, 90), np.uint8)).convert("CMYK"), "print.jpg")
-    found = read_image(path, 3).mean((1, 2)) * 255
-    # JPEG keeps colours to a few steps of 255.
-    np.testing.assert_allclose(found, (200, 40, 90), atol=4)
+    clear = read_image(saved(tmp_path, image, "clear.png"))
+    np.testing.assert_allclose(clear[0], np.where(alpha, 200, 0) / 255, atol=0.01)
 
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
@@ -193,15 +172,6 @@ def test_every_counts_within_each_source(tmp_path: Path) -> None:
     assert frames.total == len(names)
 
 
-def test_images_are_read_when_their_turn_comes(tmp_path: Path) -> None:
-    good = saved(tmp_path, Image.fromarray(GREYS), "good.png")
-    (tmp_path / "bad.png").write_text("no image")
-    frames = iter(open_frames([good, tmp_path / "bad.png"]))
-    assert next(frames)[0] == "good.png"
-    with pytest.raises(FileError, match=r"bad\.png; found another kind of file"):
-        next(frames)
-
-
 def test_bad_files_can_be_told_and_passed_over(tmp_path: Path) -> None:
     first, last = (saved(tmp_path, Image.fromarray(GREYS), name) for name in ("first.png", "last.png"))
     (tmp_path / "bad.png").write_text("no image")
@@ -234,7 +204,7 @@ def test_sources_are_checked_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "codec"),
-    [("a.avi", "mjpeg"), ("a.mkv", "mpeg4"), ("a.mp4", "mpeg4"), ("a.MOV", "mjpeg"), ("a.ts", "mpeg2video")],
+    [("a.avi", "mjpeg"), ("a.mp4", "mpeg4"), ("a.MOV", "mjpeg"), ("a.ts", "mpeg2video")],
 )
 def test_videos(tmp_path: Path, name: str, codec: str) -> None:
     frames = open_frames([film(tmp_path / name, codec=codec, rate=25 if codec == "mpeg2video" else 5)])
@@ -247,13 +217,6 @@ def test_videos(tmp_path: Path, name: str, codec: str) -> None:
     assert [label for label, _ in frames] == [label for label, _ in taken]
 
 
-def test_videos_in_colour(tmp_path: Path) -> None:
-    _, image = next(iter(open_frames([film(tmp_path / "a.avi", 2)], 3)))
-    assert image.shape == (3, 80, 96)
-    # Motion JPEG keeps colours to a few steps of 255.
-    np.testing.assert_allclose(image[:, 60:].mean((1, 2)), 10 / 255, atol=0.01)
-
-
 def test_frames_of_a_video_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr("latedrop_crowd.frames.to_tensor", lambda pixels, channels: seen.append(pixels.shape))
@@ -263,10 +226,8 @@ def test_frames_of_a_video_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize(
-    ("suffix", "codec"), [("avi", "mjpeg"), ("avi", "mpeg4"), ("mkv", "mjpeg"), ("mkv", "mpeg4"), ("mp4", "mpeg4")]
-)
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize(("suffix", "codec"), [("avi", "mjpeg"), ("avi", "mpeg4"), ("mkv", "mpeg4"), ("mp4", "mpeg4")])
+@pytest.mark.parametrize("share", [0.3, 0.8])
 def test_a_video_that_ends_early_gives_what_it_has(tmp_path: Path, suffix: str, codec: str, share: float) -> None:
     options = {"movflags": "faststart"} if suffix == "mp4" else {}  # else its header is what is lost
     whole = film(tmp_path / f"whole.{suffix}", codec=codec, **options).read_bytes()
@@ -276,18 +237,6 @@ def test_a_video_that_ends_early_gives_what_it_has(tmp_path: Path, suffix: str, 
     assert 0 < len(taken) < 20
     assert f"expected more frames in {cut}; it stopped after {len(taken)}: " in said
     assert numbers(taken[:-1]) == list(range(len(taken) - 1))  # the last may be half a frame
-
-
-def test_a_video_that_cannot_be_decoded_further(tmp_path: Path) -> None:
-    path = film(tmp_path / "a.mp4", codec="mpeg4")
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 3000] = bytes(3000)
-    path.write_bytes(content)
-    taken, said = until_it_stops(path)
-    assert 0 < len(taken) < 20
-    assert f"it stopped after {len(taken)}: " in said
-    assert numbers(taken[:3]) == [0, 1, 2]
 
 
 def test_a_video_with_a_gap_is_told(tmp_path: Path) -> None:
@@ -310,18 +259,6 @@ def test_a_film_cut_off_in_its_header_or_no_film_is_refused_first(tmp_path: Path
     for name in ("cut.mp4", "none.mp4"):
         with pytest.raises(FileError, match=rf"expected a video at .*{name}; .*Pass a file that plays to its end"):
             open_frames([tmp_path / name])
-
-
-def test_sound_alone_is_no_video(tmp_path: Path) -> None:
-    av = pytest.importorskip("av", reason="videos need av")
-    with av.open(str(tmp_path / "sound.mkv"), "w") as container:
-        stream = container.add_stream("pcm_s16le", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), dtype=np.int16), format="s16", layout="mono")
-        frame.sample_rate = 8000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    with pytest.raises(FileError, match=r"expected a video track in .*sound\.mkv; found none"):
-        open_frames([tmp_path / "sound.mkv"])
 
 
 def test_without_av_a_video_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,7 +39,6 @@ __all__ = [
     "read_image",
     "read_pixels",
     "to_tensor",
-    "video_frames",
 ]
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -123,23 +123,23 @@ class FrameStream:
 
     Attributes:
         total: how many there are, as far as the headers of videos tell; None where one does not.
-        streams: one for each video and each image file.
+        files: videos and images to read, each with its name.
         channels: 1 for grey, 3 for colour.
-        every: one frame in so many of each source was taken.
+        every: one frame in so many of each source is taken.
         on_bad: called with the error of a file that cannot be read, or that ends early; without it, it is raised.
     """
 
     total: int | None
-    streams: tuple[Callable[[], Iterator[tuple[str, Pixels]]], ...]
+    files: tuple[tuple[Path, str], ...]
     channels: int
     every: int
     on_bad: Callable[[FileError], object] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for stream in self.streams:
+        for path, name in self.files:
             try:
-                for name, pixels in stream():
-                    yield name, to_tensor(pixels, self.channels)
+                for called, pixels in _video_frames(path, name, self.every) if is_video(path) else _image(path, name):
+                    yield called, to_tensor(pixels, self.channels)
             except FileError as error:
                 if self.on_bad is None:
                     raise
@@ -176,40 +176,20 @@ def open_frames(
     paths = [Path(source) for source in ([sources] if isinstance(sources, (str, os.PathLike)) else sources)]
     if not paths:
         raise ArgumentError("expected images, folders or videos; found no source. Pass at least one path.")
-    groups = _grouped(paths)
-    names = _names([path for group in groups for path in group])
-    streams = []
-    total: int | None = 0
-    for group in groups:
-        count: int | None = len(group)
-        if is_video(group[0]):
-            count = _video_length(group[0])
-            streams.append(_later(video_frames, group[0], names[group[0]], every))
-        else:
-            streams += [_later(_image, path, names[path]) for path in group[::every]]
-        total = None if total is None or count is None else total + -(-count // every)
-    return FrameStream(total, tuple(streams), channels, int(every), on_bad)
-
-
-def _later(read: Callable[..., Iterator[tuple[str, Pixels]]], *arguments: Any) -> Callable[[], Any]:
-    return lambda: read(*arguments)
-
-
-def _grouped(paths: Sequence[Path]) -> list[list[Path]]:
-    """A group for each video, for each folder and for each run of image files."""
-    groups: list[list[Path]] = []
-    run = False
     for path in paths:
         if not path.exists():
             raise FileError(f"expected an image, a folder or a video at {path}; there is no such file. Check the path.")
-        if path.is_dir():
-            groups.append(images_in(path))
-        elif run and not is_video(path):
-            groups[-1].append(path)
-        else:
-            groups.append([path])
-        run = not path.is_dir() and not is_video(path)
-    return groups
+    lengths: list[int | None] = []
+    files: list[Path] = []
+    for alone, run in groupby(paths, lambda path: path.is_dir() or is_video(path)):
+        for group in [[path] for path in run] if alone else [list(run)]:
+            images = images_in(group[0]) if group[0].is_dir() else group
+            lengths.append(_video_length(group[0]) if is_video(group[0]) else len(images))
+            files += images[::every]
+    often = Counter(path.name for path in {*files})
+    names = [path.name if often[path.name] == 1 else path.as_posix() for path in files]
+    total = None if None in lengths else sum(-(-length // every) for length in lengths if length is not None)
+    return FrameStream(total, tuple(zip(files, names, strict=True)), channels, int(every), on_bad)
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -228,11 +208,6 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     """Digits by their value, the rest by letters."""
     parts = re.split(r"(\d+)", path.name.casefold())
     return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
-
-
-def _names(paths: Sequence[Path]) -> dict[Path, str]:
-    often = Counter(path.name for path in set(paths))
-    return {path: path.name if often[path.name] == 1 else path.as_posix() for path in paths}
 
 
 def _image(path: Path, name: str) -> Iterator[tuple[str, Pixels]]:
@@ -254,7 +229,7 @@ def _video_length(path: Path) -> int | None:
         return round(seconds * float(stream.average_rate)) if seconds and stream.average_rate else None
 
 
-def video_frames(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixels]]:
+def _video_frames(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixels]]:
     """Every so many frames of a video; an error after the last good one where it ends too early."""
     import av
 

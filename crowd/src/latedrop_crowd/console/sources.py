@@ -9,8 +9,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,7 +50,7 @@ class Source:
 
 
 def open_sources(words: Sequence[str], fps: float | None = None, *, loop: bool = False) -> list[Source]:
-    """The sources that words on the command line mean; files are looked at now, streams when they are opened.
+    """Open the sources that the command line names: files are looked at now, streams when they are read.
 
     Args:
         words: paths, numbers of cameras, and addresses.
@@ -57,16 +59,17 @@ def open_sources(words: Sequence[str], fps: float | None = None, *, loop: bool =
     """
     if fps is not None and not 0 < fps <= 1000:
         raise ArgumentError(f"expected frames per second above 0 and at most 1000; found {fps}.")
-    meant = [os.path.realpath(word) if os.path.exists(word) else word for word in words]
-    found: dict[str, Source] = {}
-    for number, word in enumerate(words):
+    sources: dict[str, Source] = {}
+    places: list[str] = []
+    for word in words:
         source = _source(word, fps, loop)
-        if meant[number] in meant[:number]:
+        places.append(os.path.realpath(word) if os.path.exists(word) else word)
+        if places[-1] in places[:-1]:
             raise ArgumentError(f"expected each source once; found {source.name} twice.")
-        names = (source.name, *(f"{source.name} ({count})" for count in range(2, len(words) + 1)))
-        name = next(name for name in names if name not in found)  # folders of one name, channels of one recorder
-        found[name] = replace(source, name=name)
-    return list(found.values())
+        names = chain([source.name], (f"{source.name} ({number})" for number in count(2)))
+        name = next(name for name in names if name not in sources)  # folders of one name, channels of one recorder
+        sources[name] = replace(source, name=name)
+    return list(sources.values())
 
 
 def demo_sources(seed: int = 0) -> list[Source]:
@@ -83,7 +86,7 @@ def _source(word: str, fps: float | None, loop: bool) -> Source:
                 "address of the camera's stream: rtsp:// or http://."
             )
         need("video", "av", of="latedrop-crowd")
-        return Source(f"Camera {int(word)}", True, lambda: _decoded(*_camera(int(word))))
+        return Source(f"Camera {int(word)}", True, lambda: _streamed(*_camera(int(word))))
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", word):
         parts = urlsplit(word)
         if parts.scheme.lower() not in _SCHEMES or not parts.hostname:
@@ -93,11 +96,13 @@ def _source(word: str, fps: float | None, loop: bool) -> Source:
             )
         need("video", "av", of="latedrop-crowd")
         name = f"{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
-        return Source(name, True, lambda: _decoded(word, None, _stream_options(parts.scheme)))
+        return Source(name, True, lambda: _streamed(word, None, _stream_options(parts.scheme)))
     path = Path(word)
     if path.is_dir():
         images = images_in(path)
-        return Source(path.name or str(path), False, lambda: _again(lambda: _images(images, fps or 5.0), loop))
+        return Source(
+            path.name or str(path), False, lambda: _again(lambda: _paced(map(read_pixels, images), fps or 5.0), loop)
+        )
     if not path.is_file():
         raise FileError(
             f"expected a video, a folder of images, the number of a camera or an rtsp:// or http:// address; there is "
@@ -106,7 +111,7 @@ def _source(word: str, fps: float | None, loop: bool) -> Source:
     if not is_video(path):
         raise FileError(f"expected a video by the ending of its name, or a folder of images; found {path.name}.")
     need("video", "av", of="latedrop-crowd")
-    return Source(path.name, False, lambda: _again(lambda: _paced(_decoded(os.fspath(path), None, {}), fps), loop))
+    return Source(path.name, False, lambda: _again(lambda: _played(path, fps), loop))
 
 
 def _again(frames: Callable[[], Iterator[Pixels]], loop: bool) -> Iterator[Pixels]:
@@ -117,22 +122,15 @@ def _again(frames: Callable[[], Iterator[Pixels]], loop: bool) -> Iterator[Pixel
 
 def _walking(walks: Walks) -> Iterator[Pixels]:
     begun = time.monotonic()
-    for step in _ticks(_DEMO_RATE):
-        del step
-        yield walks.picture(time.monotonic() - begun + 2.0)
+    return _paced((walks.picture(time.monotonic() - begun + 2.0) for _ in count()), _DEMO_RATE)
 
 
-def _images(paths: Sequence[Path], fps: float) -> Iterator[Pixels]:
-    for path, _ in zip(paths, _ticks(fps), strict=False):
-        yield read_pixels(path)
-
-
-def _ticks(fps: float) -> Iterator[int]:
-    """Numbers from 0, so many a second; one that is late is not made up for."""
-    number, due = 0, time.monotonic()
-    while True:
-        yield number
-        number, due = number + 1, max(due + 1 / fps, time.monotonic() - 1 / fps)
+def _paced(frames: Iterable[Pixels], fps: float) -> Iterator[Pixels]:
+    """Give so many frames a second; one that is late is not made up for."""
+    due = time.monotonic()
+    for pixels in frames:
+        yield pixels
+        due = max(due + 1 / fps, time.monotonic() - 1 / fps)
         time.sleep(max(0.0, due - time.monotonic()))
 
 
@@ -147,42 +145,33 @@ def _stream_options(scheme: str) -> dict[str, str]:
     return {"rtsp_transport": "tcp", "timeout": micro} if scheme.startswith("rtsp") else {"rw_timeout": micro}
 
 
-def _decoded(address: str, kind: str | None, options: dict[str, str]) -> Iterator[Pixels]:
-    """Frames as fast as they can be decoded; errors are ours, and name no address, which may hold a password."""
+def _streamed(address: str, kind: str | None, options: dict[str, str]) -> Iterator[Pixels]:
+    """Frames as they come in; errors are ours, and name no address, which may hold a password."""
+    with _opened(address, format=kind, options=options, timeout=_SILENT) as (frames, _):
+        yield from frames
+
+
+def _played(path: Path, fps: float | None) -> Iterator[Pixels]:
+    """Frames of a file, as many a second as it says itself, or as asked for."""
+    with _opened(os.fspath(path)) as (frames, rate):
+        yield from _paced(frames, fps or rate)
+
+
+@contextmanager
+def _opened(address: str, **options: Any) -> Iterator[tuple[Iterator[Pixels], float]]:
+    """Frames as fast as they can be decoded, and how many of them a second there are."""
     import av
 
     try:
-        with av.open(address, format=kind, options=options, timeout=_SILENT) as container:
+        with av.open(address, **options) as container:
             if not container.streams.video:
                 raise FileError("expected a video track; found none.")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            pace = None if options or kind else float(stream.average_rate or 25)
-            frame = None
-            for frame in container.decode(stream):
-                yield _timed(frame.to_ndarray(format="rgb24"), pace)
-            if frame is None:
+            frames = (frame.to_ndarray(format="rgb24") for frame in container.decode(stream))
+            first = next(frames, None)
+            if first is None:
                 raise FileError("expected frames; found a video without any.")
+            yield chain((first,), frames), float(stream.average_rate or 25)
     except (av.FFmpegError, OSError) as error:
         raise FileError(f"expected frames; {getattr(error, 'strerror', None) or type(error).__name__}.") from None
-
-
-class _Timed(np.ndarray[Any, Any]):
-    """Pixels that know how many of them a second its file has."""
-
-    pace: float | None = None
-
-
-def _timed(pixels: Pixels, pace: float | None) -> Pixels:
-    found = pixels.view(_Timed)
-    found.pace = pace
-    return found
-
-
-def _paced(frames: Iterator[Pixels], fps: float | None) -> Iterator[Pixels]:
-    """Frames of a file, as many a second as it says itself, or as asked for."""
-    due = time.monotonic()
-    for pixels in frames:
-        yield pixels.view(np.ndarray)
-        due = max(due + 1 / (fps or getattr(pixels, "pace", None) or 25.0), time.monotonic() - 1)
-        time.sleep(max(0.0, due - time.monotonic()))

@@ -7,8 +7,7 @@ missing is an error, not an empty one.
 from __future__ import annotations
 
 import csv
-import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
@@ -29,30 +28,27 @@ def read_heads(path: Path) -> Heads:
     """The heads of each frame, from columns frame, x and y."""
     points: dict[str, list[tuple[float, float]]] = {}
     for line, row in _rows(path, "frame", "x", "y"):
-        of_frame = points.setdefault(row["frame"], [])
+        heads = points.setdefault(row["frame"], [])
         if row["x"] or row["y"]:
-            of_frame.append((_number(row["x"], path, line), _number(row["y"], path, line)))
-    if not points:
-        raise DataError(f"expected the heads of at least one frame in {path}; found none.")
+            heads.append((_number(row["x"], path, line), _number(row["y"], path, line)))
     return {name: np.array(values, dtype=np.float64).reshape(-1, 2) for name, values in points.items()}
 
 
 def read_counts(path: Path) -> dict[str, int]:
-    """How many people each frame has, from columns frame and count."""
+    """The number of people in each frame, from columns frame and count."""
     counts: dict[str, int] = {}
     for line, row in _rows(path, "frame", "count"):
         value = _number(row["count"], path, line)
-        if value < 0 or value != int(value):
-            raise DataError(f"expected whole numbers of people in {path}; found {row['count']!r} on line {line}.")
-        if counts.setdefault(row["frame"], int(value)) != int(value):
-            raise DataError(f"expected one count for each frame in {path}; found two for {row['frame']!r}.")
-    if not counts:
-        raise DataError(f"expected the count of at least one frame in {path}; found none.")
+        if value < 0 or value != int(value) or counts.setdefault(row["frame"], int(value)) != value:
+            raise DataError(
+                f"expected one whole number of people for each frame in {path}; found {row['count']!r} for "
+                f"{row['frame']!r} on line {line}."
+            )
     return counts
 
 
 def names_of(frame: str) -> tuple[str, str, str]:
-    """What a file may call a frame: its name; its path without the ending; the name without either.
+    """Names that a file may call a frame by: its own, that without the ending, and that without folders either.
 
     A frame of a video is called `clip.mp4#000012`, `clip.mp4#12`, or `12` where only one video is meant.
 
@@ -66,22 +62,22 @@ def names_of(frame: str) -> tuple[str, str, str]:
     return frame, frame.removesuffix(path.suffix), path.stem
 
 
-def _rows(path: str | os.PathLike[str], *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
-    """Lines of a CSV file as far as some columns go, with their numbers."""
+def _rows(path: Path, *columns: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Some columns of a CSV file, line by line, with the number of the line; at least one."""
     reader = csv.DictReader(read_text(path, "annotations").splitlines())
-    names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-    missing = [name for name in columns if name not in names]
-    if missing:
+    reader.fieldnames = names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+    if not set(columns) <= set(names):
         raise DataError(
-            f"expected the columns {', '.join(columns)} in {path}; missing: {', '.join(missing)}, found "
-            f"{', '.join(names) or 'nothing'}. Write them in its first line."
+            f"expected the columns {', '.join(columns)} in the first line of {path}; found "
+            f"{', '.join(names) or 'nothing'}. Name them."
         )
-    reader.fieldnames = names
     for row in reader:
         values = {name: (row[name] or "").strip() for name in columns}
         if not values["frame"]:
             raise DataError(f"expected the name of a frame on line {reader.line_num} of {path}; found none.")
         yield reader.line_num, values
+    if reader.line_num < 2:
+        raise DataError(f"expected annotations of at least one frame in {path}; found none.")
 
 
 def _number(text: str, path: Path, line: int) -> float:

@@ -20,7 +20,7 @@ from latedrop_crowd.density import density_map, heads_inside, roi_cells
 from latedrop_crowd.frames import enlarged, image_shape, read_image, to_tensor
 from latedrop_crowd.mcnn import STRIDE
 
-__all__ = ["CrowdSet", "Floats", "Frame", "Mask", "of_one_size"]
+__all__ = ["CrowdSet", "Floats", "Frame", "Mask"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -98,13 +98,13 @@ class CrowdSet:
 
     @property
     def has_points(self) -> bool:
-        """Whether heads are known, not only how many there are."""
+        """Return True if heads are known, not only how many there are."""
         return all(frame.people is None for frame in self.frames)
 
     def density(self, index: int, stride: int = STRIDE) -> Tensor:
         """The map to learn, `(1, H // 4, W // 4)` float32: people per cell, inside frame and region of interest."""
-        found = density_map(self.heads(index), self.shape(index), self.sigma, self.roi, stride=stride)
-        return torch.from_numpy(found)[None]
+        density = density_map(self.heads(index), self.shape(index), self.sigma, self.roi, stride=stride)
+        return torch.from_numpy(density)[None]
 
     def heads(self, index: int) -> Floats:
         """The heads inside frame and region of interest, `(P, 2)` as x, y in pixels."""
@@ -118,7 +118,7 @@ class CrowdSet:
         return points[heads_inside(points, self.shape(index), self.roi)]
 
     def count(self, index: int) -> int:
-        """How many heads there are inside frame and region of interest: what `density` sums to."""
+        """The number of heads inside frame and region of interest, which `density` sums to."""
         people = self.frames[index].people
         return len(self.heads(index)) if people is None else people
 
@@ -129,18 +129,6 @@ class CrowdSet:
     def cells(self, stride: int = STRIDE) -> Tensor | None:
         """Cells of the density map that count, bool `(H // 4, W // 4)`; None: all."""
         return None if self.roi is None else torch.from_numpy(roi_cells(self.roi, stride))
-
-
-def of_one_size(name: str, frames: Sequence[Frame], roi: Any, sigma: float, origin: Path) -> CrowdSet:
-    """A set whose frames all have the size of the first, as its region of interest must have, too."""
-    size = image_shape(frames[0].path or origin)
-    mask = None if roi is None else np.asarray(roi).astype(np.bool_)
-    if mask is not None and mask.shape != size:
-        raise DataError(
-            f"expected a region of interest of the frames' {_by(size)} pixels in {origin}; found {_by(mask.shape)}, "
-            f"with {frames[0].path} as the first frame. Use files of one release."
-        )
-    return CrowdSet(name, tuple(frames), (), (), (), mask, sigma, size=size)
 
 
 def _made(frame: Frame) -> npt.NDArray[Any]:

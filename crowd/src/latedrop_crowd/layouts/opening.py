@@ -6,20 +6,16 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from latedrop.errors import ArgumentError, FileError
 from latedrop_crowd.layouts.crowd_set import CrowdSet
 from latedrop_crowd.layouts.own import read_own
-from latedrop_crowd.layouts.releases import read_mall, read_pets, read_ucsd
+from latedrop_crowd.layouts.releases import RELEASES, read_release
 from latedrop_crowd.mcnn import Trained
 
 __all__ = ["SETS", "open_as_trained", "open_set"]
 
-SETS = ("mall", "ucsd", "pets", "own")
+SETS = (*RELEASES, "own")
 """The sets that `open_set` knows."""
-_CLIPS = {"ucsd": 4}  # of the standard training frames; one where it is not said
-_WITH_REGION = ("mall", "ucsd", "own")
 
 
 def open_set(
@@ -45,34 +41,29 @@ def open_set(
         FileError: a folder or a file is missing or cannot be read.
         DataError: the annotations are not what the layout says.
     """
-    folder = _check_arguments(name, Path(folder), enlarge, use_roi)
-    if name == "own":
-        return _enlarged(read_own(folder, use_roi is not False, sigma), int(enlarge))
-    if name == "mall":
-        opened, standard = read_mall(folder, bool(use_roi))
-    elif name == "ucsd":
-        opened, standard = read_ucsd(folder, use_roi is not False)
-    else:
-        opened, standard = read_pets(folder)
-    opened = opened if sigma is None else replace(opened, sigma=sigma)
-    return _enlarged(_split(opened, standard, _CLIPS.get(name, 1)), int(enlarge))
+    if name not in SETS:
+        raise ArgumentError(f"expected a set among {', '.join(SETS)}; found {name!r}. Pass one of these.")
+    if int(enlarge) != enlarge or enlarge < 1:
+        raise ArgumentError(f"expected enlarge to be 1, 2, ...; found {enlarge}. Pass a whole number.")
+    if use_roi and not _has_region(name):
+        raise ArgumentError(f"expected a set with a region of interest; {name} has none. Leave use_roi out.")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileError(f"expected the folder of {name} at {folder}; there is none. Pass where it was unpacked.")
+    opened = read_own(folder, use_roi is not False) if name == "own" else read_release(name, folder, use_roi)
+    return _enlarged(opened if sigma is None else replace(opened, sigma=sigma), int(enlarge))
 
 
 def open_as_trained(name: str, folder: str | os.PathLike[str], trained: Trained) -> CrowdSet:
     """Open a set as a network was trained on it: as much enlarged, and inside its region of interest."""
-    use_roi = trained.roi is not None if name in _WITH_REGION else None
+    use_roi = trained.roi is not None if _has_region(name) else None
     sigma = trained.about.get("sigma") if name == "own" else None
     sigma = None if sigma is None else sigma / trained.enlarge
     return open_set(name, folder, enlarge=trained.enlarge, use_roi=use_roi, sigma=sigma)
 
 
-def _split(opened: CrowdSet, standard: int, clips: int) -> CrowdSet:
-    """The first `standard` frames as train and validation, the last fifth of each clip; the others as test."""
-    stretches = np.array_split(np.arange(standard), clips)
-    validation = [int(i) for stretch in stretches for i in stretch[len(stretch) - len(stretch) // 5 :]]
-    train = sorted(set(range(standard)) - set(validation))
-    test = range(standard, len(opened.frames))
-    return replace(opened, train=tuple(train), validation=tuple(validation), test=tuple(test))
+def _has_region(name: str) -> bool:
+    return name == "own" or (name in RELEASES and RELEASES[name].roi is not None)
 
 
 def _enlarged(opened: CrowdSet, times: int) -> CrowdSet:
@@ -81,18 +72,6 @@ def _enlarged(opened: CrowdSet, times: int) -> CrowdSet:
         return opened
     # The middle of the first pixel is at 0, so its corner is at -0.5 whatever its size.
     frames = tuple(replace(frame, points=(frame.points + 0.5) * times - 0.5) for frame in opened.frames)
-    size = opened.size and (opened.size[0] * times, opened.size[1] * times)
+    size = None if opened.size is None else (opened.size[0] * times, opened.size[1] * times)
     roi = None if opened.roi is None else opened.roi.repeat(times, 0).repeat(times, 1)
     return replace(opened, frames=frames, roi=roi, sigma=opened.sigma * times, enlarge=times, size=size)
-
-
-def _check_arguments(name: str, folder: Path, enlarge: int, use_roi: bool | None) -> Path:
-    if name not in SETS:
-        raise ArgumentError(f"expected a set among {', '.join(SETS)}; found {name!r}. Pass one of these.")
-    if int(enlarge) != enlarge or enlarge < 1:
-        raise ArgumentError(f"expected enlarge to be 1, 2, ...; found {enlarge}. Pass a whole number.")
-    if use_roi and name not in _WITH_REGION:
-        raise ArgumentError(f"expected use_roi only for mall, ucsd and own; {name} has no region. Leave it out.")
-    if not folder.is_dir():
-        raise FileError(f"expected the folder of {name} at {folder}; there is none. Pass where it was unpacked.")
-    return folder
