@@ -20,6 +20,8 @@ from latedrop.records import Limits, record
 __all__ = [
     "LEAST_GAIN",
     "Candidate",
+    "CrossValidated",
+    "CrossValidatedClasses",
     "CrossValidation",
     "Folds",
     "crossed",
@@ -54,6 +56,49 @@ class Candidate:
     name: str
     gain: float
     gain_error: Annotated[float, Limits(0)]
+
+
+@dataclass(frozen=True)
+class CrossValidated:
+    """The validation rows, each predicted by a fit to the rows of other folds.
+
+    These, and not `uq.predict(x_val)`, are what a further rescaling may be fitted to: no fit has seen its own row.
+
+    Attributes:
+        mean: `(N, ...)`, in the original unit of the targets, as all of these.
+        variance: `(N, ...)`, with the scale of least NLL.
+        target: `(N, ...)`.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    target: Tensor
+
+    @property
+    def errors(self) -> Tensor:
+        """Return standardised errors, `(target - mean) / std`, `(N, ...)`."""
+        return (self.target - self.mean) / self.variance.sqrt()
+
+    def __repr__(self) -> str:
+        rms = float(self.errors.square().mean().sqrt())
+        return f"CrossValidated of {len(self.mean)} rows, mean {tuple(self.mean.shape)}, rms of errors {rms:.3g}"
+
+
+@dataclass(frozen=True)
+class CrossValidatedClasses:
+    """The validation rows of a classifier, each predicted by a fit to the rows of other folds.
+
+    Attributes:
+        probabilities: `(N, K)`; of maps, those of the pixels that were used.
+        labels: `(N,)`, the true classes.
+    """
+
+    probabilities: Tensor
+    labels: Tensor
+
+    def __repr__(self) -> str:
+        right = float((self.probabilities.argmax(1) == self.labels).double().mean())
+        return f"CrossValidatedClasses: probabilities {tuple(self.probabilities.shape)}, accuracy {right:.3g}"
 
 
 @dataclass(frozen=True)

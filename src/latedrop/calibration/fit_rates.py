@@ -4,53 +4,214 @@ The scaled criterion takes the rate with the smallest NLL of `scale(rate) · var
 its own best scale (Ledda, Fumera, Roli 2023); the unscaled one takes the rate with the smallest NLL of the variance as
 it is (Loquercio et al. 2020). To first order all rates are known from one pass, and what is searched is how much each
 site counts.
-
-First order leaves out all but small masks, and propagation takes units as independent. A scale hides how far off they
-are, so that a few draws on a few validation rows are compared with them:
-
-    ratio = sum of approximated variances / sum of variances over draws
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from latedrop.calibration.cross_validation import CrossValidation, standard_error
+from latedrop import metrics
+from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed, standard_error
 from latedrop.calibration.fit_sites import fit_sites
-from latedrop.calibration.measure import MeasuredRates, moments
-from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
-from latedrop.calibration.record import RateRow
-from latedrop.calibration.scale import apply_scale
-from latedrop.calibration.scale_fit import ScaleFit, fit_scale, refuse_no_errors
+from latedrop.calibration.intervals import Isotonic, residuals
+from latedrop.calibration.measure import MeasuredRates
+from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Terms
+from latedrop.calibration.record import Choice, RateRow
+from latedrop.calibration.scale import (
+    TradeoffPoint,
+    along_outputs,
+    apply_scale,
+    fit_floor,
+    least_positive,
+    lifted,
+    optimal_scale,
+    refuse_no_errors,
+    relaxed_scale,
+    tradeoff,
+)
 from latedrop.calibration.targets import warn_of_poor_fit
+from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import losses
-from latedrop.dropout.moments import Sampling as DrawOptions
-from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import LatedropWarning, OutputError
-from latedrop.metrics.entries import average
-from latedrop.network.network import Network
-from latedrop.network.sites import Rate, Sites, rates_by_site
+from latedrop.metrics.entries import average, by_output, weights_of
+from latedrop.network.sites import Rate
 
-__all__ = ["RatesFit", "fit_rates", "ratio_to_draws"]
+__all__ = ["RatesFit", "ScaleFit", "fit_rates", "fit_scale"]
 
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
-_DRAWS, _DROPS = 50, 100  # so many units must be dropped in all for a variance over so many draws to be told
-_SMALL = 0.1  # a rate to which first order should hold
-_FAR = 3.0
-_HARDLY_ANY = 5
 _GAIN = 0.02  # nats that are worth a word
 _LEVEL = 5  # of warnings, up to the caller of `calibrate`
 
 
 @dataclass(frozen=True)
+class ScaleFit:
+    """Scale, floor and relaxed scale of one variance of the validation rows, and what they give.
+
+    Attributes:
+        mean: `(N, ...)`.
+        variance: `(N, ...)`, raw, with `least` in the place of zeros.
+        target: `(N, ...)`.
+        per_output: whether each index of axis 1 has its own scale and floor.
+        zeros: how many raw variances were 0.
+        least: the smallest positive raw variance, one value or one for each output.
+        optimal: scales and floors of least NLL.
+        relaxed: those that balance the calibration curve.
+        unit: how the targets were transformed for training; all of the above is in the model's unit.
+        weights: `(N,)`, what each row counts, with mean 1; None where all count the same.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    target: Tensor
+    per_output: bool
+    zeros: int
+    least: Tensor
+    optimal: tuple[Tensor, Tensor]
+    relaxed: tuple[Tensor, Tensor]
+    unit: Transform | None = None
+    weights: Tensor | None = None
+
+    def row(self, rate: Rate) -> RateRow:
+        """Return the metrics of the raw, the scaled and the relaxed variance at a rate, in the original unit."""
+        options: dict[str, Any] = {"weights": self.weights}
+        values: dict[str, float] = {}
+        shift = self._nll_shift()
+        ideal = metrics.ideal_nll(self.mean, None, self.target, mask=self.mean != self.target, **options)
+        for name, variance in self._variances().items():
+            both = self.mean, variance, self.target
+            values[f"nll_{name}"] = float(metrics.nll(*both, **options)) + shift
+            values[f"ma_{name}"] = float(metrics.miscalibration_area(*both, **options))
+        return RateRow(
+            rate=dict(rate) if isinstance(rate, Mapping) else float(rate),
+            rmse=self._rmse(),
+            nll_ideal=float(ideal) + shift,
+            scale=tuple(self.optimal[0].tolist()),
+            floor=tuple(self.optimal[1].tolist()),
+            relaxed_scale=tuple(self.relaxed[0].tolist()),
+            relaxed_floor=tuple(self.relaxed[1].tolist()),
+            zero_variances=self.zeros,
+            **values,
+        )
+
+    def constant(self) -> Tensor:
+        """Return the mean squared error of each output, or of all, `(1,)` or `(K,)`."""
+        squares = by_output((self.target - self.mean).double().square(), self.per_output)
+        counts = weights_of(self.weights, self.mean, None, self.per_output)
+        return torch.stack([average(column.flatten(), w) for column, w in zip(squares, counts, strict=True)])
+
+    def crossed(self, *, floor: bool) -> tuple[Tensor, Tensor]:
+        """Return variances and constants of rows left out of the fit of scale and floor; the rate is that of all."""
+        error, left = (self.target - self.mean).double(), CrossValidation(weights=self.weights)
+
+        def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
+            part = self.mean[rest], self.variance[rest], self.target[rest]
+            fitted = _likeliest(*part, floor, self.per_output, left.at(rest))
+            return lambda out: apply_scale(self.variance[out].double(), *fitted)
+
+        return crossed(error, fit, self.per_output, left)
+
+    def left_out(self, variance: Tensor) -> CrossValidated:
+        """Return the rows with variances `(N, ...)` from fits to the rows of other folds."""
+        mean, variance, target = self.mean.double(), variance.double(), self.target.double()
+        if self.unit is not None:
+            (mean, variance), target = self.unit.moments(mean, variance), self.unit.inverse(target)
+        return CrossValidated(mean, variance, target)
+
+    def path(self) -> tuple[TradeoffPoint, ...]:
+        """Return steps from the optimal to the relaxed scale."""
+        steps = tradeoff(self.mean, self.variance, self.target, self.optimal, self.relaxed, weights=self.weights)
+        shift = self._nll_shift()
+        return tuple(replace(step, nll=step.nll + shift) for step in steps)
+
+    def curves(self) -> dict[str, tuple[float, ...]]:
+        """Return the calibration curves of the raw, the scaled, the relaxed and a constant variance, with levels."""
+        curves: dict[str, tuple[float, ...]] = {}
+        constant = torch.zeros_like(self.mean) + along_outputs(self.constant(), self.mean)
+        for name, variance in {**self._variances(), "constant": constant}.items():
+            levels, observed = metrics.calibration_curve(self.mean, variance, self.target, weights=self.weights)
+            curves["levels"] = tuple(levels.tolist())
+            curves[name] = tuple(observed.tolist())
+        return curves
+
+    def isotonic(self, choice: Choice) -> Isotonic:
+        """Fit isotonic intervals for the scale in use."""
+        scale, floor = self.relaxed if choice == "relaxed" else self.optimal
+        if isinstance(choice, float):
+            scale = torch.full_like(scale, choice)
+        z = residuals(self.mean, apply_scale(self.variance, scale, floor), self.target, self.per_output)
+        return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
+
+    def _rmse(self) -> float | tuple[float, ...]:
+        """Return a number, or one for each of several outputs, which may have different units."""
+        mean, target = self.mean, self.target
+        if self.unit is not None:
+            mean, _ = self.unit.moments(mean.double(), apply_scale(self.variance.double(), *self.optimal))
+            target = self.unit.inverse(target.double())
+        rmse = metrics.rmse(mean, None, target, per_output=self.per_output, weights=self.weights)
+        return tuple(rmse.tolist()) if self.per_output else float(rmse)
+
+    def _nll_shift(self) -> float:
+        """Return by what the NLL in the original unit is larger."""
+        if self.unit is None:
+            return 0.0
+        slopes = self.unit.log_slope(self.unit.inverse(self.target.double()))
+        return -float(average(slopes.flatten(), weights_of(self.weights, self.mean, None, False)[0]))
+
+    def _variances(self) -> dict[str, Tensor]:
+        return {
+            "unscaled": self.variance,
+            "scaled": apply_scale(self.variance, *self.optimal),
+            "relaxed": apply_scale(self.variance, *self.relaxed),
+        }
+
+
+def fit_scale(
+    mean: Tensor,
+    variance: Tensor,
+    target: Tensor,
+    *,
+    per_output: bool,
+    floor: bool = False,
+    optimal: tuple[Tensor, Tensor] | None = None,
+    unit: Transform | None = None,
+    weights: Tensor | None = None,
+) -> ScaleFit | None:
+    """Fit scale, floor (if asked for) and relaxed scale; None where some output does not vary at all.
+
+    `optimal` are scales and floors that were fitted already; `unit` says how the targets were transformed for training,
+    `weights` `(N,)` what each row counts.
+    """
+    least = least_positive(variance, per_output)
+    if bool(least.isinf().any()):
+        return None
+    zeros = int((variance == 0).sum())
+    variance = lifted(variance, least)
+    optimal = optimal or _likeliest(mean, variance, target, floor, per_output, weights)
+    total = apply_scale(variance.double(), *optimal)
+    factor = relaxed_scale(mean, total, target, per_output=per_output, weights=weights)
+    relaxed = (optimal[0] * factor, optimal[1] * factor)
+    return ScaleFit(mean, variance, target, per_output, zeros, least, optimal, relaxed, unit, weights)
+
+
+def _likeliest(
+    mean: Tensor, variance: Tensor, target: Tensor, floor: bool, per_output: bool, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return scale and floor of least NLL."""
+    if floor:
+        return fit_floor(mean, variance, target, per_output=per_output, weights=weights)
+    scale = optimal_scale(mean, variance, target, per_output=per_output, weights=weights)
+    return scale, torch.zeros_like(scale)
+
+
+@dataclass(frozen=True)
 class RatesFit:
-    """What was fitted to the rates.
+    """The fit to all rates.
 
     Attributes:
         rate: the best.
@@ -70,13 +231,14 @@ def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
     method, target = plan.method, measured.target
     assert not isinstance(method, Terms)
     per_output, shares = plan.has_outputs(target.shape), None
+    options: dict[str, Any] = {"per_output": per_output, "unit": plan.target, "weights": plan.weights}
+    fits: list[tuple[Rate, ScaleFit | None]]
     if isinstance(method, FirstOrder):
-        fits, shares = _fit_sites(measured, method, plan)
+        rate, raw, optimal, shares = _fit_sites(measured, method, plan)
+        fits = [(rate, fit_scale(measured.means[0], raw, target, optimal=optimal, **options))]
     else:
-        options: dict[str, Any] = {"per_output": per_output, "floor": method.floor, "unit": plan.target}
-        options["weights"] = plan.weights
-        pairs = zip(method.rates or PAPER_RATES, measured.means, measured.variances, strict=True)
-        fits = [(rate, fit_scale(mean, variance, target, **options)) for rate, mean, variance in pairs]
+        triples = zip(method.rates or PAPER_RATES, measured.means, measured.variances, strict=True)
+        fits = [(rate, fit_scale(m, v, target, floor=method.floor, **options)) for rate, m, v in triples]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
     if not usable:
         _refuse_no_variance(measured.variances[-1], per_output)
@@ -86,45 +248,41 @@ def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{method.criterion}")))
     rate, fit = usable[best]
     if table[best].zero_variances or len(table) < len(fits):
-        _warn_of_zeros(table, len(fits), target.numel(), drawn=isinstance(method, Sampling))
+        _warn_of_zeros(table, len(fits), target.numel())
     warn_of_poor_fit(
         fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL - 1, hint=plan.target is None
     )
-    if isinstance(method, Sampling):
-        _warn_of_few_drops(rate, measured.sites, method.draws)
     _warn_of_edge(usable, best, method.criterion)
     return RatesFit(rate, fit, table, shares)
 
 
 def _fit_sites(
     measured: MeasuredRates, method: FirstOrder, plan: Plan
-) -> tuple[list[tuple[Rate, ScaleFit | None]], dict[str, float]]:
-    """Fit how much each site counts, and the rate that this stands for."""
+) -> tuple[Rate, Tensor, tuple[Tensor, Tensor], dict[str, float]]:
+    """Fit how much each site counts; return rate, raw variance, scales and floors, and the sites' shares."""
     (mean,), (variances,), target, sites = measured.means, measured.variances, measured.target, measured.sites
     per_output = plan.has_outputs(target.shape)
     outputs = target.shape[1] if per_output else 1
 
     def entries(values: Tensor) -> Tensor:
-        """`(M, K)`, one column for each output that has a scale of its own; the entries of a row stay together."""
+        """Return `(M, K)`, one column for each output with a scale of its own; a row's entries stay together."""
         return values.double().reshape(len(values), outputs, -1).movedim(1, 2).reshape(-1, outputs)
 
-    columns = entries(target - mean)
+    error = entries(target - mean)
     stacked = torch.stack([entries(v) for v in variances.unbind(-1)], -1)
     if not bool(stacked.sum(2).gt(0).any(0).all()):
         _refuse_no_variance(stacked.sum(2), per_output)
-    if not bool(columns.any(0).all()):
+    if not bool(error.any(0).all()):
         refuse_no_errors()
-    weights = plan.weights
-    counts = None if weights is None else weights.repeat_interleave(len(columns) // len(target))
-    found = fit_sites(columns, stacked, per_site=method.per_site, floor=method.floor, weights=counts)
-    raw = (variances.double() @ found.odds).reshape(target.shape)
-    rates = (found.odds / (1 + found.odds)).tolist()
-    rate: Rate = {s.name: r for s, r in zip(sites, rates, strict=True)} if method.per_site else rates[0]
-    options: dict[str, Any] = {"per_output": per_output, "unit": plan.target, "weights": weights}
-    fit = fit_scale(mean, raw, target, optimal=(found.scales, found.floors), **options)
-    part = stacked * found.odds
+    counts = None if plan.weights is None else plan.weights.repeat_interleave(len(error) // len(target))
+    fitted = fit_sites(error, stacked, per_site=method.per_site, floor=method.floor, weights=counts)
+    rates = (fitted.odds / (1 + fitted.odds)).tolist()
+    names = [site.name for site in sites]
+    rate: Rate = dict(zip(names, rates, strict=True)) if method.per_site else rates[0]
+    part = stacked * fitted.odds
     shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
-    return [(rate, fit)], {site.name: share for site, share in zip(sites, shares, strict=True)}
+    raw = (variances.double() @ fitted.odds).reshape(target.shape)
+    return rate, raw, (fitted.scales, fitted.floors), dict(zip(names, shares, strict=True))
 
 
 def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:
@@ -137,68 +295,31 @@ def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:
     )
 
 
-def _warn_of_zeros(table: Sequence[RateRow], tried: int, values: int, *, drawn: bool) -> None:
-    found = [f"{row.zero_variances} at rate {row.rate}" for row in table if row.zero_variances]
+def _warn_of_zeros(table: Sequence[RateRow], tried: int, values: int) -> None:
+    """Warn of validation values that no draw touched."""
+    zeros = [f"{row.zero_variances} at rate {row.rate}" for row in table if row.zero_variances]
     if len(table) < tried:
-        found.insert(0, f"all {values} at {tried - len(table)} rates, which are left out")
-    touched, remedy = ("draw touched", "more draws or larger rates avoid") if drawn else ("site moves", "a floor mends")
-    if found:
-        warn(
-            f"of {values} validation values, some have zero variance, as no {touched} them: {'; '.join(found)}. They "
-            "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen "
-            f"where another is there; {remedy} it.",
-            LatedropWarning,
-            stacklevel=_LEVEL,
-        )
-
-
-def ratio_to_draws(network: Network, measured: MeasuredRates, rate: Rate, plan: Plan) -> float | None:
-    """The approximated variance over that of a few draws; None where these do not vary, or were taken anyway.
-
-    At the chosen rate, or at one at which draws can tell; of first order at 0.1 or less, as it is one for small rates.
-    It warns where the two are far apart.
-    """
-    if isinstance(plan.method, Sampling):
-        return None
-    x, sites = measured.few, measured.sites
-    most = _SMALL if isinstance(plan.method, FirstOrder) else 0.9
-    wanted = rates_by_site(sites, rate)
-    least = {site.name: min(_SMALL, _DROPS / (_DRAWS * site.count * site.calls)) for site in sites}
-    used = {name: min(max(value, least[name]), most) for name, value in wanted.items() if value > 0}
-    options = DrawOptions(_DRAWS, 0, plan.readout, engine="loop")
-    (drawn,) = sample_rates(network, x, [used], sites, options)
-    (found,) = moments(network, x, [used], sites, plan.method.name, options)
-    spread = float(drawn.variance.double().sum())
-    if spread <= 0:
-        return None
-    ratio = float(found.variance.double().sum()) / spread
-    if not 1 / _FAR <= ratio <= _FAR:
-        why = {
-            "linear": "the output bends too much for a first order, or something cuts off its gradients",
-            "propagate": "units that propagation takes as independent are not, as behind a stack of convolutions",
-        }[plan.method.name]
-        warn(
-            f"the variance of method={plan.method.name!r} is {ratio:.2g} times that of {_DRAWS} draws on a few "
-            f"validation rows: {why}. The scale makes up for its size, not for what it says about one row against "
-            "another. Compare with method='sample'.",
-            LatedropWarning,
-            stacklevel=_LEVEL - 1,
-        )
-    return ratio
+        zeros.insert(0, f"all {values} at {tried - len(table)} rates, which are left out")
+    warn(
+        f"of {values} validation values, some have zero variance, as no mask touched them: {'; '.join(zeros)}. They "
+        "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen where "
+        "another is there; more draws, larger rates or floor=True avoid it.",
+        LatedropWarning,
+        stacklevel=_LEVEL,
+    )
 
 
 def _warn_of_edge(fits: Sequence[tuple[Rate, ScaleFit]], best: int, criterion: str) -> None:
     """Warn where the best of several rates is the smallest or the largest, and the NLL still falls towards it."""
     chosen = fits[best]
-    found = sorted((pair for pair in fits if isinstance(pair[0], float)), key=lambda pair: float(pair[0]))  # type: ignore[arg-type]
-    if len(found) < 3 or (chosen is not found[0] and chosen is not found[-1]):
+    ordered = sorted((pair for pair in fits if isinstance(pair[0], float)), key=lambda pair: float(pair[0]))  # type: ignore[arg-type]
+    if len(ordered) < 3 or (chosen is not ordered[0] and chosen is not ordered[-1]):
         return
-    beside = found[1] if chosen is found[0] else found[-2]
+    lowest = chosen is ordered[0]
+    beside = ordered[1] if lowest else ordered[-2]
     gain, weights = _losses(beside[1], criterion) - _losses(chosen[1], criterion), chosen[1].weights
     if float(average(gain, weights)) > max(_GAIN, 2 * standard_error(gain, CrossValidation(weights=weights))):
-        side, more = (
-            ("smallest", "smaller rates with more draws") if chosen is found[0] else ("largest", "larger rates")
-        )
+        side, more = ("smallest", "smaller rates with more draws") if lowest else ("largest", "larger rates")
         warn(
             f"the best rate, {chosen[0]:g}, is the {side} that was tried, and the NLL still falls towards it: a better "
             f"one may lie beyond. Try {more}, rates=[...].",
@@ -207,21 +328,8 @@ def _warn_of_edge(fits: Sequence[tuple[Rate, ScaleFit]], best: int, criterion: s
         )
 
 
-def _warn_of_few_drops(rate: Rate, sites: Sites, draws: int) -> None:
-    """Warn where the variance rests on a handful of dropped units."""
-    rates = rates_by_site(sites, rate)
-    drops = draws * sum(site.count * site.calls * rates[site.name] for site in sites)
-    if drops < _HARDLY_ANY:
-        warn(
-            f"at the chosen rate {draws} draws drop {drops:.1f} units in all, on average: the variance rests on these. "
-            "Take more draws, larger rates, or method='linear', which is the limit of small rates.",
-            LatedropWarning,
-            stacklevel=_LEVEL,
-        )
-
-
 def _losses(fit: ScaleFit, criterion: str) -> Tensor:
-    """The NLL of every validation row, but for a constant."""
+    """Return the NLL of every validation row, but for a constant."""
     variance = fit.variance.double()
     variance = apply_scale(variance, *fit.optimal) if criterion == "scaled" else variance
     return losses(fit.target.double() - fit.mean.double(), variance)

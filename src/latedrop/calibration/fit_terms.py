@@ -26,7 +26,7 @@ from latedrop.calibration.groups import Held, Inputs, by_input
 from latedrop.calibration.guard import Guard
 from latedrop.calibration.measure import MeasuredTerms
 from latedrop.calibration.methods import Plan, Terms
-from latedrop.calibration.scale_fit import refuse_no_errors
+from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.shape import Block, TermFit, blocks_of, fit_terms
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit

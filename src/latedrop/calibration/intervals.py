@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import DataError, LatedropError
+from latedrop.metrics.entries import by_output
 from latedrop.quantiles import ConformalScores, IsotonicKnots
 from latedrop.records import Tagged, record
 
-__all__ = ["Conformal", "Intervals", "Isotonic"]
+__all__ = ["Conformal", "Intervals", "Isotonic", "residuals"]
 
 _KNOTS = 200
 
@@ -79,6 +80,12 @@ class Conformal(ConformalScores, _Standardised):
 
 Intervals: TypeAlias = Annotated[Isotonic | Conformal, Tagged()] | None
 """None is Gaussian."""
+
+
+def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:
+    """Return standardised residuals `(target - mean) / std`, flat: one tensor, or one per index of axis 1."""
+    z = (target.to(mean) - mean) / variance.sqrt()
+    return [column.flatten() for column in by_output(z, per_output)]
 
 
 def _finite(residuals: list[Tensor]) -> list[Tensor]:

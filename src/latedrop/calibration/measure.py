@@ -1,7 +1,11 @@
 """The validation rows, measured: what a network gives for them, and what may explain its errors.
 
 The data are read once. Terms that need no reference are measured on the way; features are kept, and the terms that
-learn from reference rows are measured afterwards. Of very many rows some are kept (`RowSample`); no others are run.
+learn from reference rows are measured afterwards.
+
+Memory is bounded where the data tell how many rows they have. Of more than `MOST_ROWS` rows some are chosen by a hash
+of their number, whatever the batches, and no others are run. Of large outputs some positions are kept, the same ones
+in every row: a fit of a few coefficients needs no more than a million errors.
 """
 
 from __future__ import annotations
@@ -15,25 +19,26 @@ from typing import Any, NamedTuple
 from warnings import warn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.collecting import MOST_ROWS, Entries, RowSample
 from latedrop.calibration.corrected_mean import Correction, fit_correction
 from latedrop.calibration.cross_validation import CrossValidation, crossed
-from latedrop.calibration.fitted_terms import KINDS, add_totals, measured_columns, term_of
+from latedrop.calibration.fitted_terms import add_totals, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
-from latedrop.calibration.scale_fit import refuse_no_errors
+from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.shape import blocks_of, fit_terms
-from latedrop.calibration.targets import as_output, check_rows, joined
+from latedrop.calibration.targets import as_output, check_rows, check_shapes, joined
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
 from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
 from latedrop.data.items import as_items, rows_are_nodes
 from latedrop.data.names import in_order
-from latedrop.data.rows import row_count, take_rows, tensors
+from latedrop.data.rows import row_count, take_rows
 from latedrop.dropout.first_order import linearize
+from latedrop.dropout.masks import STEP, mixed
 from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
@@ -53,6 +58,7 @@ __all__ = [
     "MeasuredTerms",
     "Reference",
     "RowParts",
+    "draw_options",
     "leverages",
     "measure_rates",
     "measure_terms",
@@ -62,9 +68,11 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+MOST_ROWS = 2**15
+"""A variance that is fitted to half as many rows has a standard error of 1 %."""
+MOST_ENTRIES = 2**20
 _SHOWN = 6
 _EXAMPLES = 1024  # rows that sites are found on, at most
-_ROWS, _VALUES = 8, 2**18  # of the inputs that a few draws run on
 _MOST_NUMBERS = 2**25  # of the reference rows that are held
 _MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those of terms
 
@@ -72,9 +80,9 @@ _MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those o
 def validation_batches(
     model: nn.Module, data: Any, plan: Plan, per_batch: int = 1
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
-    """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step.
+    """Yield inputs, targets in the model's unit, sites, and a function to call after every step.
 
-    Rows of weight 0 are left out, as if they were not in the data.
+    The sites are found on the first inputs. Rows of weight 0 are left out, as if they were not in the data.
     """
     sites, count = plan.sites if isinstance(plan.sites, Sites) else None, 0
     weights = None if plan.weighs_later else plan.counted
@@ -97,6 +105,40 @@ def validation_batches(
     plan.check_weights(count)
 
 
+class _RowChoice:
+    """Chooses at most so many of the rows that follow each other in batches; all where their total is not known."""
+
+    def __init__(self, total: int | None, most: int) -> None:
+        self.expected = total
+        self.read, self._mask = 0, 0
+        if total is not None and total > most:
+            hashes = _hashes(0, total)
+            while len(hashes) > most:
+                self._mask = 2 * self._mask + 1
+                hashes = hashes[hashes & np.uint64(self._mask) == 0]
+            self.expected = len(hashes)
+
+    def next(self, rows: int) -> list[int] | None:
+        """Return the places of the chosen ones among the next rows; None for all."""
+        start, self.read = self.read, self.read + rows
+        if not self._mask:
+            return None
+        return np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+
+
+def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
+    return mixed((np.arange(start, stop, dtype=np.uint64) + np.uint64(1)) * STEP)
+
+
+def _positions(shape: Sequence[int], axis: int, rows: int | None) -> Tensor | None:
+    """Return which positions of outputs are kept, from axis `axis` of all rows on; None keeps all."""
+    beside, count = torch.Size(shape[: axis - 1]).numel(), torch.Size(shape[axis - 1 :]).numel()
+    most = count
+    while rows is not None and rows * beside * most > MOST_ENTRIES and most > 1:
+        most //= 2
+    return None if most == count else torch.randperm(count, generator=torch.Generator().manual_seed(count))[:most]
+
+
 def moments(
     model: nn.Module | Network,
     x: Any,
@@ -106,21 +148,21 @@ def moments(
     options: DrawOptions,
     tick: Callable[[], Any] = lambda: None,
 ) -> list[Moments]:
-    """Mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each. Not for terms.
+    """Return mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each.
 
-    Calibration and prediction measure in the same way, so that a scale fitted to one holds for the other. Of the
-    options, methods other than `"sample"` need the readout alone.
+    Calibration and prediction measure in the same way, so that a scale fitted to one holds for the other. Methods other
+    than `"sample"` use the readout of the options alone; terms are not measured here.
     """
     if method == "sample":
         return sample_rates(model, x, rates, sites, options, tick)
     if method == "linear":
         result = linearize(model, x, sites, options.readout)
         return [Moments(result.mean, result.variance(rate), 0) for rate in rates]
-    found = []
+    parts = []
     for rate in rates:
-        found.append(propagate(model, x, rate, sites, options.readout))
+        parts.append(propagate(model, x, rate, sites, options.readout))
         tick()
-    return found
+    return parts
 
 
 @dataclass(frozen=True)
@@ -132,58 +174,44 @@ class MeasuredRates:
         target: `(N, ...)`.
         means: `(N, ...)` for each rate; to first order one.
         variances: `(N, ...)` for each rate, raw; to first order `(N, outputs, sites)` per unit of `rate / (1 - rate)`.
-        few: inputs of a few rows.
     """
 
     sites: Sites
     target: Tensor
     means: list[Tensor]
     variances: list[Tensor]
-    few: Any
 
 
 def measure_rates(network: Network, data: Any, plan: Plan) -> MeasuredRates:
     """Measure all validation rows at every rate, with the same random numbers."""
-    method, sites, few = plan.method, Sites(), None
+    method, sites = plan.method, Sites()
     assert not isinstance(method, Terms)
     rates: Sequence[Rate] = () if isinstance(method, FirstOrder) else method.rates or PAPER_RATES
-    count = max(1, len(rates))
-    means: list[list[Tensor]] = [[] for _ in range(count)]
-    variances: list[list[Tensor]] = [[] for _ in range(count)]
     targets: list[Tensor] = []
-    with closing(validation_batches(network.model, data, plan, per_batch=count)) as stream:
+    pairs: list[list[tuple[Tensor, Tensor]]] = []
+    with closing(validation_batches(network.model, data, plan, per_batch=max(1, len(rates)))) as stream:
         for x, y, sites, tick in stream:
-            few = _few_rows(x, sites) if few is None else few
             if isinstance(method, FirstOrder):
                 result = linearize(network, x, sites, plan.readout)
-                pairs = [(result.mean, result.variance_by_site)]
+                parts = [(result.mean, result.variance_by_site)]
                 tick()
             else:
                 own = own_output(network, x, plan.readout) if method.mean == "model" else None
-                found = moments(network, x, rates, sites, method.name, draw_options(plan), tick)
-                pairs = [(moment.mean if own is None else own, moment.variance) for moment in found]
-            targets.append(as_output(pairs[0][0], y).cpu())
-            for i, (mean, variance) in enumerate(pairs):
-                means[i].append(mean.cpu())
-                variances[i].append(variance.cpu())
+                drawn = moments(network, x, rates, sites, method.name, draw_options(plan), tick)
+                parts = [(each.mean if own is None else own, each.variance) for each in drawn]
+            targets.append(as_output(parts[0][0], y).cpu())
+            pairs.append([(mean.cpu(), variance.cpu()) for mean, variance in parts])
     target = joined(targets, stacklevel=3)
-    return MeasuredRates(sites, target, list(map(torch.cat, means)), list(map(torch.cat, variances)), few)
+    columns = [tuple(map(torch.cat, zip(*each, strict=True))) for each in zip(*pairs, strict=True)]
+    return MeasuredRates(sites, target, [mean for mean, _ in columns], [variance for _, variance in columns])
 
 
 def draw_options(plan: Plan) -> DrawOptions:
-    """How draws of a method are run; methods without draws need the readout alone."""
+    """Return how draws of a method are run; methods without draws need the readout alone."""
     method = plan.method
     if not isinstance(method, Sampling):
         return DrawOptions(2, method.seed, plan.readout)
     return DrawOptions(method.draws, method.seed, plan.readout, method.chunk, method.shared, engine=plan.engine)
-
-
-def _few_rows(x: Any, sites: Sites) -> Any:
-    """The first rows of a batch; all of them where they belong together."""
-    if any(site.coupled or site.batch_axis is None for site in sites):
-        return x
-    row = sum(value.numel() for value in tensors(x)) / max(row_count(x), 1)
-    return take_rows(x, slice(max(1, min(_ROWS, int(_VALUES / max(row, 1))))))
 
 
 @dataclass(frozen=True)
@@ -244,108 +272,83 @@ class RowParts(NamedTuple):
 
     @classmethod
     def of(cls, rows: BatchContext, *, features: bool, gradients: bool = False, table: bool = False) -> RowParts:
-        """Those that are asked for, of a batch."""
+        """Take the parts that are asked for from a batch."""
         phi = rows.gradients.cpu() if gradients else None  # first, as the same pass notes the features
-        own = rows.table if table else None
-        return cls(rows.features.cpu() if features else None, phi, None if own is None else own.cpu())
+        inputs = rows.table if table else None
+        return cls(rows.features.cpu() if features else None, phi, None if inputs is None else inputs.cpu())
 
     @classmethod
     def joined(cls, parts: Sequence[RowParts]) -> RowParts:
-        """Those of several batches as one."""
+        """Join several batches."""
         return cls(*(None if each[0] is None else torch.cat(each) for each in zip(*parts, strict=True)))
 
     def at(self, rows: Any) -> RowParts:
-        """Those of some rows."""
+        """Take some rows."""
         return RowParts(*(None if part is None else part[rows] for part in self))
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers a row has."""
-        return sum(part[0].numel() for part in self if part is not None and len(part))
 
 
 def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
-    """Measure the terms on all validation rows."""
+    """Measure the terms on the validation rows."""
     method = plan.method
     assert isinstance(method, Terms)
+    weighted = plan.weighs_later or plan.counted is not None
+    choice = _RowChoice(None if weighted else row_total(data), MOST_ROWS)
     terms: tuple[Term, ...] = ()
     features: Features | None = None
-    entries: Entries | None = None
-    sites = Sites()
+    positions: Tensor | None = None
+    sites, shape, axis = Sites(), (), 1
     asked: dict[str, bool] = {}
     noted: list[RowParts] = []
-    inputs: list[Any] = []
-    sample = RowSample(None if plan.weighs_later or plan.counted is not None else MOST_ROWS)
+    columns: dict[str, list[Tensor]] = {}
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
-            chosen = sample.add(len(y))
+            chosen = choice.next(len(y))
             nodes = rows_are_nodes(x)  # which run together, however many are chosen
             if chosen is not None:
                 x, y = x if nodes else take_rows(x, chosen), y[chosen]
             if not len(y):
                 tick()
                 continue
-            if entries is None:
+            if not asked:
                 features = usable_features(network, x, sites, plan.readout, method.features)
                 terms = _usable_terms(method, network, x, sites, features, plan)
                 gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
                 asked = {"features": features is not None, "gradients": gradients, "table": forest}
             rows = BatchContext(network, x, sites, plan.readout, features, gradients=asked["gradients"])
-            columns = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
+            batch = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
             parts = RowParts.of(rows, **asked)
             if nodes and chosen is not None:
-                columns, parts = {name: column[chosen] for name, column in columns.items()}, parts.at(chosen)
-            entries = entries or _entries(rows.mean, terms, plan)
-            entries.add({_TARGET: as_output(columns[_MEAN], y), **columns})
+                batch, parts = {name: column[chosen] for name, column in batch.items()}, parts.at(chosen)
+            if not columns:
+                shape, axis = tuple(rows.mean.shape[1:]), 2 if plan.has_outputs(rows.mean.shape) else 1
+                # A term that learns from errors has those of all entries.
+                every = any(term.needs_errors for term in terms)
+                positions = _positions(shape, axis, None if every else choice.expected)
+            check_shapes([shape, rows.mean.shape[1:]])
+            for name, values in {_TARGET: as_output(batch[_MEAN], y), **batch}.items():
+                some = values if positions is None else values.flatten(axis)[..., positions.to(values.device)]
+                columns.setdefault(name, []).append(some.cpu())
             noted.append(parts)
-            inputs += [x] if any(map(_is_custom, terms)) else []
-            stay = sample.halved()
-            if stay is not None:
-                entries.keep(stay)
-                noted, inputs = _thinned(noted, inputs, stay)
             tick()
-    columns = dict(entries.items()) if entries is not None else {}
-    check_rows(len(columns.get(_TARGET, ())), stacklevel=3)
-    assert entries is not None
-    mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
-    per_output = plan.has_outputs((0, *entries.shape))
-    result = MeasuredTerms(sites, mean, target, terms, columns, features, entries.shape, per_output)
-    return _with_learned(result, network, noted, inputs, plan, entries)
+    joined_columns = {name: torch.cat(parts) for name, parts in columns.items()}
+    check_rows(len(joined_columns.get(_TARGET, ())), stacklevel=3)
+    mean, target = joined_columns.pop(_MEAN), joined_columns.pop(_TARGET)
+    per_output = plan.has_outputs((0, *shape))
+    result = MeasuredTerms(sites, mean, target, terms, joined_columns, features, shape, per_output)
+    return _with_learned(result, network, noted, plan)
 
 
 def _learns(term: Term) -> bool:
     """Return True if a term is measured after the reference rows, or the errors, were seen."""
-    return term.needs_features or term.needs_gradients or term.needs_errors
-
-
-def _thinned(noted: list[RowParts], inputs: list[Any], stay: Tensor) -> tuple[list[RowParts], list[Any]]:
-    """What was noted, and inputs where these are noted too, of the rows that stay."""
-    if not inputs:
-        return [RowParts.joined(noted).at(stay)], []
-    parts = stay.split([row_count(x) for x in inputs])
-    some = [bool(at.any()) for at in parts]
-    inputs = [
-        take_rows(x, at.nonzero()[:, 0].tolist()) for x, at, any_ in zip(inputs, parts, some, strict=True) if any_
-    ]
-    return [one.at(at) for one, at, any_ in zip(noted, parts, some, strict=True) if any_], inputs
-
-
-def _entries(mean: Tensor, terms: tuple[Term, ...], plan: Plan) -> Entries:
-    """For outputs like these; all of their entries where a term learns from the errors of each."""
-    most: dict[str, Any] = {"most": None} if any(term.needs_errors for term in terms) else {}
-    return Entries(tuple(mean.shape[1:]), axis=2 if plan.has_outputs(mean.shape) else 1, **most)
-
-
-def _is_custom(term: Term) -> bool:
-    """Return True if a term is the user's and looks at features: it may look at the inputs beside them."""
-    return _learns(term) and type(term) not in KINDS.values()
+    kind = type(term)
+    return kind.learned_from is not Term.learned_from or kind.learned_from_errors is not Term.learned_from_errors
 
 
 def usable_features(
     network: Network, x: Any, sites: Sites, readout: Readout, names: Sequence[str] | None = None
 ) -> Features | None:
-    """The features that a row has alone as in its batch; None where there are none."""
+    """Return the features that a row has alone as in its batch; None where there are none."""
     features = Features.all(sites) if names is None else Features.named(names, sites)
     try:
         if features is not None and features.are_loose(sites):
@@ -358,7 +361,7 @@ def usable_features(
 def _usable_terms(
     method: Terms, network: Network, x: Any, sites: Sites, features: Features | None, plan: Plan
 ) -> tuple[Term, ...]:
-    """The terms that this model can have, ready to measure; of the default some may be left out."""
+    """Return the terms that this model can have, ready to measure; of the default some may be left out."""
     wanting = [term.name for term in method.objects if term.needs_features]
     if features is None and wanting and method.chosen:
         raise ArgumentError(
@@ -369,37 +372,34 @@ def _usable_terms(
     if not method.chosen and method.folds == "blocks":
         terms = [term for term in terms if not isinstance(term, ErrorForest)]  # neighbours would be in its bags
     rows = BatchContext(network, x, sites, plan.readout, features, gradients=any(t.needs_gradients for t in terms))
-    found: list[Term] = []
+    usable: list[Term] = []
     for term in terms:
         try:
-            found.append(term.prepared(rows))
+            usable.append(term.prepared(rows))
         except LatedropError as error:
             if method.chosen:
                 raise
             if isinstance(term, ErrorForest) and "scikit-learn" in str(error):
                 warn(f"{error} Until then the default goes without it.", LatedropWarning, stacklevel=4)
             _log.info("without %s: %s", term.name, error)
-    return tuple(found)
+    return tuple(usable)
 
 
-def _with_learned(
-    found: MeasuredTerms, network: Network, noted: list[RowParts], inputs: list[Any], plan: Plan, entries: Entries
-) -> MeasuredTerms:
-    """Terms that learn, after they saw the reference rows and the errors."""
+def _with_learned(measured: MeasuredTerms, network: Network, noted: list[RowParts], plan: Plan) -> MeasuredTerms:
+    """Measure the terms that learn, after they saw the reference rows and the errors."""
     method = plan.method
     assert isinstance(method, Terms)
-    terms = list(found.terms)
+    terms = list(measured.terms)
     guard = [term for term in terms if isinstance(term, (Leverage, GradientLeverage))]
-    if not guard and found.features is not None:
+    if not guard and measured.features is not None:
         guard = [Leverage()]
         terms += guard
-    reference = Reference(network, plan, found.sites, found.features, noted)
-    learners = [term for term in terms if type(term).learned_from is not Term.learned_from]
-    learned = reference.teach(learners)
+    reference = Reference(network, plan, measured.sites, measured.features, noted)
+    learned = reference.teach([term for term in terms if type(term).learned_from is not Term.learned_from])
     warn_of_training_rows(reference.share_seen, stacklevel=4)
-    rows = reference.validation_rows(found.mean)
+    rows = reference.validation_rows(measured.mean)
     rows.weights = plan.weights
-    error, columns, correction = found.target - found.mean, dict(found.columns), None
+    error, columns, correction = measured.target - measured.mean, dict(measured.columns), None
     add_totals(rows, columns)
     for i, term in enumerate(terms):
         if isinstance(term, ErrorForest) and method.mean == "corrected":
@@ -411,16 +411,9 @@ def _with_learned(
             if method.chosen:
                 raise
             continue
-        if _learns(term) and not _is_custom(term) and term in found.terms:
+        if _learns(term) and term in measured.terms:
             columns |= measured_columns([terms[i]], rows)
     terms = [term for term in terms if not isinstance(term, ErrorForest) or term.grown is not None]
-    if inputs:
-        index = torch.arange(len(found.mean)).split([row_count(x) for x in inputs])
-        theirs = entries.like()
-        for x, at in zip(inputs, index, strict=True):
-            batch = BatchContext(network, x, found.sites, plan.readout, found.features, at)
-            theirs.add(measured_columns(list(filter(_is_custom, terms)), batch))
-        columns |= theirs.items()
     if method.mean == "corrected" and correction is None:
         raise ArgumentError(
             "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
@@ -431,8 +424,8 @@ def _with_learned(
     leverage, usual = leverages(guards, rows) if guards else (None, None)
     sizes = {} if usual is None else {term.name: usual[:, i].mean(0) for i, term in enumerate(guards)}
     return replace(
-        found,
-        mean=found.mean if correction is None else found.target - error,
+        measured,
+        mean=measured.mean if correction is None else measured.target - error,
         correction=correction,
         terms=tuple(terms),
         columns={name: columns[name] for name in order},
@@ -448,7 +441,7 @@ def _with_learned(
 def _corrected(
     forest: ErrorForest, terms: Sequence[Term], rows: BatchContext, columns: dict[str, Tensor], error: Tensor
 ) -> tuple[Correction | None, Tensor]:
-    """The correction of the mean, None where there are no mask gradients, and what it adds to validation rows."""
+    """Fit the correction of the mean, None where there are no mask gradients; and what it adds to validation rows."""
     metric = next((term for term in terms if isinstance(term, GradientLeverage)), None)
     if metric is None:
         return None, torch.zeros_like(error)
@@ -484,10 +477,11 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
 
 
 class Reference:
-    """The reference rows: what is usual. Without any, the validation rows stand in.
+    """The reference rows, which tell what is usual. Without any, the validation rows stand in.
 
     Attributes:
         count: how many reference rows were read; 0 where the validation rows stood in.
+        share_seen: an estimate of the share of the validation rows that are among them.
         dropout: what the first-order variance of each site is on average over them, `(K,)` by the names of columns;
             empty where that was not measured.
     """
@@ -496,65 +490,52 @@ class Reference:
         self, network: Network, plan: Plan, sites: Sites, features: Features | None, noted: Sequence[RowParts]
     ) -> None:
         """`noted` are those of the validation rows, in batches."""
-        self.count = 0
+        self.count, self.share_seen = 0, 0.0
         self.dropout: dict[str, Tensor] = {}
-        self._network, self._plan, self._sites, self._features, self._noted = network, plan, sites, features, noted
-        self._all = RowParts.joined(noted)
-        self._marks = feature_marks(self._all.features) if self._all.features is not None else np.zeros(0)
-        self._seen = np.zeros(len(self._marks), dtype=bool)
-
-    @property
-    def share_seen(self) -> float:
-        """The share of the validation rows that are among the reference rows."""
-        return float(self._seen.mean()) if len(self._seen) else 0.0
+        self._network, self._plan, self._sites, self._features = network, plan, sites, features
+        self._validation = RowParts.joined(noted)
 
     def teach(self, terms: Sequence[Term]) -> dict[Term, Term]:
-        """Show all reference rows to each term, its features or mask gradients; return what each has become."""
+        """Show the reference rows to each term, their features or mask gradients; return what each has become."""
         if not terms:
             return {}
-        own = self._plan.reference is None
-        shown = [self._all] if own else self._read(any(term.needs_gradients for term in terms))
-        parts = [("gradients" if term.needs_gradients else "features", term) for term in terms]
-        return {term: term.learned_from([getattr(one, name) for one in shown], own) for name, term in parts}
+        alone = self._plan.reference is None
+        shown = [self._validation] if alone else self._read(any(term.needs_gradients for term in terms))
+        names = [("gradients" if term.needs_gradients else "features", term) for term in terms]
+        return {term: term.learned_from([getattr(part, name) for part in shown], alone) for name, term in names}
 
     def validation_rows(self, mean: Tensor | None = None) -> BatchContext:
-        """Return all validation rows as one batch, of which all that was noted, and perhaps the mean, is known."""
-        rows = len(mean) if mean is not None else len(self._all.features)  # type: ignore[arg-type]
-        index = torch.arange(rows)
-        found = BatchContext(self._network, None, self._sites, self._plan.readout, self._features, index)
-        found.remember(self._all.features, mean, self._all.gradients, self._all.table)
-        return found
+        """Return all validation rows as one batch that knows what was noted, and perhaps the mean."""
+        noted = self._validation
+        index = torch.arange(len(noted.features if mean is None else mean))  # type: ignore[arg-type]
+        rows = BatchContext(self._network, None, self._sites, self._plan.readout, self._features, index)
+        rows.remember(noted.features, mean, noted.gradients, noted.table)
+        return rows
 
     def _read(self, gradients: bool) -> list[RowParts]:
-        """What the reference rows have in the place of what the validation rows have; of very many some are kept."""
-        self.count, known = 0, self._all
-        shapes = [None if part is None else part.shape[1:] for part in known[:2]]
-        most = min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, known.numbers)))
-        sample, found, total, run = RowSample(most), [], None, 0
-        for x in _reference_inputs(self._plan, self._network.model):
+        """Return features and perhaps mask gradients of the reference rows, of very many only of some."""
+        shapes = [None if part is None else part.shape[1:] for part in self._validation[:2]]
+        numbers = sum(part[0].numel() for part in self._validation if part is not None and len(part))
+        total, batches = _reference_batches(self._plan, self._network.model)
+        choice = _RowChoice(total, min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, numbers))))
+        shown: list[RowParts] = []
+        sums: list[Tensor] = []
+        run = 0
+        for x in batches:
             x = as_items(x, None, self._sites)
-            chosen = sample.add(row_count(x))
-            together = not gradients or rows_are_nodes(x)  # all run, and some are chosen afterwards
-            features = self._features is not None
+            chosen, nodes = choice.next(row_count(x)), rows_are_nodes(x)
             try:
+                x = x if chosen is None or nodes else take_rows(x, chosen)
+                if not row_count(x):
+                    continue
                 rows = BatchContext(
                     self._network, x, self._sites, self._plan.readout, self._features, gradients=gradients
                 )
-                if chosen is not None and not together:
-                    self._mark(rows.features if features else None)
-                    part = take_rows(x, chosen)
-                    rows = BatchContext(
-                        self._network, part, self._sites, self._plan.readout, self._features, gradients=gradients
-                    )
-                if row_count(rows.x):
-                    parts = RowParts.of(rows, features=features, gradients=gradients)
-                    if [None if part is None else part.shape[1:] for part in parts[:2]] != shapes:
-                        raise ValueError(f"numbers of other shapes than {shapes}")
-                    self._mark(parts.features)
-                    found.append(parts.at(chosen) if together and chosen is not None else parts)
-                    if gradients:
-                        sums = rows.linear.variance_by_site.double().sum(0).cpu()
-                        total, run = sums if total is None else total + sums, run + row_count(rows.x)
+                parts = RowParts.of(rows, features=self._features is not None, gradients=gradients)
+                if [None if part is None else part.shape[1:] for part in parts[:2]] != shapes:
+                    raise ValueError(f"numbers of other shapes than {shapes}")
+                if gradients:
+                    sums.append(rows.linear.variance_by_site.double().sum(0).cpu())
             except (LatedropError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
                 if out_of_memory(error):
                     raise
@@ -562,34 +543,38 @@ class Reference:
                     f"expected reference rows that the model takes; it raised {type(error).__name__}: {error}. "
                     "Pass the inputs of training rows in the form of the validation rows, or batches of them."
                 ) from error
-            self.count += row_count(x)
-            stay = sample.halved()
-            found = found if stay is None else [RowParts.joined(found).at(stay)]
-        if total is not None:
-            named = zip(self._sites, (total / run).unbind(1), strict=True)
+            run += row_count(x)
+            shown.append(parts.at(chosen) if nodes and chosen is not None else parts)
+        self.count = choice.read
+        if sums:
+            named = zip(self._sites, (torch.stack(sums).sum(0) / run).unbind(1), strict=True)
             self.dropout = {f"{Dropout.name}:{site.name}": size for site, size in named}
-        return found
+        if self._validation.features is not None and shown:
+            marks = feature_marks(torch.cat([part.features for part in shown]))  # type: ignore[misc]
+            known = np.isin(feature_marks(self._validation.features), marks).mean()
+            self.share_seen = min(1.0, float(known) * self.count / len(marks))
+        return shown
 
-    def _mark(self, features: Tensor | None) -> None:
-        if features is not None:
-            self._seen[np.isin(self._marks, feature_marks(features.cpu()))] = True
 
-
-def _reference_inputs(plan: Plan, model: nn.Module) -> Iterator[Any]:
-    """Reference inputs in batches: rows, or an iterable of batches whose targets, if any, are left out."""
-    reference, collate = plan.reference, plan.batches.collate
+def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterator[Any]]:
+    """Return how many reference rows there are, where that is known, and their inputs in batches, without targets."""
+    reference, collate, size = plan.reference, plan.batches.collate, plan.batches.size
     arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
     listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
     if listed if collate is not None else arrays:
         rows = in_order(reference if collate is not None else inputs_of(reference, model), plan.columns)
-        yield from row_batches(place(as_items(rows, collate), model), plan.batches.size)
-        return
+        inputs = place(as_items(rows, collate), model)
+        return row_count(inputs), row_batches(inputs, size)
     try:
-        batches = dataset_batches(reference, plan.batches.size) if is_dataset(reference) else iter(reference)
+        batches = dataset_batches(reference, size) if is_dataset(reference) else iter(reference)
     except TypeError as error:
         raise DataError(
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
         ) from error
-    for batch in batches:
+    total = row_total(reference) if is_dataset(reference) or hasattr(reference, "dataset") else None
+
+    def inputs_in_order(batch: Any) -> Any:
         inputs = in_order(inputs_of(batch, model, plan.batches.unpack, collate), plan.columns)
-        yield place(as_items(inputs, collate), model)
+        return place(as_items(inputs, collate), model)
+
+    return total, map(inputs_in_order, batches)

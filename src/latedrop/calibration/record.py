@@ -86,7 +86,7 @@ class RateRow:
 
 
 @record
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """All that was chosen and measured. Frozen, and plain JSON on disk.
 
@@ -113,8 +113,6 @@ class Calibration:
         constant: that constant, one per output or one for all: the validation rows' mean squared error, or the variance
             of the Student t that fits their errors.
         constant_degrees: of freedom of that t; None where it is Gaussian.
-        ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
-            rows; None where draws were taken anyway, or where it was not measured.
         target: how the targets were transformed for training, None where they were not. Scales, floors, coefficients
             and constants are in the model's unit then; the table and the path are in the original one.
         seen: marks of up to 256 rows that it was fitted to, by which `compare` notices these; see `calibration.seen`.
@@ -122,12 +120,12 @@ class Calibration:
 
     rate: Rate
     choice: Choice
-    criterion: Literal["scaled", "unscaled"]
+    criterion: Literal["scaled", "unscaled"] = "scaled"
     method: Method
     mean: Literal["draws", "model", "corrected"]
-    draws: Annotated[int, Limits(0, MOST_DRAWS)]
+    draws: Annotated[int, Limits(0, MOST_DRAWS)] = 0
     seed: int
-    shared: bool
+    shared: bool = True
     per_output: bool
     rows: Annotated[int, Limits(2)]
     output_shape: _Shape
@@ -138,7 +136,7 @@ class Calibration:
     table: Annotated[tuple[RateRow, ...], Limits(1)]
     path: Annotated[tuple[TradeoffPoint, ...], Limits(1)]
     curves: dict[str, _Curve]
-    shares: dict[str, Annotated[float, Limits(0, 1 + 1e-6)]] | None
+    shares: dict[str, Annotated[float, Limits(0, 1 + 1e-6)]] | None = None
     intervals: Intervals
     fingerprint: str
     versions: dict[str, str]
@@ -146,7 +144,6 @@ class Calibration:
     terms: FittedTerms | None = None
     verdict: Verdict | None = None
     constant: Floors | None = None
-    ratio_to_draws: Annotated[float, Limits(0)] | None = None
     target: StoredTransform | None = None
     seen: Sketch = ""
     degrees: _Degrees = None
@@ -375,8 +372,6 @@ class Calibration:
             f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
             f"floor {_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
         ]
-        if self.ratio_to_draws is not None:
-            lines.append(f"its raw variance is {_short(self.ratio_to_draws)} times that of a few draws")
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
         names = ["rate", "rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]

@@ -12,7 +12,7 @@ With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ __all__ = [
     "least_positive",
     "lifted",
     "optimal_scale",
+    "refuse_no_errors",
     "relaxed_scale",
     "tradeoff",
 ]
@@ -167,11 +168,16 @@ def _squares(
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
     used = columns(mean, variance, target, None, per_output, weights, positive=positive)
     if not all(bool(error.any()) for error, _, _ in used):
-        raise DataError(
-            "expected errors to fit a scale to; found every prediction equal to its target. "
-            "Pass held-out data, not what the model was fitted to."
-        )
+        refuse_no_errors()
     return [(error.square(), v, w) for error, v, w in used]
+
+
+def refuse_no_errors() -> NoReturn:
+    """Raise `DataError` where there is nothing to fit a variance to."""
+    raise DataError(
+        "expected errors to fit a variance to; found every prediction equal to its target, perhaps of one "
+        "output alone. Pass held-out data, not what the model was fitted to."
+    )
 
 
 def _balanced(ratio2: Tensor, levels: Tensor, tol: float, weights: Tensor | None) -> Tensor:

@@ -83,7 +83,6 @@ def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: 
             "rows",
             "shares",
             "columns",
-            "ratio_to_draws",
         )
         record: dict[str, Any] = {key: getattr(c, key) for key in keys}
         intervals = c.kind
@@ -109,8 +108,6 @@ def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: 
     left = f", {dropped} left out" if dropped else ""
     if isinstance(c.intervals, Conformal):
         left += f", {len(c.intervals.scores[0])} more for the conformal intervals"
-    if c.ratio_to_draws is not None:
-        print(f"The raw variance of {c.method} is {c.ratio_to_draws:.2g} times that of a few draws.")
     print(f"{c.rows} validation rows{left}; {marked}.")
     if c.verdict is not None:
         print(f"{c.verdict.sentence} {c.verdict_of_other}".rstrip())

@@ -18,16 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration, ClassVerdict
-from latedrop.calibration.cross_validation import CrossValidation, standard_error
+from latedrop.calibration.cross_validation import (
+    CrossValidated,
+    CrossValidatedClasses,
+    CrossValidation,
+    standard_error,
+)
 from latedrop.calibration.fit_classes import chosen, losses
-from latedrop.calibration.fit_rates import fit_rates, ratio_to_draws
+from latedrop.calibration.fit_rates import ScaleFit, fit_rates, fit_scale
 from latedrop.calibration.fit_terms import TermRows, compare, described, judge, nested, set_guard
 from latedrop.calibration.labels import is_classification
 from latedrop.calibration.measure import MeasuredRates, MeasuredTerms, measure_rates, measure_terms
 from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
 from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Task, Terms
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.scale_fit import CrossValidated, CrossValidatedClasses, ScaleFit, fit_scale
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
@@ -178,15 +182,13 @@ def calibrate_cross_fitted(
     plan = Plan(method=method, reference=reference, **options).for_numbers()  # type: ignore[arg-type]
     if not isinstance(plan.method, Terms):
         raise ArgumentError(f"expected method=Terms(...) for folds; found {plan.method.name!r}.")
-    learners = [term.name for term in plan.method.objects if term.needs_errors]
-    if plan.method.mean == "corrected" or (learners and plan.method.chosen):
+    terms = [term for term in plan.method.objects if not term.needs_errors]
+    if plan.method.mean == "corrected" or (plan.method.chosen and len(terms) < len(plan.method.objects)):
         raise ArgumentError(
-            f"expected terms that learn nothing from errors for folds, as `model` has seen every row; found {learners} "
-            f"and mean={plan.method.mean!r}. Leave these out."
+            "expected terms that learn nothing from errors for folds, as `model` has seen every row; found "
+            f"{plan.method!r}. Leave 'forest' and mean='corrected' out."
         )
-    if learners:
-        terms = [term for term in plan.method.objects if not term.needs_errors]
-        plan = replace(plan, method=replace(plan.method, terms=terms))
+    plan = replace(plan, method=replace(plan.method, terms=terms))
     network = Network(model)
     with catch_warnings():
         filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each fold, not of all together
@@ -214,82 +216,85 @@ def _by_terms(network: Network, measured: MeasuredTerms, plan: Plan) -> Predicto
     for candidate in picked.candidates:
         _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
     _log.info("the variance is made of %s", picked.name)
-    shape, per_output = measured.target.shape, measured.per_output
+    shape = measured.target.shape
     scales = torch.full((rows.error.shape[1],), picked.tail.variance, dtype=torch.float64)
     scale = fit_scale(
         measured.mean,
         rows.variance(picked.fit).reshape(shape),
         measured.target,
-        per_output=per_output,
+        per_output=measured.per_output,
         optimal=(scales, torch.zeros_like(scales)),  # of the tails alone; the relaxed scale is beside it
         unit=plan.target,
         weights=plan.weights,
     )
     assert scale is not None  # the floor is above 0
-    facts = {
-        "terms": described(measured, rows, picked),
-        "verdict": judge(measured, rows, picked, plan),
-        "mean": "model" if measured.correction is None else "corrected",
-        "output_shape": measured.shape,
-        "degrees": picked.tail.degrees,
-        "constant": tuple((scale.constant() * picked.trivial.variance).tolist()),
-        "constant_degrees": picked.trivial.degrees,
-    }
-    left_out = scale.left_out(picked.variance.reshape(shape) * picked.tail.variance)
-    return _predictor(network, plan, measured.sites, scale, left_out, facts)
+    return _predictor(
+        network,
+        plan,
+        measured.sites,
+        scale,
+        scale.left_out(picked.variance.reshape(shape) * picked.tail.variance),
+        rate={},
+        table=(scale.row({}),),
+        mean="model" if measured.correction is None else "corrected",
+        output_shape=measured.shape,
+        terms=described(measured, rows, picked),
+        verdict=judge(measured, rows, picked, plan),
+        degrees=picked.tail.degrees,
+        constant=tuple((scale.constant() * picked.trivial.variance).tolist()),
+        constant_degrees=picked.trivial.degrees,
+    )
 
 
 def _by_rates(network: Network, measured: MeasuredRates, plan: Plan) -> Predictor:
     """Fit a scale to each rate that was measured, and take the best."""
     method = plan.method
     assert not isinstance(method, Terms)
-    fitted = fit_rates(measured, plan)
-    row = next(row for row in fitted.table if row.rate == fitted.rate)
-    for each in fitted.table:
-        _log.debug("rate %s: NLL %.4f raw, %.4f scaled", each.rate, each.nll_unscaled, each.nll_scaled)
-    _log.info("rate %s, scale %s", row.rate, row.scale)
-    variance, constant = fitted.fit.crossed(floor=method.floor)
-    left, error = CrossValidation(weights=plan.weights), (fitted.fit.target - fitted.fit.mean).double()
-    facts: dict[str, Any] = {
-        "rate": row.rate,
-        "table": fitted.table,
-        "criterion": method.criterion,
-        "mean": method.mean,
-        "verdict": judged(error, variance, constant, fitted="cross-validation", rows=left),
-        "shares": fitted.shares,
-        "ratio_to_draws": ratio_to_draws(network, measured, fitted.rate, plan),
-    }
-    facts |= {"draws": method.draws, "shared": method.shared} if isinstance(method, Sampling) else {}
-    return _predictor(network, plan, measured.sites, fitted.fit, fitted.fit.left_out(variance), facts)
+    best = fit_rates(measured, plan)
+    for row in best.table:
+        _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
+    _log.info("rate %s, scales %s", best.rate, best.fit.optimal[0].tolist())
+    variance, constant = best.fit.crossed(floor=method.floor)
+    left, error = CrossValidation(weights=plan.weights), (best.fit.target - best.fit.mean).double()
+    return _predictor(
+        network,
+        plan,
+        measured.sites,
+        best.fit,
+        best.fit.left_out(variance),
+        rate=best.rate,
+        table=best.table,
+        criterion=method.criterion,
+        mean=method.mean,
+        output_shape=tuple(measured.target.shape[1:]),
+        shares=best.shares,
+        verdict=judged(error, variance, constant, fitted="cross-validation", rows=left),
+        constant=tuple(best.fit.constant().tolist()),
+        draws=method.draws if isinstance(method, Sampling) else 0,
+        shared=method.shared if isinstance(method, Sampling) else True,
+    )
 
 
 def _predictor(
-    network: Network, plan: Plan, sites: Sites, fit: ScaleFit, left_out: CrossValidated, facts: dict[str, Any]
+    network: Network, plan: Plan, sites: Sites, fit: ScaleFit, left_out: CrossValidated, **fitted: Any
 ) -> Predictor:
     """Record what was fitted to numbers, whatever the method, and give it to the model."""
-    usual: dict[str, Any] = {
-        "rate": {},
-        "table": (fit.row({}),) if "table" not in facts else (),
-        "criterion": "scaled",
-        "draws": 0,
-        "shared": True,
-        "shares": None,
-        "choice": plan.method.scale,
-        "method": plan.method.name,
-        "seed": plan.method.seed,
-        "per_output": fit.per_output,
-        "rows": len(fit.target),
-        "output_shape": tuple(fit.target.shape[1:]),
-        "least_variance": tuple(fit.least.tolist()),
-        "path": fit.path(),
-        "curves": fit.curves(),
-        "intervals": fit.isotonic(plan.method.scale) if plan.intervals == "isotonic" else None,
-        "constant": tuple(fit.constant().tolist()),
-        "target": plan.target,
-        "seen": sketch(marks_of(fit.mean, fit.target)),
-        "versions": {"torch": torch.__version__},
-    }
-    record = Calibration(**(usual | _about(network, plan, sites) | facts))
+    record = Calibration(
+        choice=plan.method.scale,
+        method=plan.method.name,
+        seed=plan.method.seed,
+        per_output=fit.per_output,
+        rows=len(fit.target),
+        least_variance=tuple(fit.least.tolist()),
+        path=fit.path(),
+        curves=fit.curves(),
+        intervals=fit.isotonic(plan.method.scale) if plan.intervals == "isotonic" else None,
+        target=plan.target,
+        seen=sketch(marks_of(fit.mean, fit.target)),
+        versions={"torch": torch.__version__},
+        **_about(network, plan, sites),
+        **fitted,
+    )
     _log.info("%d validation rows: %s", record.rows, record.verdict)
     return Predictor(network.model, record, plan.readout, cross_validated=left_out, **_running(plan))
 
@@ -358,19 +363,27 @@ def _running(plan: Plan) -> dict[str, Any]:
 
 
 def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:
-    """Which task it is, None for numbers; and the data, of which a batch may have been read."""
+    """Return which task it is, None for numbers; and the data, of which a batch may have been read."""
     data = plan.batches.divided(data)
     if plan.task != "auto":
         return plan.task if isinstance(plan.task, Classification) else None, data
     if not isinstance(data, Iterable) or hasattr(data, "__array__"):
         return None, data
-    if not plan.batches.is_one_pair(data):
-        data = Peeked(data)
-    labels, output = _first_rows(model, data, plan)
+    data = data if plan.batches.is_one_pair(data) else Peeked(data)
+    try:
+        labels, output = _first_rows(model, data, plan)
+    except Exception:  # told later, by whoever uses these rows
+        return None, data
     if is_classification(labels, output):
         return Classification(), data
-    _check_one_hot(labels, output)
-    if labels is not None and output is not None and _zero_or_one(labels) and output[0].numel() == 1:
+    if output is None or not _zero_or_one(labels):
+        return None, data
+    if labels.dim() == output.dim() == 2 and labels.shape[1] > 1 and bool((labels.sum(1) == 1).all()):
+        raise DataError(
+            f"expected one label for each row, or numbers; found targets of shape {tuple(labels.shape)} with a single "
+            "1 in every row, as one-hot labels are. Pass labels.argmax(1), or task='regression' where they are numbers."
+        )
+    if output[0].numel() == 1:
         warn(
             "the targets are all 0 or 1, and are fitted as numbers: the outputs should be close to 0 and 1. Of a "
             "classifier with one logit pass task='classification'; task='regression' says that they are numbers.",
@@ -380,35 +393,17 @@ def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | 
     return None, data
 
 
-def _first_rows(model: nn.Module, data: Any, plan: Plan) -> tuple[Tensor | None, Tensor | None]:
-    """Labels, and the output of a few rows where these may be classes; None where either cannot be had.
-
-    What is wrong with them is said later, by whoever uses them.
-    """
-    try:
-        if isinstance(data, Peeked):
-            x, y = next(plan.batches.read([data.first], model))
-        else:  # of a pair only a few rows go to the device
-            x, y = None, as_target(data[1])
-        if y.is_floating_point() and not _zero_or_one(y):
-            return y, None
-        x = first_rows(data, model, _FEW, plan.batches.collate) if x is None else x
-        output = own_output(model, place(as_items(x, None), model), plan.readout)
-    except Exception:
-        return None, None
-    return y, output
+def _first_rows(model: nn.Module, data: Any, plan: Plan) -> tuple[Tensor, Tensor | None]:
+    """Return labels, and the output of a few rows where these may be classes."""
+    if isinstance(data, Peeked):
+        x, y = next(plan.batches.read([data.first], model))
+    else:  # of a pair only a few rows go to the device
+        x, y = None, as_target(data[1])
+    if y.is_floating_point() and not _zero_or_one(y):
+        return y, None
+    x = first_rows(data, model, _FEW, plan.batches.collate) if x is None else x
+    return y, own_output(model, place(as_items(x, None), model), plan.readout)
 
 
 def _zero_or_one(values: Tensor) -> bool:
     return bool(((values == 0) | (values == 1)).all()) and len(values.unique()) == 2
-
-
-def _check_one_hot(labels: Tensor | None, output: Tensor | None) -> None:
-    """`DataError` of targets with a single 1 in every row and 0 elsewhere; as numbers they would be fitted silently."""
-    if labels is None or output is None or labels.dim() != 2 or labels.shape[1] < 2 or output.dim() != 2:
-        return
-    if len(labels) > 1 and bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) == 1).all()):
-        raise DataError(
-            f"expected one label for each row, or numbers; found targets of shape {tuple(labels.shape)} with a single "
-            "1 in every row, as one-hot labels are. Pass labels.argmax(1), or task='regression' where they are numbers."
-        )

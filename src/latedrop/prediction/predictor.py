@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import Conformal
+from latedrop.calibration.intervals import Conformal, residuals
 from latedrop.calibration.measure import moments
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.scale_fit import residuals
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.data.arrays import check_inputs, floating
 from latedrop.data.batches import Batches

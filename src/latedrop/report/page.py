@@ -26,7 +26,6 @@ from latedrop.prediction.prediction import Prediction
 from latedrop.report.html import heading, paragraph, table
 from latedrop.report.pictures import Picture
 from latedrop.report.sections import made_of, on_rows, opening, overview_of_outputs, strange_rows
-from latedrop.report.tables import number
 from latedrop.report.validation import fitting
 
 __all__ = ["page_of", "write_report"]
@@ -165,8 +164,6 @@ def _reproduction(c: Calibration, extra: Mapping[str, str]) -> str:
     facts = {**extra, "latedrop": __version__, **c.versions, "method": c.method}
     if c.method == "sample":
         facts |= {"draws": str(c.draws), "seed of the masks": str(c.seed)}
-    if c.ratio_to_draws is not None:
-        facts["raw variance, times that of a few draws"] = number(c.ratio_to_draws)
     facts["fingerprint of the weights"] = c.fingerprint
     lines = [[name, value] for name, value in facts.items()]
     same = "With the same files (compare their SHA-256) and versions, the command gives the same numbers."
