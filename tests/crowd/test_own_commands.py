@@ -92,7 +92,7 @@ def test_their_counter_on_own_frames(call: Run, camera: Path) -> None:
     changed = [word if word != "0.02" else "0.03" for word in OURS]
     code, _, err = call(*common, *changed, "--out", "other")
     assert code == 1
-    assert "it was made for others (set own), or with another scaling of frames or map" in err
+    assert "it was made for others (of the set own), or with another scaling of frames or map" in err
     labels = Path("labels.csv")
     labels.write_text("frame,count\n" + "".join(f"f{k},{k % 5 + 3}\n" for k in range(0, 48, 4)))
     where = ("crowd", "recalibrate", camera / "frames", "-c", "cal.json", *OURS)

@@ -28,7 +28,7 @@ def trained() -> Trained:
 
 @pytest.fixture(scope="module")
 def calibration(trained: Trained) -> CrowdCalibration:
-    return calibrate_counter(trained, make_scenes(6, 10, 0, shape=SHAPE), policy=False, progress=False)
+    return calibrate_counter(trained, make_scenes(6, 10, 0, shape=SHAPE), progress=False)
 
 
 @pytest.fixture(scope="module")

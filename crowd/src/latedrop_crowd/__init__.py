@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from latedrop_crowd.regions import (
         Maps,
         Policy,
-        apply_policy,
         find_regions,
         fit_policy,
         measure_rejection,
@@ -45,7 +44,6 @@ _HOMES = {
     "regions": (
         "Maps",
         "Policy",
-        "apply_policy",
         "find_regions",
         "fit_policy",
         "measure_rejection",
@@ -64,7 +62,6 @@ __all__ = [
     "Maps",
     "Policy",
     "Trained",
-    "apply_policy",
     "as_counter",
     "calibrate_counter",
     "count_people",

@@ -13,18 +13,19 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from latedrop import LatedropError, Prediction
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError
-from latedrop.files import csv_line, locked, plain_cell
+from latedrop.errors import DataError, FileError, OutputError
+from latedrop.files import csv_line, locked, plain_cell, readable
 from latedrop.metrics.levels import checked_level
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.record import Reading
@@ -69,7 +70,7 @@ class CountedFrame:
         regions: R connected regions of the density.
         rejected: which of them are rejected, bool `(R,)`.
         faint: which of them are kept but faint, as a `Policy` has it, bool `(R,)`.
-        reading: what the calibrated counter says; other levels by its `interval`.
+        reading: the calibrated count and map; other levels by its `interval`.
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
         strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
         reasons: what is strange about it, in words; none where it is usual.
@@ -108,7 +109,7 @@ class CountedFrame:
         return self.reading.uncountable
 
     def row(self) -> dict[str, Any]:
-        """What a file of counts says about it, by `COLUMNS`; no numbers where it cannot be counted."""
+        """Its line in a file of counts, by `COLUMNS`; no numbers where it cannot be counted."""
         numbers = (self.count, self.std, self.low, self.high, self.count_kept)
         cells = (self.name, *(None if self.uncountable else round(n, 4) for n in numbers), int(self.rejected.sum()))
         return dict(zip(COLUMNS, (*cells, float(f"{self.strangeness:.4g}"), self.provenance), strict=True))
@@ -153,7 +154,11 @@ def count_people(
     device, made_by = trained.device, provenance_of(calibration, level)
     for name, image in frames:
         if name in skip:
-            _check_same(name, image, skip)
+            if isinstance(skip, Mapping) and skip[name] not in ("", _mark(image)):
+                raise FileError(
+                    f"expected the frames that were counted before; found another picture under the name {name}. Pass "
+                    "the folder that the counts were made of, or another --out."
+                )
             continue
         try:
             ready = prepared(trained, name, image).to(device)
@@ -169,23 +174,14 @@ def count_people(
 
 
 def provenance_of(calibration: CrowdCalibration, level: float) -> str:
-    """What tells counts of one calibration (with its weights and its scale) and level from those of another."""
+    """A mark that tells counts of one calibration (with its weights and its scale) and level from those of another."""
     return hashlib.sha256(f"{calibration.to_json()} {level!r}".encode()).hexdigest()[:12]
 
 
 def _mark(image: Tensor) -> str:
-    """What tells a picture from another: a digest of its size and of some of its pixels."""
+    """A mark that tells a picture from another: a digest of its size and of some of its pixels."""
     some = image[:, ::8, ::8].detach().cpu().contiguous()
     return hashlib.sha256(f"{tuple(image.shape)}".encode() + some.numpy().tobytes()).hexdigest()[:8]
-
-
-def _check_same(name: str, image: Tensor, known: Collection[str] | Mapping[str, str]) -> None:
-    mark = known[name] if isinstance(known, Mapping) else ""
-    if mark and mark != _mark(image):
-        raise FileError(
-            f"expected the frames that were counted before, to go on after them; found another picture under the name "
-            f"{name}. Pass the folder that the counts were made of, or another --out."
-        )
 
 
 def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
@@ -215,10 +211,8 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         FileError: the file is not one of counts, or has counts of other weights, another calibration or level.
     """
     path = Path(path)
-    try:
+    with readable(path, "a file of counts"):
         text = path.read_bytes().decode("utf-8-sig", errors="replace") if path.exists() else ""
-    except OSError as error:
-        raise FileError(f"expected to read {path}; the system says: {error}. Pass another file.") from error
     text = text[: text.rfind("\n") + 1]
     if not text:
         return {}
@@ -226,82 +220,72 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         rows = csv.DictReader(io.StringIO(text, newline=""))  # names may hold what else ends a line
         if tuple(rows.fieldnames or ()) != COLUMNS:
             raise KeyError(COLUMNS)
-        found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}
+        marks = {plain_cell(str(row["frame"])): str(row["provenance"]).partition(".") for row in rows}
     except (ValueError, KeyError, TypeError, csv.Error):
         raise FileError(
             f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
         ) from None
-    if provenance is not None and {made_by.partition(".")[0] for made_by in found.values()} - {provenance}:
+    if provenance is not None and {made_by for made_by, _, _ in marks.values()} - {provenance}:
         raise FileError(
             f"expected counts of these weights, this calibration and this level in {path}; found others. Pass what "
             "they were made with to go on, or another file."
         )
-    return {name: made_by.partition(".")[2] for name, made_by in found.items()}
+    return {name: mark for name, (_, _, mark) in marks.items()}
 
 
 class CountFile:
-    """A file of counts that grows by whole lines; a context manager."""
+    """A file of counts that grows by whole lines and that no other process writes to; a context manager.
+
+    Args:
+        path: of a CSV file.
+        resume: add to the counts that it has.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = False) -> None:
-        self.path, self.resume = Path(path), resume
-        self._file: IO[str] | None = None
-        self._empty = True
+        self.path = Path(path)
+        with self._writable("Pass another file."):
+            self._file = self.path.open("a", encoding="utf-8", newline="")
+        try:
+            if locked(self._file) is False:
+                raise FileError(f"expected {self.path} for this run alone; another one writes to it. Wait for it.")
+            self._empty = self.path.stat().st_size == 0
+            if not self._empty and not resume:
+                raise FileError(
+                    f"expected no counts in {self.path} yet; found some. Resume to add to them, or pass another file."
+                )
+            whole = self.path.read_bytes().rfind(b"\n") + 1
+            with self._writable("Pass another file."):
+                os.truncate(self.path, whole)  # a crash may have left half a line
+                if not whole:
+                    self._line(COLUMNS)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> CountFile:
-        if self.path.suffix.lower() != ".csv":
-            raise ArgumentError(f"expected a file of counts that ends in .csv; found {self.path.name!r}. Change it.")
-        try:
-            self._file = self.path.open("a", encoding="utf-8", newline="")
-            self._begin()
-        except OSError as error:
-            self._close()
-            raise FileError(f"expected to write {self.path}; the system says: {error}. Pass another file.") from error
-        except FileError:
-            self._close()
-            raise
         return self
-
-    def _begin(self) -> None:
-        """Make sure that the file is ours alone, and whole; a new one gets its header."""
-        assert self._file is not None
-        if locked(self._file) is False:
-            raise FileError(
-                f"expected {self.path} for this run alone; another one is writing to it. Wait for it, or pass another "
-                "file."
-            )
-        self._empty = self.path.stat().st_size == 0
-        if not self._empty and not self.resume:
-            raise FileError(
-                f"expected no counts in {self.path} yet; found some. Resume to add to them, delete the file, or pass "
-                "another one."
-            )
-        _drop_half_a_line(self.path)
-        if self.path.stat().st_size == 0:
-            self._line(COLUMNS)
 
     def add(self, frame: CountedFrame) -> None:
         """Write one frame, and see that it is on its way to the disk."""
-        try:
+        with self._writable(f"Frames before {frame.name} are in it."):
             self._line(frame.row().values())
-            self._empty = False
-        except OSError as error:
-            raise FileError(
-                f"expected to write {self.path}; the system says: {error}. Frames before {frame.name} are in it."
-            ) from error
+        self._empty = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._close()
+        self._file.close()
         if self._empty:  # a header alone would be in the way of the next run
             self.path.unlink(missing_ok=True)
 
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
     def _line(self, values: Any) -> None:
-        assert self._file is not None
         self._file.write(csv_line(values))
         self._file.flush()
+
+    @contextmanager
+    def _writable(self, remedy: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FileError(f"expected to write {self.path}; the system says: {error}. {remedy}") from error
 
 
 def _counted(
@@ -376,11 +360,3 @@ def prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
             "were trained for, or resize its frames."
         )
     return image
-
-
-def _drop_half_a_line(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)

@@ -1,8 +1,9 @@
-"""What a calibration reads off a counter: the cells of its map, and the frames of a set in batches of one."""
+"""The readout for cells of the map, and the frames of a set in batches of one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,10 @@ from torch import Tensor
 from latedrop_crowd.layouts import CrowdSet
 from latedrop_crowd.mcnn import Trained
 
-__all__ = ["READOUTS", "Cells", "FrameBatches", "FrameInputs"]
+__all__ = ["READOUTS", "Cells", "FrameBatches"]
 
 READOUTS = {"count": "Trained.count_of", "pixels": "_Cells"}
-"""What the readouts are called in files."""
+"""Names of the readouts in files."""
 
 
 class Cells:
@@ -37,16 +38,22 @@ class Cells:
         flat = values.detach().cpu().double()
         if self.index is not None:
             flat = torch.zeros(h * w, dtype=torch.float64).index_copy(0, self.index.cpu(), flat)
-        found: npt.NDArray[np.float64] = flat.reshape(h, w).numpy()
-        return found
+        grid: npt.NDArray[np.float64] = flat.reshape(h, w).numpy()
+        return grid
 
 
 class FrameBatches:
-    """Frames of a set as batches of one: with their counts, or with the cells of their maps."""
+    """Frames of a set as batches of one, with their targets `(1, ...)` where there is a function of a frame's index."""
 
-    def __init__(self, trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], cells: Cells | None) -> None:
-        self.crowd_set, self.indices, self.cells = crowd_set, indices, cells
-        self.channels, self.stride, self.device = trained.channels, trained.stride, trained.device
+    def __init__(
+        self,
+        trained: Trained,
+        crowd_set: CrowdSet,
+        indices: Sequence[int],
+        target: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        self.crowd_set, self.indices, self.target = crowd_set, indices, target
+        self.channels, self.device = trained.channels, trained.device
 
     def image(self, index: int) -> Tensor:
         """One frame, `(1, C, H, W)`."""
@@ -61,26 +68,11 @@ class FrameBatches:
 
     @property
     def row_total(self) -> int:
-        """How many frames there are."""
+        """Number of frames."""
         return len(self.indices)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for index in self.indices:
-            if self.cells is None:
-                target = torch.tensor([float(self.crowd_set.count(index))])
-            else:
-                target = self.cells(self.crowd_set.density(index, self.stride)[None].to(self.device)).cpu()
-            yield self.image(index), target
-
-
-class FrameInputs:
-    """Frames of a set as batches of one, without targets; what is usual is told by them."""
-
-    def __init__(self, trained: Trained, crowd_set: CrowdSet, indices: Sequence[int]) -> None:
-        self._frames = FrameBatches(trained, crowd_set, indices, None)
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return self._frames.images()
+    def __iter__(self) -> Iterator[Any]:
+        if self.target is None:
+            return self.images()
+        target = self.target
+        return ((self.image(index), target(index)) for index in self.indices)

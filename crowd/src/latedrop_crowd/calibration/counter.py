@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from latedrop import (
     Calibration,
@@ -29,18 +29,18 @@ from latedrop import (
     find_sites,
 )
 from latedrop.devices import versions
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import DataError
 from latedrop.progress import shown_on
 from latedrop.terms import Dropout, Leverage, Size
 from latedrop_crowd.blocks import time_blocks
-from latedrop_crowd.calibration.cells import Cells, FrameBatches, FrameInputs
+from latedrop_crowd.calibration.cells import Cells, FrameBatches
 from latedrop_crowd.calibration.record import CrowdCalibration, roi_record
 from latedrop_crowd.calibration.usual import Usual
 from latedrop_crowd.layouts import CrowdSet
-from latedrop_crowd.mcnn import STRIDE, Trained
+from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Maps, fit_policy, near_cells, to_cells
 
-__all__ = ["calibrate_counter", "counted_heads", "read_maps"]
+__all__ = ["calibrate_counter", "read_maps"]
 
 _RATE = 0.01  # propagated variances are all but proportional to the rate, which the scale takes up
 _REFERENCE_FRAMES = 160
@@ -49,21 +49,13 @@ _PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
 
 
 def calibrate_counter(
-    trained: Trained,
-    crowd_set: CrowdSet,
-    *,
-    every: int = 1,
-    policy: bool = True,
-    progress: bool = True,
-    folds: Sequence[Trained] = (),
+    trained: Trained, crowd_set: CrowdSet, *, progress: bool = True, folds: Sequence[Trained] = ()
 ) -> CrowdCalibration:
     """Calibrate a counter on the validation frames of a set.
 
     Args:
         trained: the network; it is left as it was.
         crowd_set: its validation frames are fitted to; its training frames, if it has any, say what is usual.
-        every: use each k-th validation frame only.
-        policy: also choose which regions to reject.
         progress: show bars.
         folds: where the network was cross-fitted, those that left blocks of time out, in their order. The count's
             variance is then fitted to the errors of each on its own block: to all training and validation frames.
@@ -78,43 +70,39 @@ def calibrate_counter(
             f"expected {wanted or 'no'} networks of folds, as this one was {'' if wanted else 'not '}cross-fitted; "
             f"found {len(folds)}. Keep NAME.fold0.safetensors, ... beside the weights."
         )
-    chosen, mapped = _chosen(trained, crowd_set, every), trained
+    _check_fits(trained, crowd_set)
+    chosen, mapped, left_out = crowd_set.validation, trained, []
     if folds:  # the last one stands for all where maps are concerned: its block is the end of the frames
         crowd_set = replace(crowd_set, train=(*crowd_set.train, *crowd_set.validation), validation=())
-        chosen, mapped = time_blocks(crowd_set.train, len(folds))[-1][::every], folds[-1]
-    counts = FrameBatches(trained, crowd_set, chosen, None)
-    reference = FrameInputs(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
-    sites = find_sites(trained.model, counts.image(chosen[0]))
-    count = _of_count(trained, counts, reference, sites, _left_out(folds, crowd_set, every), progress)
-    calibration = CrowdCalibration(
-        count,
-        None,
-        None,
-        count.fingerprint,
-        roi_record(trained),
-        _about(trained, crowd_set, len(chosen), len(reference), every),
-        Usual.of(image for part in (counts.images(), reference) for image in part),
-    )
-    if not crowd_set.has_points:
-        return calibration
-    return _with_maps(mapped, calibration, crowd_set, chosen, sites, policy=policy, progress=progress)
+        blocks = time_blocks(crowd_set.train, len(folds))
+        chosen, mapped = blocks[-1], folds[-1]
+        for network, block in zip(folds, blocks, strict=True):
+            seen = [index for index in crowd_set.train if index not in block]
+            inputs = FrameBatches(network, crowd_set, seen[:: max(1, len(seen) // _REFERENCE_FRAMES)])
+            left_out.append((network.model, _with_counts(network, crowd_set, block), inputs))
+    frames = _with_counts(trained, crowd_set, chosen)
+    reference = FrameBatches(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
+    sites = find_sites(trained.model, frames.image(chosen[0]))
+    count = _of_count(trained, frames, reference, sites, left_out, progress)
+    about = {
+        "set": crowd_set.name,
+        "weights": trained.about.get("set"),
+        "frames": {"count": len(chosen), "cells": 0, "reference": len(reference)},
+        "enlarge": crowd_set.enlarge,
+        "counter": trained.about.get("counter"),
+        "versions": {name: versions()[name] for name in ("latedrop", "torch")},
+    }
+    usual = Usual.of(image for part in (frames, reference) for image in part.images())
+    calibration = CrowdCalibration(count, None, None, count.fingerprint, roi_record(trained), about, usual)
+    return _with_maps(mapped, calibration, crowd_set, chosen, sites, progress) if crowd_set.has_points else calibration
 
 
-def _left_out(
-    folds: Sequence[Trained], crowd_set: CrowdSet, every: int
-) -> list[tuple[torch.nn.Module, FrameBatches, FrameInputs]]:
-    """The networks of a cross-fitted one with frames that each left out, and others it saw, in the order of time."""
-    parts = []
-    blocks = time_blocks(crowd_set.train, len(folds)) if folds else []
-    for network, block in zip(folds, blocks, strict=True):
-        seen = [index for index in crowd_set.train if index not in block]
-        inputs = FrameInputs(network, crowd_set, seen[:: max(1, len(seen) // _REFERENCE_FRAMES)])
-        parts.append((network.model, FrameBatches(network, crowd_set, block[::every], None), inputs))
-    return parts
+def _with_counts(trained: Trained, crowd_set: CrowdSet, indices: Sequence[int]) -> FrameBatches:
+    return FrameBatches(trained, crowd_set, indices, lambda index: crowd_set.counts([index]))
 
 
 def _of_count(
-    trained: Trained, counts: FrameBatches, reference: FrameInputs, sites: Sites, folds: Sequence[Any], progress: bool
+    trained: Trained, counts: FrameBatches, reference: FrameBatches, sites: Sites, folds: Sequence[Any], progress: bool
 ) -> Calibration:
     """The record of the count: a floor and the terms that win on blocks of frames."""
     if not len(reference):
@@ -146,32 +134,31 @@ def _with_maps(
     crowd_set: CrowdSet,
     chosen: Sequence[int],
     sites: Sites,
-    *,
-    policy: bool,
     progress: bool,
 ) -> CrowdCalibration:
     """The calibration with that of the cells, and with what to reject."""
-    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), Cells(trained))
+    cells = Cells(trained)
+
+    def true_cells(index: int) -> Tensor:
+        return cells(crowd_set.density(index, trained.stride)[None].to(trained.device)).cpu()
+
+    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), true_cells)
     method = Propagation((_RATE,), mean="model", floor=True)
     with warnings.catch_warnings():
         # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
         warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
         predictor: Predictor = calibrate(
-            trained.model, maps, readout=maps.cells, per_output=False, method=method, sites=sites, progress=progress
-        )
-    pixels = predictor.calibration
-    about = {**calibration.about, "frames": {**calibration.about["frames"], "cells": len(maps)}}
-    rejected = None
-    if policy:
-        known, frames = replace(calibration, pixels=pixels), _some(chosen, _POLICY_FRAMES)
-        measured = read_maps(trained, known, crowd_set, frames, deviations=False, progress=progress)
-        rejected = fit_policy(
-            measured, near=near_cells(crowd_set.sigma, trained.stride), features=("mass", "isolation")
+            trained.model, maps, readout=cells, per_output=False, method=method, sites=sites, progress=progress
         )
     # The network of a fold may stand for the final one.
-    pixels = replace(pixels, fingerprint=calibration.fingerprint)
-    return replace(calibration, pixels=pixels, about=about, policy=rejected)
+    pixels = replace(predictor.calibration, fingerprint=calibration.fingerprint)
+    about = {**calibration.about, "frames": {**calibration.about["frames"], "cells": len(maps)}}
+    frames = _some(chosen, _POLICY_FRAMES)
+    measured = read_maps(trained, calibration, crowd_set, frames, deviations=False, progress=progress)
+    near = near_cells(crowd_set.sigma, trained.stride)
+    policy = fit_policy(measured, near=near, features=("mass", "isolation"))
+    return replace(calibration, pixels=pixels, about=about, policy=policy)
 
 
 def read_maps(
@@ -187,36 +174,28 @@ def read_maps(
 
     Without `deviations` these are zeros, for what looks at densities alone.
     """
-    if calibration.pixels is None:
+    if deviations and calibration.pixels is None:
         raise DataError("expected a calibration of the map's cells; found one of counts alone. Calibrate with heads.")
-    cells, frames = Cells(trained), FrameBatches(trained, crowd_set, indices, None)
-    predictor = Predictor(trained.model, calibration.pixels, cells)
-    means, stds, heads = [], [], []
+    cells, frames, means, stds = Cells(trained), FrameBatches(trained, crowd_set, indices), [], []
+    predictor = Predictor(trained.model, calibration.pixels, cells) if deviations and calibration.pixels else None
     for index in shown_on(indices, "reading maps", unit="frames", show=progress):
         x = frames.image(index)
-        if deviations:
-            prediction = predictor.predict(x)
-            mean, std = (cells.spread(part[0], x) for part in (prediction.mean, prediction.std))
-        else:
+        if predictor is None:
             with torch.no_grad():
                 mean = cells.spread(cells(trained.model(x))[0], x)
             std = np.zeros_like(mean)
+        else:
+            prediction = predictor.predict(x)
+            mean, std = (cells.spread(part[0], x) for part in (prediction.mean, prediction.std))
         means.append(mean.astype(np.float32))
         stds.append(std.astype(np.float32))
-        heads.append(counted_heads(crowd_set, index, trained.stride))
+    heads = [to_cells(crowd_set.heads(index), trained.stride) for index in indices]
     roi = None if trained.roi is None else trained.roi.cpu().numpy()
     return Maps(np.stack(means), np.stack(stds), heads, roi)
 
 
-def counted_heads(crowd_set: CrowdSet, index: int, stride: int = STRIDE) -> npt.NDArray[np.float64]:
-    """The heads of a frame that count, `(P, 2)` as x, y in cells."""
-    return to_cells(crowd_set.heads(index), stride)
-
-
-def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...]:
-    """Each k-th validation frame of a set that fits the network."""
-    if every < 1:
-        raise ArgumentError(f"expected every to be at least 1 frame; found {every}.")
+def _check_fits(trained: Trained, crowd_set: CrowdSet) -> None:
+    """Raise where a set is not as the network was trained on it, or has too few validation frames."""
     if crowd_set.enlarge != trained.enlarge:
         raise DataError(
             f"expected frames enlarged {trained.enlarge} times, as the network was trained with; found "
@@ -229,24 +208,11 @@ def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...
             f"expected the network's region of interest ({shapes[0]}); found another in {crowd_set.name} "
             f"({shapes[1]}). Open the set that the network was trained for."
         )
-    chosen = crowd_set.validation[::every]
-    if len(chosen) < 2:
+    if len(crowd_set.validation) < 2:
         raise DataError(
-            f"expected at least 2 validation frames in {crowd_set.name}, and better a hundred; found {len(chosen)}."
+            f"expected at least 2 validation frames in {crowd_set.name}, and better a hundred; found "
+            f"{len(crowd_set.validation)}."
         )
-    return chosen
-
-
-def _about(trained: Trained, crowd_set: CrowdSet, frames: int, reference: int, every: int) -> dict[str, Any]:
-    return {
-        "set": crowd_set.name,
-        "weights": trained.about.get("set"),
-        "frames": {"count": frames, "cells": 0, "reference": reference},
-        "every": every,
-        "enlarge": crowd_set.enlarge,
-        "counter": trained.about.get("counter"),
-        "versions": {name: versions()[name] for name in ("latedrop", "torch")},
-    }
 
 
 def _some(indices: Sequence[int], most: int) -> list[int]:

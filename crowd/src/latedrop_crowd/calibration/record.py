@@ -31,7 +31,7 @@ __all__ = ["CrowdCalibration", "Reading", "load_calibration", "roi_record"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a calibrated counter says about one frame.
+    """The count and map of one frame by a calibrated counter.
 
     Attributes:
         count: of one row, `(1,)`: people inside the region of interest, as the core gives them.
@@ -71,10 +71,7 @@ class Reading:
         return float((self.variance * heavier) ** 0.5)
 
     def interval(self, level: float) -> tuple[float, float]:
-        """What holds the true count with probability `level`."""
-        if self.dof is None and self.variance == float(self.count.variance):
-            low, high = (float(end) for end in self.count.interval(level))
-            return low, high
+        """The ends between which the true count lies with probability `level`."""
         reach = self.variance**0.5 * (central_quantile(level) if self.dof is None else t_quantile(level, self.dof))
         return self.mean - float(reach), self.mean + float(reach)
 
@@ -121,12 +118,12 @@ class CrowdCalibration:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether dropout has a share in the variance of the count."""
+        """Return True if dropout has a share in the variance of the count."""
         return any(share > 0 and _term(name) == Dropout.name for name, share in self._terms.shares.items())
 
     @property
     def width(self) -> str:
-        """What the width of the count's interval follows, in words; a strange frame widens it in any case."""
+        """Say what the width of the count's interval follows; a strange frame widens it in any case."""
         terms = {_term(name) for name, share in self._terms.shares.items() if share > 0 and name != "floor"}
         if self.has_dropout:
             return f"follows {', '.join(sorted(terms))}"
@@ -219,8 +216,8 @@ class CrowdCalibration:
     def checked(self) -> CrowdCalibration:
         """Check the readouts after reading."""
         for name, part in (("count", self.count), ("pixels", self.pixels)):
-            there = None if part is None else part.custom_readout
-            match(part is None or there == READOUTS[name], f"{name}.custom_readout", READOUTS[name], there)
+            readout = READOUTS[name] if part is None else part.custom_readout
+            match(readout == READOUTS[name], f"{name}.custom_readout", READOUTS[name], readout)
         return self
 
     def __str__(self) -> str:
@@ -250,19 +247,21 @@ def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCal
     """
     content = read_text(path, CROWD.what)
     with naming(path):
-        found = CrowdCalibration.from_json(content)
-    if found.fingerprint != fingerprint(trained.model):
+        calibration = CrowdCalibration.from_json(content)
+    if calibration.fingerprint != fingerprint(trained.model):
         raise FileError(
-            f"expected the calibration of these weights in {path}; it was made for others (set "
-            f"{found.about.get('set', '?')}), or with another scaling of frames or map. Run `crowd calibrate` again."
+            f"expected the calibration of these weights in {path}; it was made for others (of the set "
+            f"{calibration.about.get('set')}), or with another scaling of frames or map. Run `crowd calibrate` again."
         )
-    if found.roi != roi_record(trained):
-        shapes = ["none" if r is None else " x ".join(map(str, r.shape)) for r in (roi_record(trained), found.roi)]
+    if calibration.roi != roi_record(trained):
+        shapes = [
+            "none" if r is None else " x ".join(map(str, r.shape)) for r in (roi_record(trained), calibration.roi)
+        ]
         raise FileError(
             f"expected a calibration for the weights' region of interest ({shapes[0]} cells); {path} was made for "
             f"another ({shapes[1]} cells). Run `crowd calibrate` again."
         )
-    return found
+    return calibration
 
 
 def _term(column: str) -> str:

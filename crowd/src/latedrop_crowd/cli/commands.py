@@ -64,7 +64,6 @@ def crowd_count(
     panels: Annotated[
         bool, option("Draw each frame, its density, uncertainty and faint regions; much slower.")
     ] = False,
-    csv: Annotated[Path | None, option("File of the counts; by default counts.csv in --out.")] = None,
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
     device: Annotated[str, option(_DEVICE)] = "auto",
     resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
@@ -86,10 +85,10 @@ def crowd_count(
         from latedrop_crowd.mcnn import faster
 
         level = checked_level(level)
-        path = csv or out / "counts.csv"
+        path = out / "counts.csv"
         read = {**_read(sources), "--weights": weights_path(weights)[0], "--calibration": calibration}
         # Panels stay out of folders of frames, or they were counted next time.
-        check_apart({"--out": out if panels else None, "--csv": path}, read)
+        check_apart({"--out": out if panels else None, "counts.csv": path}, read)
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         bad = _LeftOut() if skip_bad else None
         images = open_frames(sources, trained.channels, every=every, on_bad=bad)
@@ -118,7 +117,6 @@ def crowd_calibrate(
     output: Annotated[
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
     ] = None,
-    every: Annotated[int, option("Use each k-th validation frame.")] = 1,
     report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
     counter: CounterOptions = NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
@@ -141,12 +139,7 @@ def crowd_calibrate(
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
         opened = _opened(set_name, data, trained)
-        found = calibrate_counter(
-            trained,
-            opened,
-            every=every,
-            folds=fold_networks(trained, path, chosen_device(device)),
-        )
+        found = calibrate_counter(trained, opened, folds=fold_networks(trained, path, chosen_device(device)))
         found.save(target)
         _write_report(report, found, opened, path)
         print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")

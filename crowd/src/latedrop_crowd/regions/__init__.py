@@ -7,7 +7,7 @@ Its three numbers are chosen on validation frames, and nothing is rejected unles
 """
 
 from latedrop_crowd.regions.components import NEAR, Regions, find_regions, near_cells, to_cells, usual_threshold
-from latedrop_crowd.regions.policy import Policy, apply_policy, fit_policy
+from latedrop_crowd.regions.policy import Policy, fit_policy
 from latedrop_crowd.regions.rejection import measure_rejection
 from latedrop_crowd.regions.table import Maps
 
@@ -16,7 +16,6 @@ __all__ = [
     "Maps",
     "Policy",
     "Regions",
-    "apply_policy",
     "find_regions",
     "fit_policy",
     "measure_rejection",

@@ -33,18 +33,12 @@ class Regions:
     Attributes:
         labels: `(h, w)`: 0 outside, then 1, 2, ...
         mass: sum of the density, people.
-        peak: largest density, people per cell.
-        area: cells.
-        centroid: `(R, 2)`: x, y in cells, weighted by density.
         ratio: sum of the deviations over the mass.
         isolation: cells to the nearest other region, from edge to edge; the diagonal of the map where there is none.
     """
 
     labels: npt.NDArray[np.int32]
     mass: Floats
-    peak: Floats
-    area: Floats
-    centroid: Floats
     ratio: Floats
     isolation: Floats
 
@@ -128,18 +122,13 @@ def find_regions(
     from scipy.ndimage import label
 
     labels, count = label(density > threshold, structure=_EIGHT)
-    flat, values = labels.ravel(), density.ravel()
 
-    def total(weights: Floats | None = None) -> Floats:
-        return np.bincount(flat, weights, count + 1)[1:].astype(np.float64)
+    def total(values: npt.NDArray[Any]) -> Floats:
+        return np.bincount(labels.ravel(), np.asarray(values, dtype=np.float64).ravel(), count + 1)[1:]
 
-    mass = total(values)
-    peak = np.zeros(count + 1)
-    np.maximum.at(peak, flat, values)
-    rows, columns = np.indices(density.shape)
-    centroid = np.stack([total(values * at.ravel()) / mass for at in (columns, rows)], 1)
-    ratio = np.zeros(count) if std is None else total(np.asarray(std, dtype=np.float64).ravel()) / mass
-    return Regions(labels, mass, peak[1:], total(), centroid, ratio, _isolation(labels, count))
+    mass = total(density)
+    ratio = np.zeros(count) if std is None else total(std) / mass
+    return Regions(labels, mass, ratio, _isolation(labels, count))
 
 
 def _isolation(labels: npt.NDArray[np.int32], count: int) -> Floats:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,10 @@ import numpy.typing as npt
 from latedrop.errors import ArgumentError
 from latedrop.records import Limits, match, record
 from latedrop_crowd.blocks import block_means, standard_error
-from latedrop_crowd.regions.components import NEAR, Regions, find_regions, usual_threshold
+from latedrop_crowd.regions.components import NEAR, Regions, usual_threshold
 from latedrop_crowd.regions.table import Floats, Maps, RegionTable
 
-__all__ = ["FEATURES", "Policy", "apply_policy", "fit_policy", "fit_table"]
+__all__ = ["FEATURES", "Policy", "fit_policy", "fit_table"]
 
 Objective: TypeAlias = Literal["count", "regions"]
 
@@ -68,11 +68,11 @@ class Policy:
 
     @property
     def rejects_nothing(self) -> bool:
-        """Whether no region can be rejected."""
+        """Return True if no region can be rejected."""
         return self.greatest_mass <= 0
 
     def rejects(self, regions: Regions | RegionTable) -> npt.NDArray[np.bool_]:
-        """Which regions go, `(R,)`."""
+        """Mark the regions to reject, `(R,)`."""
         chosen: npt.NDArray[np.bool_] = (
             (regions.mass <= self.greatest_mass)
             & (regions.ratio >= self.least_ratio)
@@ -81,7 +81,7 @@ class Policy:
         return chosen
 
     def faint(self, regions: Regions) -> npt.NDArray[np.bool_]:
-        """Which regions are faint and kept, `(R,)`."""
+        """Mark regions that are faint and kept, `(R,)`."""
         chosen: npt.NDArray[np.bool_] = (regions.mass <= self.faint_mass) & (regions.isolation >= self.faint_isolation)
         return chosen & ~self.rejects(regions)
 
@@ -99,16 +99,6 @@ class Policy:
             f"those of at most {self.greatest_mass:.3g} people, {ratio}at least {self.least_isolation:.3g} cells from "
             f"the next, are rejected; {faint}"
         )
-
-
-def apply_policy(
-    density: npt.NDArray[Any], std: npt.NDArray[Any], policy: Policy
-) -> tuple[Floats, npt.NDArray[np.bool_], Regions]:
-    """The density with rejected regions set to zero `(h, w)`, which regions those are `(R,)`, and all regions."""
-    regions = find_regions(density, std, threshold=policy.threshold)
-    rejected = policy.rejects(regions)
-    kept = np.where(regions.mask(rejected), 0.0, np.asarray(density, dtype=np.float64))
-    return kept, rejected, regions
 
 
 def fit_policy(
@@ -222,7 +212,7 @@ def _steps(values: Floats, *, upwards: bool) -> list[float]:
 
 
 def _beats(loss: Floats, base: Floats) -> bool:
-    """Whether the mean over frames is lower by more than two standard errors over blocks."""
+    """Return True if the mean over frames is lower by more than two standard errors over blocks."""
     gain = base - loss
     blocks = block_means(gain)
     error = standard_error(blocks) if len(blocks) > 1 else 0.0
