@@ -102,7 +102,7 @@ class ScaleFit:
     def constant(self) -> Tensor:
         """Return the mean squared error of each output, or of all, `(1,)` or `(K,)`."""
         squares = by_output((self.target - self.mean).double().square(), self.per_output)
-        counts = weights_of(self.weights, self.mean, None, self.per_output)
+        counts = weights_of(self.weights, self.mean, self.per_output)
         return torch.stack([average(column.flatten(), w) for column, w in zip(squares, counts, strict=True)])
 
     def crossed(self, *, floor: bool) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ class ScaleFit:
         if self.unit is None:
             return 0.0
         slopes = self.unit.log_slope(self.unit.inverse(self.target.double()))
-        return -float(average(slopes.flatten(), weights_of(self.weights, self.mean, None, False)[0]))
+        return -float(average(slopes.flatten(), weights_of(self.weights, self.mean, False)[0]))
 
     def _variances(self) -> dict[str, Tensor]:
         return {

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.metrics.entries import Array, average, columns, joined
+from latedrop.metrics.entries import Array, Options, average, scored
 from latedrop.metrics.levels import Levels, central_quantile, checked_level, checked_levels, fraction_inside
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["balance", "calibration_curve", "coverage", "ence", "interval_width", "miscalibration_area"]
 
 
 def calibration_curve(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    levels: Levels = 99,
-    weights: Array | None = None,
+    mean: Array, variance: Array, target: Array, *, levels: Levels = 99, **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]:
     """How often the target lies in the central interval `mean ± z_a std`, against the interval's level `a`.
 
@@ -37,24 +33,19 @@ def calibration_curve(
         (tensor([0.5000, 0.9000]), tensor([0.5000, 0.7500]))
     """
     grid = checked_levels(levels)
-    observed = []
-    for error, var, w in columns(mean, variance, target, mask, per_output, weights):
+
+    def observed(error: Tensor, var: Tensor, weights: Tensor | None) -> Tensor:
         size, var = error.detach().abs(), var.detach()
         # An interval of no width holds only error 0.
         ratio, order = torch.where(size == 0, 0, size / var.sqrt()).sort()
-        observed.append(fraction_inside(ratio, central_quantile(grid).to(ratio), None if w is None else w[order]))
-    return grid.to(observed[0]), joined(observed, per_output)
+        return fraction_inside(ratio, central_quantile(grid).to(ratio), None if weights is None else weights[order])
+
+    curve = scored(observed, mean, variance, target, **options)
+    return grid.to(curve), curve
 
 
 def miscalibration_area(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    levels: Levels = 99,
-    weights: Array | None = None,
+    mean: Array, variance: Array, target: Array, *, levels: Levels = 99, **options: Unpack[Options]
 ) -> Tensor:
     """Area between the calibration curve and the bisector, `mean(|pi(a) - a|)` over the levels.
 
@@ -63,22 +54,11 @@ def miscalibration_area(
     >>> miscalibration_area([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0], levels=[0.5, 0.9])
     tensor(0.0750)
     """
-    grid, pi = calibration_curve(
-        mean, variance, target, mask=mask, per_output=per_output, levels=levels, weights=weights
-    )
+    grid, pi = calibration_curve(mean, variance, target, levels=levels, **options)
     return (pi - grid).abs().mean(-1)
 
 
-def balance(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    levels: Levels = 99,
-    weights: Array | None = None,
-) -> Tensor:
+def balance(mean: Array, variance: Array, target: Array, *, levels: Levels = 99, **options: Unpack[Options]) -> Tensor:
     """Signed area between the calibration curve and the bisector, `mean(pi(a) - a)` over the levels.
 
     A scalar or `(K,)`, between about -0.5 and 0.5. Negative is overconfident on the whole, positive underconfident.
@@ -88,22 +68,11 @@ def balance(
     >>> balance([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0], levels=[0.5, 0.9])
     tensor(-0.0750)
     """
-    grid, pi = calibration_curve(
-        mean, variance, target, mask=mask, per_output=per_output, levels=levels, weights=weights
-    )
+    grid, pi = calibration_curve(mean, variance, target, levels=levels, **options)
     return (pi - grid).mean(-1)
 
 
-def coverage(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    level: float = 0.9,
-    weights: Array | None = None,
-) -> Tensor:
+def coverage(mean: Array, variance: Array, target: Array, *, level: float = 0.9, **options: Unpack[Options]) -> Tensor:
     """Fraction of targets inside the central interval at one level, `pi(a)`, a scalar or `(K,)`; `level` is calibrated.
 
     The arguments are those of every metric, see `latedrop.metrics`.
@@ -111,21 +80,11 @@ def coverage(
     >>> coverage([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0])
     tensor(0.7500)
     """
-    levels = [checked_level(level)]
-    options: dict[str, Any] = {"mask": mask, "per_output": per_output, "weights": weights}
-    _, observed = calibration_curve(mean, variance, target, levels=levels, **options)
-    return observed.squeeze(-1)
+    return calibration_curve(mean, variance, target, levels=[checked_level(level)], **options)[1].squeeze(-1)
 
 
 def interval_width(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    level: float = 0.9,
-    weights: Array | None = None,
+    mean: Array, variance: Array, target: Array, *, level: float = 0.9, **options: Unpack[Options]
 ) -> Tensor:
     """Mean width of the central interval at one level, `2 z_a mean(std)`; the sharpness.
 
@@ -136,8 +95,7 @@ def interval_width(
     tensor(4.9346)
     """
     z = central_quantile(checked_level(level))
-    used = columns(mean, variance, target, mask, per_output, weights)
-    return joined([2 * z * average(var.sqrt(), w) for _, var, w in used], per_output)
+    return scored(lambda _, var, w: 2 * z * average(var.sqrt(), w), mean, variance, target, **options)
 
 
 def ence(
@@ -158,17 +116,16 @@ def ence(
     >>> ence([0.0] * 4, [1.0, 1.0, 4.0, 4.0], [1.0, -1.0, 4.0, 4.0], bins=2)
     tensor(0.5000)
     """
-    used = columns(mean, variance, target, mask, per_output, positive=True)
-    fewest = min(error.numel() for error, _, _ in used)
-    if not 1 <= bins <= fewest:
-        raise ArgumentError(
-            f"expected bins between 1 and the number of entries, {fewest}, found {bins}; "
-            "take fewer bins or more validation rows"
-        )
-    scores = []
-    for error, var, _ in used:
+
+    def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
+        if not 1 <= bins <= error.numel():
+            raise ArgumentError(
+                f"expected bins between 1 and the number of entries, {error.numel()}, found {bins}; "
+                "take fewer bins or more validation rows"
+            )
         order = var.argsort(stable=True)
         rmv = torch.stack([part.mean().sqrt() for part in var[order].tensor_split(bins)])
         root = torch.stack([part.square().mean().sqrt() for part in error[order].tensor_split(bins)])
-        scores.append(((rmv - root).abs() / rmv).mean())
-    return joined(scores, per_output)
+        return ((rmv - root).abs() / rmv).mean()
+
+    return scored(score, mean, variance, target, mask=mask, per_output=per_output, positive=True)

@@ -17,13 +17,12 @@ Baseline for Detecting Misclassified and Out-of-Distribution Examples" (2017).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import Array
+from latedrop.metrics.ranking import kept_means
 
 __all__ = [
     "accuracy",
@@ -118,14 +117,11 @@ def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
     >>> kept.tolist(), risk.tolist()
     ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.0, 0.25])
     """
-    doubt, bad = _pair(score, wrong)
-    order = doubt.argsort(stable=True)
-    values, group = torch.unique_consecutive(doubt[order], return_inverse=True)
-    sums = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, bad[order])
-    counts = torch.bincount(group, minlength=len(values)).double()
-    kept = torch.arange(1, len(doubt) + 1, dtype=torch.float64)
-    errors = (sums / counts)[group].cumsum(0)
-    return kept / len(doubt), errors / kept
+    doubt, bad = (torch.as_tensor(part).detach().double().cpu() for part in (score, wrong))
+    if doubt.dim() != 1 or doubt.shape != bad.shape or not len(doubt):
+        raise DataError(f"expected two rows (N,) of one length; found {tuple(doubt.shape)} and {tuple(bad.shape)}.")
+    shares = torch.arange(1, len(doubt) + 1, dtype=torch.float64) / len(doubt)
+    return shares, kept_means(bad, doubt)
 
 
 def selective_risk(score: Array, wrong: Array) -> Tensor:
@@ -143,7 +139,7 @@ def aupr(positive: Array, negative: Array) -> Tensor:
     >>> aupr([2.0, 3.0], [0.0, 1.0])
     tensor(1., dtype=torch.float64)
     """
-    _, true, false = _thresholds(positive, negative)
+    true, false = _thresholds(positive, negative)
     precision, recall = true / (true + false), true / true[-1]
     steps = torch.diff(recall, prepend=recall.new_zeros(1))
     return (precision * steps).sum()
@@ -157,7 +153,7 @@ def fpr_at(positive: Array, negative: Array, recall: float = 0.95) -> Tensor:
     """
     if not 0 < recall <= 1:
         raise ArgumentError(f"expected a recall inside (0, 1]; found {recall!r}.")
-    _, true, false = _thresholds(positive, negative)
+    true, false = _thresholds(positive, negative)
     first = int((true / true[-1] >= recall - 1e-12).nonzero()[0])
     return false[first] / false[-1]
 
@@ -192,8 +188,10 @@ def set_coverage(members: Array, labels: Array) -> Tensor:
     >>> set_coverage([[True, False], [True, True]], [1, 1])
     tensor(0.5000)
     """
-    inside, y = _sets(members, labels)
-    return inside.gather(1, y[:, None]).float().mean()
+    inside, y = torch.as_tensor(members).bool(), torch.as_tensor(labels).long()
+    if inside.dim() != 2 or y.dim() != 1 or len(inside) != len(y):
+        raise DataError(f"expected sets (N, K) and labels (N,); found {tuple(inside.shape)} and {tuple(y.shape)}.")
+    return inside.gather(1, y.to(inside.device)[:, None]).float().mean()
 
 
 def set_size(members: Array) -> Tensor:
@@ -219,13 +217,6 @@ def _checked(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     return p, y.long().to(p.device)
 
 
-def _sets(members: Array, labels: Array) -> tuple[Tensor, Tensor]:
-    inside, y = torch.as_tensor(members).bool(), torch.as_tensor(labels).long()
-    if inside.dim() != 2 or y.dim() != 1 or len(inside) != len(y):
-        raise DataError(f"expected sets (N, K) and labels (N,); found {tuple(inside.shape)} and {tuple(y.shape)}.")
-    return inside, y.to(inside.device)
-
-
 def _gap(sure: Tensor, right: Tensor, bins: int, mass: bool) -> Tensor:
     confidence, share, count = _binned(sure, right, bins, mass)
     return (count * (confidence - share).abs()).sum() / count.sum()
@@ -244,15 +235,8 @@ def _binned(sure: Tensor, right: Tensor, bins: int, mass: bool) -> tuple[Tensor,
     return total[0][used] / count[used], total[1][used] / count[used], count[used]
 
 
-def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    first, second = (torch.as_tensor(part).detach().double().cpu() for part in (a, b))
-    if first.dim() != 1 or first.shape != second.shape or not len(first):
-        raise DataError(f"expected two rows (N,) of one length; found {tuple(first.shape)} and {tuple(second.shape)}.")
-    return first, second
-
-
-def _thresholds(positive: Array, negative: Array) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct scores from the largest on, and how many positives and negatives are at or above each."""
+def _thresholds(positive: Array, negative: Array) -> tuple[Tensor, Tensor]:
+    """Return how many positives and negatives are at or above each distinct score, from the largest on."""
     ups, downs = (torch.as_tensor(part).detach().double().flatten().cpu() for part in (positive, negative))
     if not len(ups) or not len(downs) or bool(torch.cat([ups, downs]).isnan().any()):
         raise DataError("expected scores of at least one positive and one negative row, none of them NaN.")
@@ -261,4 +245,4 @@ def _thresholds(positive: Array, negative: Array) -> tuple[Tensor, Tensor, Tenso
     values, group = torch.unique(both, return_inverse=True)
     true = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, isup).flip(0).cumsum(0)
     false = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, 1 - isup).flip(0).cumsum(0)
-    return values.flip(0), true, false
+    return true, false

@@ -5,7 +5,9 @@ Nothing is broadcast, and what cannot be scored is refused, with the place of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +16,31 @@ from torch import Tensor
 
 from latedrop.errors import DataError
 
-__all__ = ["Array", "align_target", "average", "by_output", "checked_weights", "columns", "joined", "weights_of"]
+__all__ = [
+    "Array",
+    "Options",
+    "align_target",
+    "average",
+    "by_output",
+    "checked_weights",
+    "columns",
+    "scored",
+    "weights_of",
+]
 
 Array = Tensor | npt.ArrayLike
 
 
+class Options(TypedDict, total=False):
+    """The options that metrics share, see `latedrop.metrics`."""
+
+    mask: Array | None
+    per_output: bool
+    weights: Array | None
+
+
 def align_target(mean: Array, target: Array) -> Tensor:
-    """The target as a tensor of the prediction's shape, on its device.
+    """Return the target as a tensor of the prediction's shape, on its device.
 
     Shapes have to be equal: a broadcast between predictions and targets is nearly always a mistake, as
     `(N, 1)` against `(N,)` compares each with each. That one case is aligned; the others are refused.
@@ -46,61 +66,85 @@ def align_target(mean: Array, target: Array) -> Tensor:
     return target.to(mean.device)
 
 
+def scored(
+    score: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    weights: Array | None = None,
+    positive: bool = False,
+) -> Tensor:
+    """Return `score` of the used entries' error, variance and weights: a scalar, or with `per_output` `(K,)`."""
+    scores = [score(*used) for used in columns(mean, variance, target, mask, per_output, weights, positive=positive)]
+    return torch.stack(scores) if per_output else scores[0]
+
+
 def columns(
     mean: Array,
     variance: Array | None,
     target: Array,
-    mask: Array | None,
-    per_output: bool,
+    mask: Array | None = None,
+    per_output: bool = False,
     weights: Array | None = None,
     *,
     positive: bool = False,
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Check and flatten the used entries' (error, variance, weight): once for all, or once for each output.
 
-    A variance of None, for callers that do not read it, becomes ones. The weight is None where all count the same.
+    Entries that the mask leaves out are not checked. A variance of None, for callers that do not read it, becomes ones.
+    The weight is None where all count the same.
     """
-    checked = _checked(mean, variance, target, mask, positive)
-    outputs = list(zip(*(by_output(part, per_output) for part in checked), strict=True))
-    empty = [k for k, (_, _, kept) in enumerate(outputs) if not kept.any()]
+    mean, target = _tensor("mean", mean), align_target(mean, target)
+    if mean.numel() == 0:
+        raise DataError(f"expected at least one entry, found shape {tuple(mean.shape)}; pass some data")
+    arrays = {"mean": mean, "target": target}
+    if variance is not None:
+        arrays["variance"] = _tensor("variance", variance).to(mean.device)
+        _check_shape("variance", arrays["variance"], mean)
+    keep = _full_mask(mask, mean)
+    for name, array in arrays.items():
+        _refuse(~array.isfinite() & keep, f"{name} is NaN or infinite", "remove these entries, or mask them")
+    dtype = reduce(torch.promote_types, (array.dtype for array in arrays.values()), torch.float32)
+    error = target.to(dtype) - mean.to(dtype)
+    var = arrays["variance"].to(dtype) if variance is not None else torch.ones_like(error)
+    _refuse((var < 0) & keep, "variance is below 0", "pass variances, not log-variances or errors")
+    if positive:
+        _refuse((var == 0) & keep, "variance is 0", "add a floor to it, or take more draws")
+    outputs = list(zip(*(by_output(part, per_output) for part in (error, var, keep)), strict=True))
+    empty = [k for k, (_, _, used) in enumerate(outputs) if not used.any()]
     if empty:
-        raise DataError(f"expected a mask that keeps part of every output, found none of {empty}; widen it")
-    counted = weights_of(weights, mean, mask, per_output)
+        raise DataError(f"expected a mask that keeps part of every output, found none of {empty}; True means use")
     return [
-        (error.masked_select(kept), var.masked_select(kept), w)
-        for (error, var, kept), w in zip(outputs, counted, strict=True)
+        (error.masked_select(used), var.masked_select(used), None if w is None else w[used.flatten()])
+        for (error, var, used), w in zip(outputs, weights_of(weights, mean, per_output), strict=True)
     ]
 
 
-def joined(scores: list[Tensor], per_output: bool) -> Tensor:
-    """The only score, or those of all outputs in one tensor."""
-    return torch.stack(scores) if per_output else scores[0]
-
-
-def weights_of(weights: Array | None, mean: Array, mask: Array | None, per_output: bool) -> list[Tensor | None]:
-    """What the used entries count, flat, one tensor for all or for each output; None where all count the same."""
-    mean = _tensor("mean", mean)
+def weights_of(weights: Array | None, mean: Tensor, per_output: bool) -> list[Tensor | None]:
+    """Return the weight of every entry, flat, one tensor for all or for each output; None where all count the same."""
     if weights is None:
-        return [None] * (mean.shape[1] if per_output and mean.dim() > 1 else 1)
-    given = checked_weights(weights, len(mean)).to(mean.device)
-    full = given.reshape(-1, *[1] * (mean.dim() - 1)).expand(mean.shape)
-    pairs = zip(by_output(full, per_output), by_output(_keep(mask, mean), per_output), strict=True)
-    return [values.masked_select(kept) for values, kept in pairs]
+        return [None] * len(by_output(mean, per_output))
+    by_row = checked_weights(weights, len(mean)).to(mean.device)
+    full = by_row.reshape(-1, *[1] * (mean.dim() - 1)).expand(mean.shape)
+    return [values.flatten() for values in by_output(full, per_output)]
 
 
 def checked_weights(weights: Array, rows: int) -> Tensor:
-    """Weights of rows as float64 `(rows,)` with mean 1, or `DataError`."""
-    found = _tensor("weights", weights).detach().double()
-    found = found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
-    if found.shape != (rows,):
-        raise DataError(f"expected one weight for each of the {rows} rows; found shape {tuple(found.shape)}.")
-    if not bool(found.isfinite().all()) or bool((found < 0).any()) or not bool(found.any()):
+    """Return weights of rows as float64 `(rows,)` with mean 1, or raise `DataError`."""
+    checked = _tensor("weights", weights).detach().double()
+    checked = checked[:, 0] if checked.dim() == 2 and checked.shape[1] == 1 else checked
+    if checked.shape != (rows,):
+        raise DataError(f"expected one weight for each of the {rows} rows; found shape {tuple(checked.shape)}.")
+    if not bool(checked.isfinite().all()) or bool((checked < 0).any()) or not bool(checked.any()):
         raise DataError("expected weights that are finite, not below 0 and not all 0; found others.")
-    return found / found.mean()
+    return checked / checked.mean()
 
 
 def average(values: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of `(n,)`, each value counted as often as its weight says."""
+    """Return the mean of `(n,)`, each value counted as often as its weight says."""
     if weights is None:
         return values.mean()
     weights = weights.to(values)
@@ -108,33 +152,8 @@ def average(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def by_output(values: Tensor, per_output: bool) -> tuple[Tensor, ...]:
-    """The values of each index of axis 1; all of them together without `per_output`, or where there is one axis."""
+    """Return the values of each index of axis 1; all of them together without `per_output`, or with a single axis."""
     return values.unbind(1) if per_output and values.dim() > 1 else (values,)
-
-
-def _checked(
-    mean: Array, variance: Array | None, target: Array, mask: Array | None, positive: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Error, variance and mask, of the shape of `mean`; what the mask leaves out is not checked."""
-    mean, target = _tensor("mean", mean), align_target(mean, target)
-    arrays = {"mean": mean, "target": target}
-    if variance is not None:
-        arrays["variance"] = _tensor("variance", variance).to(mean.device)
-        _check_shape("variance", arrays["variance"], mean)
-    if mean.numel() == 0:
-        raise DataError(f"expected at least one entry, found shape {tuple(mean.shape)}; pass some data")
-    keep = _keep(mask, mean)
-    for name, array in arrays.items():
-        _refuse(~array.isfinite() & keep, f"{name} is NaN or infinite", "remove these entries, or mask them")
-    dtype = reduce(torch.promote_types, (array.dtype for array in arrays.values()), torch.float32)
-    error = target.to(dtype) - mean.to(dtype)
-    if variance is None:
-        return error, torch.ones_like(error), keep
-    var = arrays["variance"].to(dtype)
-    _refuse((var < 0) & keep, "variance is below 0", "pass variances, not log-variances or errors")
-    if positive:
-        _refuse((var == 0) & keep, "variance is 0", "add a floor to it, or take more draws")
-    return error, var, keep
 
 
 def _tensor(name: str, value: Array) -> Tensor:
@@ -160,8 +179,8 @@ def _check_shape(name: str, array: Tensor, mean: Tensor) -> None:
         )
 
 
-def _keep(mask: Array | None, mean: Tensor) -> Tensor:
-    """The mask in the shape of `mean`; all True for None."""
+def _full_mask(mask: Array | None, mean: Tensor) -> Tensor:
+    """Return the mask in the shape of `mean`; all True for None."""
     if mask is None:
         return torch.ones_like(mean, dtype=torch.bool)
     keep = _tensor("mask", mask).to(mean.device)
@@ -180,15 +199,11 @@ def _keep(mask: Array | None, mean: Tensor) -> Tensor:
             f"expected a mask that broadcasts to {tuple(mean.shape)}, found {tuple(keep.shape)}; "
             "give it as many axes as the target (one value per example: mask[:, None])"
         )
-    if not full.any():
-        raise DataError(
-            f"expected a mask that keeps something, found all {full.numel()} entries masked; True means use"
-        )
     return full
 
 
-def _refuse(bad: Tensor, what: str, remedy: str) -> None:
+def _refuse(bad: Tensor, problem: str, remedy: str) -> None:
     count = int(bad.sum())
     if count:
         first = tuple(torch.nonzero(bad)[0].tolist())
-        raise DataError(f"{what} in {count} of {bad.numel()} entries, the first at index {first}; {remedy}")
+        raise DataError(f"{problem} in {count} of {bad.numel()} entries, the first at index {first}; {remedy}")

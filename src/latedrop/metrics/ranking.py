@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import DataError
-from latedrop.metrics.entries import Array, columns, joined
+from latedrop.metrics.entries import Array, scored
 
-__all__ = ["aurc", "auroc", "ause", "rank_correlation"]
+__all__ = ["aurc", "auroc", "ause", "kept_means", "rank_correlation"]
 
 
 def rank_correlation(
@@ -22,8 +22,11 @@ def rank_correlation(
     >>> rank_correlation([0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [1.0, 2.0, -3.0])
     tensor(1.)
     """
-    used = columns(mean, variance, target, mask, per_output)
-    return joined([_correlation(_ranks(error.abs()), _ranks(var)).to(var.dtype) for error, var, _ in used], per_output)
+
+    def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
+        return _correlation(_ranks(error.abs()), _ranks(var)).to(var.dtype)
+
+    return scored(score, mean, variance, target, mask=mask, per_output=per_output)
 
 
 def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
@@ -37,14 +40,15 @@ def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = No
     >>> ause([0.0, 0.0], [1.0, 2.0], [1.0, 3.0])
     tensor(0.)
     """
-    scores = []
-    for error, var, _ in columns(mean, variance, target, mask, per_output):
+
+    def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
         size = error.abs().double()
         if not bool(size.any()):
             raise DataError("expected errors to rank; found every prediction equal to its target.")
-        kept, best = (_kept_means(size, by) for by in (var, size))
-        scores.append(((kept - best).mean() / size.mean()).to(var.dtype))
-    return joined(scores, per_output)
+        kept, best = (kept_means(size, by) for by in (var, size))
+        return ((kept - best).mean() / size.mean()).to(var.dtype)
+
+    return scored(score, mean, variance, target, mask=mask, per_output=per_output)
 
 
 def aurc(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
@@ -57,8 +61,11 @@ def aurc(mean: Array, variance: Array, target: Array, *, mask: Array | None = No
     >>> aurc([0.0, 0.0], [1.0, 2.0], [1.0, 3.0])
     tensor(1.5000)
     """
-    used = columns(mean, variance, target, mask, per_output)
-    return joined([_kept_means(e.abs().double(), var).mean().to(var.dtype) for e, var, _ in used], per_output)
+
+    def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
+        return kept_means(error.abs().double(), var).mean().to(var.dtype)
+
+    return scored(score, mean, variance, target, mask=mask, per_output=per_output)
 
 
 def auroc(score: Array, positive: Array) -> Tensor:
@@ -86,7 +93,7 @@ def auroc(score: Array, positive: Array) -> Tensor:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """From 1, in float64; equal values share the mean of their ranks."""
+    """Return ranks from 1, in float64; equal values share the mean of their ranks."""
     _, group, sizes = torch.unique(values, return_inverse=True, return_counts=True)
     last = sizes.cumsum(0).double()
     shared: Tensor = last - (sizes.double() - 1) / 2
@@ -99,8 +106,8 @@ def _correlation(a: Tensor, b: Tensor) -> Tensor:
     return a @ b / size if float(size) > 0 else torch.zeros((), dtype=a.dtype, device=a.device)
 
 
-def _kept_means(size: Tensor, by: Tensor) -> Tensor:
-    """Means of the 1, 2, ... entries with the least `by`; entries of equal `by` are replaced by their mean."""
+def kept_means(size: Tensor, by: Tensor) -> Tensor:
+    """Return the means of the 1, 2, ... entries with the least `by`; equal ones are replaced by their mean."""
     _, group, count = torch.unique(by, return_inverse=True, return_counts=True)
     shared = torch.zeros(len(count), dtype=size.dtype, device=size.device).index_add_(0, group, size) / count
     ordered = shared.repeat_interleave(count)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from latedrop.errors import DataError, LatedropWarning
-from latedrop.metrics.entries import Array, average, columns, joined
+from latedrop.metrics.entries import Array, Options, average, columns, scored
 from latedrop.metrics.levels import central_quantile, checked_level
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["crps", "ideal_nll", "interval_score", "mae", "nll", "rmse"]
 
 _CONSTANT = math.log(2 * math.pi) / 2
 
 
-def rmse(
-    mean: Array,
-    variance: Array | None,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    weights: Array | None = None,
-) -> Tensor:
+def rmse(mean: Array, variance: Array | None, target: Array, **options: Unpack[Options]) -> Tensor:
     """Root mean squared error, `sqrt(mean(e^2))`, a scalar or `(K,)` in the target's unit.
 
     The arguments are those of every metric, see `latedrop.metrics`; `variance` is ignored and may be None.
@@ -33,19 +29,10 @@ def rmse(
     >>> rmse([0.0, 0.0], None, [3.0, 4.0])
     tensor(3.5355)
     """
-    used = columns(mean, None, target, mask, per_output, weights)
-    return joined([average(error.square(), w).sqrt() for error, _, w in used], per_output)
+    return scored(lambda e, _, w: average(e.square(), w).sqrt(), mean, None, target, **options)
 
 
-def mae(
-    mean: Array,
-    variance: Array | None,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    weights: Array | None = None,
-) -> Tensor:
+def mae(mean: Array, variance: Array | None, target: Array, **options: Unpack[Options]) -> Tensor:
     """Mean absolute error, `mean(|e|)`, a scalar or `(K,)` in the target's unit.
 
     The arguments are those of every metric, see `latedrop.metrics`; `variance` is ignored and may be None.
@@ -53,20 +40,10 @@ def mae(
     >>> mae([0.0, 0.0], None, [3.0, -4.0])
     tensor(3.5000)
     """
-    used = columns(mean, None, target, mask, per_output, weights)
-    return joined([average(error.abs(), w) for error, _, w in used], per_output)
+    return scored(lambda e, _, w: average(e.abs(), w), mean, None, target, **options)
 
 
-def nll(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    constant: bool = True,
-    weights: Array | None = None,
-) -> Tensor:
+def nll(mean: Array, variance: Array, target: Array, *, constant: bool = True, **options: Unpack[Options]) -> Tensor:
     """Gaussian negative log-likelihood, `mean(e^2 / (2 v) + log(v) / 2) + log(2 pi) / 2`, a scalar or `(K,)` in nats.
 
     The arguments are those of every metric, see `latedrop.metrics`; the variance has to be above 0. `constant` says
@@ -75,20 +52,15 @@ def nll(
     >>> nll([0.0, 0.0], [1.0, 4.0], [1.0, 2.0], constant=False)
     tensor(0.8466)
     """
-    used = columns(mean, variance, target, mask, per_output, weights, positive=True)
-    scores = [average(error.square() / var + var.log(), w) / 2 for error, var, w in used]
-    return joined(scores, per_output) + (_CONSTANT if constant else 0.0)
+
+    def score(error: Tensor, var: Tensor, weights: Tensor | None) -> Tensor:
+        return average(error.square() / var + var.log(), weights) / 2
+
+    return scored(score, mean, variance, target, positive=True, **options) + (_CONSTANT if constant else 0.0)
 
 
 def ideal_nll(
-    mean: Array,
-    variance: Array | None,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    constant: bool = True,
-    weights: Array | None = None,
+    mean: Array, variance: Array | None, target: Array, *, constant: bool = True, **options: Unpack[Options]
 ) -> Tensor:
     """The lowest `nll` any variance reaches, that of `v = e^2`: `mean(1 + log(e^2)) / 2 + log(2 pi) / 2`.
 
@@ -98,8 +70,7 @@ def ideal_nll(
     >>> ideal_nll([0.0, 0.0], None, [1.0, 2.0], constant=False)
     tensor(0.8466)
     """
-    used = columns(mean, None, target, mask, per_output, weights)
-    sizes = [error.abs() for error, _, _ in used]
+    sizes = [error.abs() for error, _, _ in columns(mean, None, target, **options)]
     zeros, entries = sum(int((size == 0).sum()) for size in sizes), sum(size.numel() for size in sizes)
     if any(not size.any() for size in sizes):
         raise DataError(
@@ -113,20 +84,15 @@ def ideal_nll(
             LatedropWarning,
             stacklevel=2,
         )
-    floored = [torch.where(size > 0, size, size[size > 0].min()) for size in sizes]
-    scores = [average(size.log(), w) + 0.5 for size, (_, _, w) in zip(floored, used, strict=True)]
-    return joined(scores, per_output) + (_CONSTANT if constant else 0.0)
+
+    def score(error: Tensor, _: Tensor, weights: Tensor | None) -> Tensor:
+        size = error.abs()
+        return average(torch.where(size > 0, size, size[size > 0].min()).log(), weights) + 0.5
+
+    return scored(score, mean, None, target, **options) + (_CONSTANT if constant else 0.0)
 
 
-def crps(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    weights: Array | None = None,
-) -> Tensor:
+def crps(mean: Array, variance: Array, target: Array, **options: Unpack[Options]) -> Tensor:
     """Continuous ranked probability score: the integral of `(F(t) - [t >= target])^2`, `F` the Gaussian CDF.
 
     In closed form `mean(std (w (2 Phi(w) - 1) + 2 phi(w) - 1 / sqrt(pi)))`, with `w = e / std`, a scalar or `(K,)` in
@@ -136,26 +102,20 @@ def crps(
     >>> crps([0.0, 0.0], [1.0, 0.0], [0.0, 3.0])
     tensor(1.6168)
     """
-    scores = []
-    for error, var, w in columns(mean, variance, target, mask, per_output, weights):
+
+    def score(error: Tensor, var: Tensor, weights: Tensor | None) -> Tensor:
         # The inner `where` keeps 0 / 0, and so NaN gradients, out of the branch that is not taken.
         std = torch.where(var > 0, var, 1).sqrt()
         z = error / std
         density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-        score = error * torch.erf(z / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
-        scores.append(average(torch.where(var > 0, score, error.abs()), w))
-    return joined(scores, per_output)
+        gaussian = error * torch.erf(z / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
+        return average(torch.where(var > 0, gaussian, error.abs()), weights)
+
+    return scored(score, mean, variance, target, **options)
 
 
 def interval_score(
-    mean: Array,
-    variance: Array,
-    target: Array,
-    *,
-    mask: Array | None = None,
-    per_output: bool = False,
-    level: float = 0.9,
-    weights: Array | None = None,
+    mean: Array, variance: Array, target: Array, *, level: float = 0.9, **options: Unpack[Options]
 ) -> Tensor:
     """Width of the interval at one level, plus a fine for each target outside it; a scalar or `(K,)`.
 
@@ -168,8 +128,9 @@ def interval_score(
     """
     level = checked_level(level)
     z = central_quantile(level)
-    scores = []
-    for error, var, w in columns(mean, variance, target, mask, per_output, weights):
+
+    def score(error: Tensor, var: Tensor, weights: Tensor | None) -> Tensor:
         half = z * var.sqrt()
-        scores.append(average(2 * half + 2 / (1 - level) * torch.relu(error.abs() - half), w))
-    return joined(scores, per_output)
+        return average(2 * half + 2 / (1 - level) * torch.relu(error.abs() - half), weights)
+
+    return scored(score, mean, variance, target, **options)
