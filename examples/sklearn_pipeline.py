@@ -17,7 +17,7 @@ from torch import nn
 
 import latedrop
 from latedrop import plots
-from latedrop.adapters.sklearn import LatedropRegressor
+from latedrop.adapters.sklearn import CalibratedRegressor
 
 # %%
 torch.manual_seed(0)
@@ -45,7 +45,7 @@ def progression(output: torch.Tensor) -> torch.Tensor:
 
 # %%
 uq = latedrop.calibrate(net, (scaler.transform(x_val), y_val), readout=progression, progress=False)
-pipeline = make_pipeline(scaler, LatedropRegressor(uq))
+pipeline = make_pipeline(scaler, CalibratedRegressor(uq))
 
 # %%
 mean, std = pipeline.predict(x_test, return_std=True)

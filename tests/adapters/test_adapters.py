@@ -1,7 +1,6 @@
 """The adapters give what the predictor gives, in the form that each library expects, and leave the model as it was."""
 
 import pickle
-import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -17,12 +16,9 @@ import latedrop
 from architectures import missing
 from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
-from latedrop.adapters.sklearn import LatedropRegressor
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
-
-NAMES = ["age", "bmi", "pressure"]
 
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
@@ -57,134 +53,6 @@ def untouched(net: nn.Module) -> Iterator[None]:
     assert [module.training for module in net.modules()] == flags
     assert [set(vars(module)) for module in net.modules()] == attributes
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in net.modules())
-
-
-class AnyWidth(nn.Module):
-    """Takes tables of any width, as scikit-learn's checks have many."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.each, self.head = nn.Conv1d(1, 20, 1), nn.Linear(20, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.each(x[:, None]).relu().mean(2))
-
-
-# What scikit-learn's checks ask for and a network that is trained already does not give.
-NOT_APPLICABLE = {
-    "check_estimators_unfitted": "it is fitted from the start",
-    "check_fit_check_is_fitted": "it is fitted from the start",
-    "check_n_features_in": "it knows the number of columns before fit",
-    "check_n_features_in_after_fitting": "the network of this test takes any number",
-    "check_estimators_overwrite_params": "compares hashes, and a copy of a torch module has another hash",
-    "check_regressors_train": "asks for a good score after fit, which learns nothing",
-    "check_regressor_multioutput": "fits several targets, and the network has one output",
-    "check_array_api_input": "skipped by scikit-learn unless an environment variable is set",
-}
-
-
-@needs("sklearn")
-def test_what_applies_of_scikit_learns_checks() -> None:
-    from sklearn.utils.estimator_checks import check_estimator
-
-    torch.manual_seed(0)
-    regressor = LatedropRegressor(calibrated(AnyWidth()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = check_estimator(regressor, on_fail=None)
-    status = {result["check_name"]: result["status"] for result in results}
-    assert {name for name, found in status.items() if found != "passed"} <= set(NOT_APPLICABLE)
-    passed = [name for name, found in status.items() if found == "passed"]
-    assert len(passed) > 40
-    assert {"check_estimator_cloneable", "check_dict_unchanged", "check_methods_subset_invariance"} <= set(passed)
-
-
-@needs("sklearn")
-@pytest.mark.usefixtures("untouched")
-def test_a_regressor_gives_arrays(net: nn.Module) -> None:
-    uq, x = calibrated(net), rows(30, 1)[0]
-    regressor, p = LatedropRegressor(uq), uq.predict(x)
-    mean, std, low, high = regressor.predict(x.numpy(), return_std=True, return_interval=0.8)
-    assert isinstance(mean, np.ndarray)
-    for ours, theirs in zip((mean, std, low, high), (p.mean, p.std, *p.interval(0.8)), strict=True):
-        assert_same_up_to_rounding(ours, theirs[:, 0].numpy())
-    assert_same_up_to_rounding(regressor.predict(x.numpy()), mean)
-    assert [part.shape for part in regressor.predict(x.numpy(), return_std=True)] == [(30,)] * 2
-    assert [part.shape for part in regressor.predict(x.numpy(), return_interval=0.9)] == [(30,)] * 3
-    assert_same_up_to_rounding(regressor.predict(np.zeros((2, 3), int)), regressor.predict(np.zeros((2, 3))))
-
-
-@needs("sklearn")
-def test_several_outputs_stay_columns() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)), rows(64)
-    uq = latedrop.calibrate(model, (x, y.repeat(1, 2)), method=latedrop.Sampling(rates=[0.1], draws=10), progress=False)
-    assert [part.shape for part in LatedropRegressor(uq).predict(x.numpy(), return_std=True)] == [(64, 2)] * 2
-
-
-@needs("sklearn")
-@pytest.mark.usefixtures("untouched")
-def test_pipelines_scores_clones_and_pickles(net: nn.Module) -> None:
-    from sklearn.base import clone, is_regressor
-    from sklearn.metrics import r2_score
-    from sklearn.model_selection import cross_val_score
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    x, y = (part.numpy() for part in rows(40, 1))
-    regressor = LatedropRegressor(calibrated(net))
-    scaler = StandardScaler().fit(x)
-    pipeline = make_pipeline(scaler, regressor)
-    mean, std = pipeline.predict(x, return_std=True)
-    assert_same_up_to_rounding(mean, regressor.predict(scaler.transform(x)))
-    assert std.shape == (40,)
-    assert pipeline.fit(x, y[:, 0]).score(x, y[:, 0]) == pytest.approx(r2_score(y[:, 0], mean))
-    scores = cross_val_score(regressor, x, y[:, 0], cv=4)
-    assert scores[0] == pytest.approx(regressor.score(x[:10], y[:10, 0]))
-    twin = clone(regressor)
-    assert is_regressor(twin)
-    assert twin is not regressor
-    assert twin.predictor is regressor.predictor
-    named = twin.set_params(feature_names=NAMES).get_params()
-    assert named == {"predictor": regressor.predictor, "feature_names": NAMES}
-    # A pickle keeps every bit, and the batch is the same.
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(regressor)).predict(x), regressor.predict(x))
-
-
-@needs("sklearn", "pandas")
-def test_columns_are_counted_and_named(net: nn.Module) -> None:
-    import pandas
-    from sklearn.exceptions import NotFittedError
-
-    x = rows(8)[0].numpy()
-    regressor = LatedropRegressor(calibrated(net), feature_names=NAMES)
-    table = pandas.DataFrame(x, columns=NAMES)
-    nameless = LatedropRegressor(regressor.predictor)
-    for values in (table, x):
-        assert_same_up_to_rounding(regressor.predict(table), nameless.predict(values))
-    with pytest.raises(ValueError, match="feature names should match"):
-        regressor.predict(table[NAMES[::-1]])
-    with pytest.raises(ValueError, match="X has 2 features, but LatedropRegressor is expecting 3"):
-        nameless.predict(x[:, :2])
-    with pytest.raises(ValueError, match="could not convert string"):
-        regressor.predict(table.assign(bmi="low"))
-    with pytest.raises(ValueError, match="contains NaN"):
-        nameless.predict(np.full((2, 3), np.nan))
-    with pytest.raises(NotFittedError):
-        LatedropRegressor().predict(x)
-    assert regressor.n_features_in_ == 3
-    assert regressor.feature_names_in_.tolist() == NAMES
-    bare = LatedropRegressor(calibrated(AnyWidth()))
-    assert not hasattr(bare, "n_features_in_")
-    assert not hasattr(bare, "feature_names_in_")
-    normed = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 1))
-    assert LatedropRegressor(calibrated(nn.DataParallel(normed))).n_features_in_ == 3
-
-
-def test_an_absent_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latedrop.adapters.sklearn.validate_data", None)
-    with pytest.raises(LatedropError, match=r"expected scikit-learn 1\.6 or newer; not found\. Run: pip install"):
-        LatedropRegressor()
 
 
 LIGHTNING = [
@@ -257,13 +125,6 @@ class TestLightning:
         (found,) = trainer(predict_callback(uq, unpack=lambda batch: batch[1])).predict(module, loader)
         assert_same_up_to_rounding(found["std"], uq.predict(x).std)
 
-    def test_nothing_is_kept_where_nothing_is_returned(self, net: nn.Module) -> None:
-        module = lightning_module(net)
-        callback = predict_callback(calibrated(module))
-        loader = DataLoader(rows(10)[0], batch_size=5)
-        assert trainer(callback).predict(module, loader, return_predictions=False) is None
-        assert callback._found == []
-
     def test_it_runs_twice_and_after_an_error(self, net: nn.Module) -> None:
         module, (x, _) = lightning_module(net), rows(10)
         run = trainer(predict_callback(calibrated(module)))
@@ -287,18 +148,13 @@ class TestLightning:
         with pytest.raises(ArgumentError, match=r"expected a probability inside \(0, 1\); found 1\.5"):
             predict_callback(calibrated(net), level=1.5)
 
-    def test_the_callback_is_lightnings_and_can_be_pickled(self, net: nn.Module) -> None:
-        import lightning.pytorch as pl
-
+    def test_nothing_is_kept_where_nothing_is_returned(self, net: nn.Module) -> None:
+        module = lightning_module(net)
         callback = predict_callback(calibrated(net), level=0.5)
-        assert isinstance(callback, pl.Callback)
+        loader = DataLoader(rows(10)[0], batch_size=5)
+        assert trainer(callback).predict(module, loader, return_predictions=False) is None
+        assert callback._found == []
         assert pickle.loads(pickle.dumps(callback)).settings == callback.settings
-
-
-def test_an_absent_lightning_is_named(monkeypatch: pytest.MonkeyPatch, net: nn.Module) -> None:
-    monkeypatch.setattr("latedrop.adapters.lightning.find_spec", lambda name: None)
-    with pytest.raises(LatedropError, match=r"expected lightning; it is not installed\. Run: pip install lightning"):
-        predict_callback(calibrated(net))
 
 
 def texts(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -363,24 +219,16 @@ class TestHuggingFace:
         held = latedrop.metrics.coverage(p.mean, p.variance, target, level=0.8)
         assert metrics["test_coverage"] == pytest.approx(float(held))
         assert all(torch.equal(state[name], value) for name, value in run.model.state_dict().items())
+        bare = predict_with(run, [{"input_ids": row["input_ids"]} for row in test[:5]], uq)
+        assert (bare.label_ids, bare.metrics, bare.low.shape, bare.std.shape) == (None, {}, (5, 1), (5, 1))
 
-    def test_strange_rows_are_told_by_the_default(self, run: Any) -> None:
-        uq, test = self.calibrated(run, method="terms"), texts(12, 1)
+    def test_novelty_and_the_prefix_of_metrics(self, tmp_path: Path) -> None:
+        run, test = hugging_face(tmp_path), texts(12, 1)
+        uq = self.calibrated(run, method="terms")
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
+        found = predict_with(run, test, uq, metric_key_prefix="shifted")
         assert p.novelty is not None
-        assert_same_up_to_rounding(predict_with(run, test, uq).novelty, p.novelty)
-
-    def test_data_without_labels(self, run: Any) -> None:
-        uq = self.calibrated(run)
-        bare = [{"input_ids": row["input_ids"]} for row in texts(5)]
-        found = predict_with(run, bare, uq)
-        assert found.label_ids is None
-        assert found.metrics == {}
-        assert found.low.shape == found.std.shape == (5, 1)
-
-    def test_metrics_have_the_prefix_and_need_no_function(self, tmp_path: Path) -> None:
-        run = hugging_face(tmp_path)
-        found = predict_with(run, texts(20), self.calibrated(run), metric_key_prefix="shifted")
+        assert_same_up_to_rounding(found.novelty, p.novelty)
         assert set(found.metrics) == {"shifted_nll", "shifted_coverage"}
 
     def test_what_cannot_be_right_is_refused(self, run: Any, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

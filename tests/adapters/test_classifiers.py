@@ -17,7 +17,7 @@ import latedrop
 from architectures import missing
 from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
-from latedrop.adapters.sklearn import CalibratedClassifier, LatedropClassifier
+from latedrop.adapters.sklearn import CalibratedClassifier
 from latedrop.errors import ArgumentError
 from rounding import assert_same_up_to_rounding
 
@@ -91,9 +91,8 @@ def test_probabilities_and_names(net: nn.Module) -> None:
 
     uq = calibrated(net, task=latedrop.Classification(names=NAMES))
     x, y = rows(net, 40, 1)
-    classifier = LatedropClassifier(uq)
+    classifier = CalibratedClassifier(uq)
     assert is_classifier(clone(classifier))
-    assert classifier.n_features_in_ == 3
     assert_same_up_to_rounding(classifier.predict_proba(x.numpy()), uq.predict(x).probabilities.numpy())
     assert classifier.predict(x.numpy()).tolist() == uq.predict(x).names
     named = np.array(NAMES, dtype=object)[y.numpy()]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.adapters.sklearn import CalibratedRegressor, LatedropRegressor, neg_nll_score
-from latedrop.errors import ArgumentError
+from latedrop.adapters.sklearn import CalibratedRegressor, neg_nll_score
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from rounding import assert_same_up_to_rounding
 
 pytest.importorskip("sklearn", minversion="1.6")
@@ -79,8 +79,35 @@ def test_fit_calibrates(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> 
         assert_same_up_to_rounding(ours, theirs[:, 0].numpy())
     method = latedrop.Sampling([0.2], 8, seed=3)
     assert CalibratedRegressor(net, method=method).fit(x, y).predictor_.calibration.seed == 3
+    assert [part.shape for part in regressor.predict(x, return_interval=0.9)] == [(60,)] * 3
     with pytest.raises(ArgumentError, match=r"expected model=, a trained .* found NoneType"):
         CalibratedRegressor().fit(x, y)
+
+
+def test_a_predictor_is_used_as_it_is(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
+    from sklearn.base import clone, is_regressor
+    from sklearn.metrics import r2_score
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = data
+    regressor = CalibratedRegressor(latedrop.calibrate(net, (x, y), progress=False))
+    pipeline = make_pipeline(StandardScaler().fit(x), regressor)
+    mean = pipeline.predict(x)
+    assert pipeline.fit(x, y).score(x, y) == pytest.approx(r2_score(y, mean))
+    assert cross_val_score(regressor, x, y, cv=4)[0] == pytest.approx(regressor.score(x[:15], y[:15]))
+    assert is_regressor(clone(regressor))
+    assert clone(regressor).model is regressor.model
+    wide = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2))
+    uq = latedrop.calibrate(wide, (x, np.stack([y, y], 1)), progress=False)
+    assert [part.shape for part in CalibratedRegressor(uq).predict(x, return_std=True)] == [(60, 2)] * 2
+
+
+def test_an_absent_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latedrop.adapters.sklearn.validate_data", None)
+    with pytest.raises(LatedropError, match=r"expected scikit-learn 1\.6 or newer; not found"):
+        CalibratedRegressor()
 
 
 def test_clones_share_the_network_and_forget_the_fit(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> None:
@@ -143,7 +170,7 @@ def test_targets_in_another_unit(net: nn.Module, data: tuple[np.ndarray, np.ndar
     y = 100 + 50 * z
     units = StandardScaler().fit(y[:, None])
     uq = latedrop.calibrate(net, (x, units.transform(y[:, None])), progress=False)
-    inner = CalibratedRegressor(net) if kind == "fit calibrates" else LatedropRegressor(uq)
+    inner = CalibratedRegressor(net) if kind == "fit calibrates" else CalibratedRegressor(uq)
     outer = TransformedTargetRegressor(inner, transformer=StandardScaler()).fit(x, y)
     assert_same_up_to_rounding(outer.predict(x), units.inverse_transform(uq.predict(x).mean)[:, 0])
     _, std = outer.regressor_.predict(x, return_std=True)
@@ -157,3 +184,10 @@ def test_columns_are_checked(net: nn.Module, data: tuple[np.ndarray, np.ndarray]
     assert regressor.feature_names_in_.tolist() == ["a", "b", "c"]
     with pytest.raises(ValueError, match="feature names should match"):
         regressor.predict(table[["c", "b", "a"]])
+    uq = latedrop.calibrate(net, (table, data[1]), progress=False)
+    known = CalibratedRegressor(uq)
+    assert_same_up_to_rounding(known.predict(table[["c", "b", "a"]]), known.predict(data[0]))
+    with pytest.raises(DataError, match="expected the inputs in the columns that the calibration was made with"):
+        known.predict(table[["a", "b"]])
+    with pytest.raises(ValueError, match="contains NaN"):
+        known.predict(np.full((2, 3), np.nan))

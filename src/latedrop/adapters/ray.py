@@ -209,61 +209,55 @@ def predict_folder(
         How many rows were written.
     """
     need("ray", "ray", "pyarrow")
-    import ray
-
     _check_output(output)
-    if not ray.is_initialized():
-        ray.init(**_cluster(address))
     part = Path(output).with_name(f".{Path(output).name}.{secrets.token_hex(8)}.part")
-    try:
-        context = ray.data.DataContext.get_current()
-        context.execution_options.preserve_order = True
-        context.use_datasource_v2 = False  # its threads fail now and then where aiohttp is not installed
-        context.enable_progress_bars = context.print_on_execution_start = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        rows = _read(ray, asked, data)
-        rows = rows if partitions is None else rows.repartition(partitions)
-        made = rows.map_batches(
-            Predictions,
-            fn_constructor_args=(asked,),
-            batch_format="pyarrow",
-            batch_size=64 * asked.batch_size,
-            **_workers(ray, workers, gpu=asked.device.startswith("cuda")),
-        )
-        made.write_parquet(str(part.absolute()))
-        count = _counted(part)
-        part.rename(output)
-        return count
-    except ray.exceptions.RayError as error:
-        raise cause(error) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with connected(address) as ray:
+        try:
+            context = ray.data.DataContext.get_current()
+            context.execution_options.preserve_order = True
+            context.use_datasource_v2 = False  # its threads fail now and then where aiohttp is not installed
+            context.enable_progress_bars = context.print_on_execution_start = False
+            logging.getLogger("ray.data").setLevel(logging.ERROR)
+            rows = _read(ray, asked, data)
+            rows = rows if partitions is None else rows.repartition(partitions)
+            made = rows.map_batches(
+                Predictions,
+                fn_constructor_args=(asked,),
+                batch_format="pyarrow",
+                batch_size=64 * asked.batch_size,
+                **_workers(ray, workers, gpu=asked.device.startswith("cuda")),
+            )
+            made.write_parquet(str(part.absolute()))
+            count = _counted(part)
+            part.rename(output)
+            return count
+        except ray.exceptions.RayError as error:
+            raise cause(error) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray itself, at an address; what was not there before is ended after."""
+    """Yield Ray, started or joined at an address unless it runs in this process; then it is left again afterwards."""
     need("ray", "ray")
     import ray
 
-    before = ray.is_initialized()
+    if ray.is_initialized():
+        yield ray
+        return
+    if address == "local":
+        more: dict[str, Any] = {"include_dashboard": False}
+    else:
+        more = {"runtime_env": {"working_dir": os.getcwd()}}
     try:
-        if not before:
-            ray.init(**_cluster(address))
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **more)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"expected a cluster of Ray at {address}; {error}. Pass another --ray.") from error
     try:
         yield ray
     finally:
-        if not before:
-            ray.shutdown()
-
-
-def _cluster(address: str) -> dict[str, Any]:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == "local":
-        return {**quiet, "address": "local", "include_dashboard": False}
-    return {**quiet, "address": address, "runtime_env": {"working_dir": os.getcwd()}}
+        ray.shutdown()
 
 
 def _check_output(output: str) -> None:
