@@ -25,9 +25,8 @@ from benchmarks.nets import ViT, timed_nets
 from benchmarks.sets import SHARED
 from benchmarks.timing import machine, write
 from latedrop import calibrate, find_sites
-from latedrop.calibration.fit_classes import Measured, fitted, losses
+from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses
 from latedrop.calibration.guard import upper_quantile
-from latedrop.calibration.softmax import entropy
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import ece
 from latedrop.network.network import Network
@@ -103,7 +102,7 @@ def measured(split: Split) -> dict[str, Any]:
         novel = {name: split.net(x).double() for name, x in split.novel.items()}
     labels = split.validation[1]
     alone = fitted(Measured(logits["validation"], labels), sloped=None)
-    doubt = {name: entropy(alone.log_probabilities(z, None, None)) for name, z in {**logits, **novel}.items()}
+    doubt = {name: entropy(alone.log_probabilities(z)) for name, z in {**logits, **novel}.items()}
     found: dict[str, Any] = {"auroc": {}, "nll": {}, "ece": {}}
     for name, values in {**scores, "entropy": doubt}.items():
         found["auroc"][name] = {kind: _auroc(values[kind], values["test"]) for kind in split.novel}
@@ -112,7 +111,7 @@ def measured(split: Split) -> dict[str, Any]:
         rows = Measured(logits["validation"], labels, values["validation"])
         fits |= {f"{name}, guard": (fitted(rows, sloped=False), values), name: (fitted(rows, sloped=True), values)}
     for name, (fit, values) in fits.items():
-        logs = {p: fit.log_probabilities(logits[p], None if values is None else values[p], None) for p in parts}
+        logs = {p: fit.log_probabilities(logits[p], None if values is None else values[p]) for p in parts}
         found["nll"][name] = {p: float(losses(logs[p], y).mean()) for p, (_, y) in parts.items()}
         found["ece"][name] = {p: float(ece(logs[p].exp(), y, mass=True)) for p, (_, y) in parts.items()}
     found["accuracy"] = {p: float((logits[p].argmax(1) == y).double().mean()) for p, (_, y) in parts.items()}

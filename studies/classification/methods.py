@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.fit_classes import ClassFit, Measured, fitted, losses
-from latedrop.calibration.measure_classes import spread_of
-from latedrop.calibration.softmax import entropy, information, mutual_information
+from latedrop.calibration.fit_classes import ClassFit, Measured, entropy, fitted, information, losses
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, fpr_at, selective_risk
 from latedrop.prediction.class_predictor import ClassPredictor
 from studies.classification.data import ImageSet
+from studies.classification.doubt import DoubtFit, differences, fitted_with_doubt, mutual_information
 
 CLASSES = 10
 BATCH, LEARNING_RATE = 64, 1e-3
@@ -128,7 +127,7 @@ class LastLayer:
         return cls(values.clamp_min(0), vectors.reshape(k, d, k * d))
 
     def spread(self, features: Tensor, precision: float) -> Tensor:
-        """`(N, 1, K, K)`, the variances of the logits' differences."""
+        """`(N, K, K)`, the variances of the logits' differences."""
         found = []
         root = self.vectors / (self.values + precision).sqrt()
         for h in features.double().split(_SPREAD_ROWS):
@@ -136,7 +135,7 @@ class LastLayer:
             gram = side @ side.transpose(1, 2)
             squares = gram.diagonal(dim1=1, dim2=2)
             found.append((squares[:, :, None] + squares[:, None] - 2 * gram).clamp_min(0))
-        return torch.cat(found)[:, None]
+        return torch.cat(found)
 
 
 MEASURES = ("nll", "brier", "ece", "accuracy", "aurc")
@@ -217,14 +216,12 @@ def found(networks: Networks, x: Mapping[str, Tensor], labels: Tensor, train: Te
     assert isinstance(uq, ClassPredictor)
     ours = {part: uq.predict(rows) for part, rows in x.items()}
     sites = uq.calibration.sites
-    rows = {
-        part: Measured(p.logits.cpu(), labels, _cpu(p.novelty), spread_of(net, x[part], sites, None).double().cpu())
-        for part, p in ours.items()
-    }
+    rows = {part: Measured(p.logits.cpu(), labels, _cpu(p.novelty)) for part, p in ours.items()}
+    spread = {part: differences(net, images, sites).double().cpu() for part, images in x.items()}
     result = Found({}, {}, {"choice": uq.calibration.choice, "temperature": uq.calibration.alone})
-    _parts(result, rows)
+    _parts(result, rows, spread)
     result.logs[DEFAULT] = {part: p.log_probabilities.cpu() for part, p in ours.items()}
-    _row_scores(result, rows)
+    _row_scores(result, rows, spread)
     _averaged(result, "draws", {rate: _injected(net, rate, draws, sites) for rate in RATES}, x, labels)
     twins = {rate: partial(drawn_logits, twin, draws=draws, seed=0) for rate, twin in networks.embedded.items()}
     _averaged(result, "embedded", twins, x, labels)
@@ -238,28 +235,27 @@ def _cpu(value: Tensor | None) -> Tensor | None:
 
 
 def _applied(fit: ClassFit, rows: Mapping[str, Measured]) -> Logs:
-    return {part: fit.log_probabilities(m.logits.double(), m.novelty, m.spread) for part, m in rows.items()}
+    return {part: fit.log_probabilities(m.logits.double(), m.novelty) for part, m in rows.items()}
 
 
-def _parts(result: Found, rows: Mapping[str, Measured]) -> None:
+def _doubted(fit: DoubtFit, rows: Mapping[str, Measured], spread: Mapping[str, Tensor]) -> Logs:
+    return {part: fit.log_probabilities(m, spread[part]) for part, m in rows.items()}
+
+
+def _parts(result: Found, rows: Mapping[str, Measured], spread: Mapping[str, Tensor]) -> None:
     """The network's own softmax, temperature, and what may come on top."""
-    result.logs["softmax"] = _applied(ClassFit(1.0), {part: replace(m, spread=None) for part, m in rows.items()})
-    sites = tuple(range(rows["validation"].spread.shape[1]))  # type: ignore[union-attr]
-    ways: dict[str, tuple[bool | None, tuple[tuple[int, ...], ...]]] = {
-        "temperature": (None, ()),
-        "guard": (False, ()),
-        "leverage": (True, ()),
-        "dropout": (None, (sites,)),
-        "leverage + dropout": (True, (sites,)),
-    }
-    for name, (sloped, groups) in ways.items():
-        if sloped is not None and rows["validation"].novelty is None:
-            continue
-        kept = rows if groups else {part: replace(m, spread=None) for part, m in rows.items()}
-        result.logs[name] = _applied(fitted(kept["validation"], sloped=sloped, groups=groups), kept)
+    usual, part = rows["validation"], spread["validation"]
+    result.logs["softmax"] = _applied(ClassFit(1.0), rows)
+    result.logs["temperature"] = _applied(fitted(usual, sloped=None), rows)
+    if usual.novelty is not None:
+        result.logs["guard"] = _applied(fitted(usual, sloped=False), rows)
+        result.logs["leverage"] = _applied(fitted(usual, sloped=True), rows)
+    result.logs["dropout"] = _doubted(fitted_with_doubt(usual, part, sloped=None), rows, spread)
+    if usual.novelty is not None:
+        result.logs["leverage + dropout"] = _doubted(fitted_with_doubt(usual, part, sloped=True), rows, spread)
 
 
-def _row_scores(result: Found, rows: Mapping[str, Measured]) -> None:
+def _row_scores(result: Found, rows: Mapping[str, Measured], spread: Mapping[str, Tensor]) -> None:
     own, ours = result.logs["temperature"], result.logs[DEFAULT]
     result.scores["max probability"] = {part: -logs.exp().amax(1) for part, logs in own.items()}
     result.scores["entropy"] = {part: entropy(logs) for part, logs in own.items()}
@@ -268,11 +264,8 @@ def _row_scores(result: Found, rows: Mapping[str, Measured]) -> None:
         result.scores["strangeness"] = {part: m.novelty for part, m in rows.items() if m.novelty is not None}
     result.scores["default, entropy"] = {part: entropy(logs) for part, logs in ours.items()}
     odds = _DOUBT_RATE / (1 - _DOUBT_RATE)
-    one = torch.ones((), dtype=torch.float64)
     result.scores["injected, mutual information"] = {
-        part: mutual_information(m.logits.double(), odds * m.spread.sum(1), one)
-        for part, m in rows.items()
-        if m.spread is not None
+        part: mutual_information(m.logits.double(), odds * spread[part]) for part, m in rows.items()
     }
 
 
@@ -297,12 +290,12 @@ def _averaged(
     def tried(rate: float) -> tuple[float, ClassFit]:
         logits = drawn[rate](x["validation"]).double()
         fit = fitted(Measured(logits, labels), sloped=None)
-        return float(losses(fit.log_probabilities(logits, None, None), labels).mean()), fit
+        return float(losses(fit.log_probabilities(logits), labels).mean()), fit
 
     fits = {rate: tried(rate) for rate in drawn}
     best = min(fits, key=lambda rate: fits[rate][0])
     logits = {part: drawn[best](images).double() for part, images in x.items()}
-    logs = {part: fits[best][1].log_probabilities(found, None, None) for part, found in logits.items()}
+    logs = {part: fits[best][1].log_probabilities(found) for part, found in logits.items()}
     result.logs[name] = logs
     result.scores[f"{name}, entropy"] = {part: entropy(found) for part, found in logs.items()}
     result.scores[f"{name}, mutual information"] = {
@@ -319,17 +312,19 @@ def _laplace(
     last = LastLayer.fit(features(net, train), plain_logits(net, train))
     entering = {part: features(net, images) for part, images in x.items()}
 
-    def at(precision: float, part: str) -> Measured:
-        return replace(rows[part], novelty=None, spread=last.spread(entering[part], precision))
+    def at(precision: float, part: str) -> Tensor:
+        return last.spread(entering[part], precision)
 
-    def tried(precision: float) -> tuple[float, ClassFit]:
-        usual = at(precision, "validation")
-        fit = fitted(usual, sloped=None, groups=((0,),))
-        logs = fit.log_probabilities(usual.logits.double(), None, usual.spread)
-        return float(losses(logs, usual.labels).mean()), fit
+    rows = {part: replace(m, novelty=None) for part, m in rows.items()}
+    usual = rows["validation"]
+
+    def tried(precision: float) -> tuple[float, DoubtFit]:
+        spread = at(precision, "validation")
+        fit = fitted_with_doubt(usual, spread, sloped=None)
+        return float(losses(fit.log_probabilities(usual, spread), usual.labels).mean()), fit
 
     fits = {precision: tried(precision) for precision in PRECISIONS}
     best = min(fits, key=lambda precision: fits[precision][0])
-    result.logs["laplace"] = _applied(fits[best][1], {part: at(best, part) for part in rows})
+    result.logs["laplace"] = _doubted(fits[best][1], rows, {part: at(best, part) for part in rows})
     result.scores["laplace, entropy"] = {part: entropy(logs) for part, logs in result.logs["laplace"].items()}
     result.notes["laplace precision"] = best

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.errors import ArgumentError, OutputError
+from latedrop.errors import OutputError
 from latedrop.metrics import auroc
 from rounding import assert_same_up_to_rounding
 
@@ -109,16 +109,6 @@ def test_classes_never_seen_are_told_where_features_do_not() -> None:
     assert found["gradients"] > found["leverage"] + 0.1
 
 
-def test_dropout_is_compared_only_where_it_is_asked_for() -> None:
-    model, x, y = made()
-    names = [candidate.name for candidate in calibrated(model, x, y).calibration.candidates]
-    assert names == ["temperature alone", "guard", "leverage"]
-    uq = calibrated(model, x, y, method=latedrop.Terms(["dropout"]))
-    assert any("dropout" in candidate.name for candidate in uq.calibration.candidates)
-    assert uq.calibration.fit.slope is not None  # guarded all the same
-    assert uq.predict(x, rate=0.1).mutual_information is not None
-
-
 class Detached(nn.Module):
     """A classifier without derivatives."""
 
@@ -160,14 +150,3 @@ def test_derivatives_that_are_not_finite_leave_features() -> None:
     assert uq.calibration.guard is not None
     assert uq.calibration.guard.terms == ("leverage",)
     assert bool(uq.predict(x).probabilities.isfinite().all())
-
-
-def test_maps_have_features_alone() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
-        x = torch.randn(20, 1, 5, 5)
-    uq = latedrop.calibrate(net, (x, net(x).argmax(1)), progress=False)
-    assert uq.calibration.guard.terms == ("leverage",)
-    with pytest.raises(ArgumentError, match=r"for maps of classes; found \['gradients'\], which to first order"):
-        latedrop.calibrate(net, (x, net(x).argmax(1)), method=latedrop.Terms(["gradients"]), progress=False)

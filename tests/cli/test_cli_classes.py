@@ -405,7 +405,7 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
         ),
         ("net", (*data("val.npz", "half"), "--task", "classification"), 1, "whole numbers in 'half'; found '"),
         ("net", (*data("val.npz", "hot"),), 1, "as one-hot labels are. Name one column"),
-        ("net", (*data("val.npz", "hot"), "--task", "classification"), 1, "expected one label for each row, (N,)"),
+        ("net", (*data("val.npz", "hot"), "--task", "classification"), 1, "expected one label for each row, (80,)"),
         ("net", (*data("val.csv", "code,first"), "--task", "classification"), 2, "expected one target, the labels"),
         ("net", (*data("single.csv", "kind"),), 1, "labels of 3 classes in 'kind' of single.csv"),
         ("net", (*data("single.csv", "kind"), "--class-names", "cat,dog,owl"), 1, "rows of class 0 alone"),

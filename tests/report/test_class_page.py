@@ -65,7 +65,7 @@ def test_a_sure_and_wrong_classifier_is_told() -> None:
     uq, x, y = _case(["leverage"])
     found = judge_classes(uq.predict(x), (y + 1) % 3)
     assert found.grade == "bad"
-    with pytest.raises(DataError, match="one label for each of the 400 predictions; found 3"):
+    with pytest.raises(DataError, match=r"one label for each row, \(400,\); found shape \(3,\)"):
         judge_classes(uq.predict(x), y[:3])
 
 

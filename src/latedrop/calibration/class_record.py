@@ -133,7 +133,6 @@ class ClassCalibration:
         """Check names and lengths against each other after reading."""
         sites, classes = [site.name for site in self.sites], self.classes
         match(len(self.names) in (0, classes), "names", f"{classes} names, or none", self.names)
-        match(len(self.fit.odds) in (0, 1, len(sites)), "fit.odds", f"one number, {len(sites)}, or none", self.fit.odds)
         looked = () if self.features is None else self.features.sites
         match(set(looked) <= set(sites), "features.sites", f"some of the sites {sites}", looked)
         match(bool(looked) or self.guard is None, "features", "the sites that the leverage looks at", None)

@@ -1,31 +1,27 @@
-"""The validation rows of a classifier, measured: logits and labels, novelty, and what dropout does to the logits.
+"""The validation rows of a classifier, measured: logits, labels and novelty.
 
 The data are read once. Novelty comes from leverage of features and, where the model can be differentiated, of the mask
 gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are kept for all
-rates, as every temperature is tried on them. Of maps some pixels of every image are kept.
+rates, as every temperature is tried on them.
+
+Of maps some pixels are drawn by chance. A fit of a few numbers needs no more than some ten thousand. Every image gives
+the same number at most, among its pixels that have a label; whenever the logits that are kept are more than `MOST`
+numbers, half of each image's go. So memory does not grow with the size of the images, nor with their number as long as
+a pixel of each is kept. Images may differ in size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.calibration.fit_classes import Measured
 from latedrop.calibration.guard import Guard
-from latedrop.calibration.labels import (
-    Pixels,
-    as_labels,
-    as_logit_maps,
-    as_logits,
-    check_labels,
-    check_logits,
-    check_row_count,
-)
+from latedrop.calibration.labels import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.calibration.measure import (
     Reference,
     RowParts,
@@ -35,23 +31,23 @@ from latedrop.calibration.measure import (
     validation_batches,
 )
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
-from latedrop.calibration.softmax import read_classes
 from latedrop.data.batches import row_total
 from latedrop.data.rows import take_rows
-from latedrop.dropout.first_order import differences
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.network.calling import Readout, part_of
+from latedrop.network.calling import part_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["MeasuredClasses", "classes_of", "largest_logit", "measure_classes", "spread_of"]
+__all__ = ["MOST", "MeasuredClasses", "Pixels", "largest_logit", "measure_classes"]
 
+MOST = 2**18
+"""Numbers in the logits of all pixels that are kept."""
 RATES = (0.01, 0.05, 0.1, 0.2, 0.3)
+_EACH = 2**14  # pixels of one image, at most
 _MOST_NUMBERS = 2**28  # of logits of draws that are kept
-_MOST_APART = 1024  # numbers per row in the spreads of single sites; beyond, only their sum is kept
 
 
 @dataclass(frozen=True)
@@ -83,76 +79,55 @@ class MeasuredClasses(Measured):
 
 def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     """Measure all validation rows, or pixels of the validation images."""
-    method, task, total = plan.method, plan.task, row_total(data)
+    task, rates = plan.task, _rates(plan.method)
     assert isinstance(task, Classification)
-    names = _names(method)
+    names = _names(plan.method)
     features: Features | None = None
-    first, dropout, gradients, binary, sites = True, False, False, False, Sites()
-    pixels: Pixels | None = None
-    logits: list[Tensor] = []
-    labels: list[Tensor] = []
-    spreads: list[Tensor] = []
+    collected: Rows | Pixels | None = None
+    gradients, binary, sites = False, False, Sites()
     noted: list[RowParts] = []
-    drawn: dict[float, list[Tensor]] = {}
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
-            if first:
-                first, output = False, own_output(network, x, plan.readout)
-                binary = output.dim() == 1 or output.shape[1] == 1
-                pixels = _pixels(output, y, plan, task)
-                if pixels is None:
-                    check_row_count(total, 2 if binary else output.shape[1])
+            if collected is None:
+                output = own_output(network, x, plan.readout)
+                binary, maps = output.dim() == 1 or output.shape[1] == 1, _are_maps(output, y, plan, task)
+                collected = Pixels(task.ignore_index) if maps else Rows()
+                if not maps:
+                    check_row_count(row_total(data), 2 if binary else output.shape[1])
                 features = usable_features(network, x, sites, plan.readout)
-                apart = pixels is None and not any(site.coupled for site in sites)
-                dropout = apart and "dropout" in names
-                gradients = apart and features is not None and "gradients" in names
+                gradients = not maps and features is not None and "gradients" in names
                 gradients = gradients and _has_gradients(network, x, sites, plan)
-            rows = BatchContext(network, x, sites, plan.readout, features, of=largest_logit)
+            batch = BatchContext(network, x, sites, plan.readout, features, of=largest_logit)
             if features is not None:
-                noted.append(RowParts.of(rows, features=True, gradients=gradients))
-            output = rows.mean
-            if pixels is not None:
-                _add_pixels(pixels, output, y, network, x, sites, plan)
-                tick()
-                continue
-            z = as_logits(output)
-            logits.append(z.cpu())
-            labels.append(as_labels(y, z.shape[1]).cpu())
-            if dropout:
-                spreads.append(spread_of(network, x, sites, plan.readout).cpu())
-            if isinstance(method, Sampling):
-                _draw(drawn, network, x, sites, plan)
+                noted.append(RowParts.of(batch, features=True, gradients=gradients))
+            collected.add(batch.mean, y)
+            if rates:
+                collected.add_draws(rates, network, x, sites, plan)
             tick()
-    if first:
+    if collected is None:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
-    found: dict[str, Any] = {"sites": sites, "features": features, "binary": binary}
-    if pixels is not None:
-        pixels.check()
-        found |= {"logits": pixels.column("logits"), "labels": pixels.column("labels")}
-        found |= {"drawn": pixels.drawn(), "image": pixels.images}
-    else:
-        finite = spreads and all(bool(part.isfinite().all()) for part in spreads)
-        found |= {"logits": torch.cat(logits), "labels": torch.cat(labels)}
-        found |= {"drawn": {rate: torch.cat(parts, 1) for rate, parts in drawn.items()}}
-        found |= {"spread": torch.cat(spreads) if finite else None}
-    check_labels(found["labels"], found["logits"].shape[1])
-    check_logits(found["logits"], found["labels"], binary=binary)
-    if features is not None:
-        if gradients and not all(bool(part.gradients.isfinite().all()) for part in noted):  # type: ignore[union-attr]
-            gradients, noted = False, [RowParts(part.features) for part in noted]
-        kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
-        if "leverage" in names or not gradients:
-            kinds.append(Leverage())
-        scalar = replace(plan, readout=lambda output: largest_logit(part_of(output, plan.readout)))
-        reference = Reference(network, scalar if gradients else plan, sites, features, noted)
-        rows = reference.validation_rows(found["logits"] if gradients else None)
-        terms: list[Any] = list(reference.teach(kinds).values())
-        leverage, usual = leverages(terms, rows)
-        guard = Guard.of([term.name for term in terms], leverage, usual)
-        novelty = guard.ratio(leverage.unbind(1))
-        found |= {"terms": tuple(terms), "guard": guard, "reference_rows": reference.count}
-        found |= {"novelty": novelty if pixels is None else novelty[found["image"]]}
-    return MeasuredClasses(**found)
+    collected.check()
+    logits, labels, image = collected.column("logits"), collected.column("labels"), collected.images
+    check_labels(labels, logits.shape[1])
+    check_logits(logits, labels, binary=binary)
+    drawn = {rate: collected.column(rate).movedim(1, 0) for rate in rates}
+    rows = MeasuredClasses(logits, labels, None, image, drawn, sites, features, binary=binary)
+    if features is None:
+        return rows
+    if gradients and not all(bool(part.gradients.isfinite().all()) for part in noted):  # type: ignore[union-attr]
+        gradients, noted = False, [RowParts(part.features) for part in noted]
+    kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
+    if "leverage" in names or not gradients:
+        kinds.append(Leverage())
+    scalar = replace(plan, readout=lambda output: largest_logit(part_of(output, plan.readout)))
+    reference = Reference(network, scalar if gradients else plan, sites, features, noted)
+    validation = reference.validation_rows(logits if gradients else None)
+    terms: list[Any] = list(reference.teach(kinds).values())
+    leverage, usual = leverages(terms, validation)
+    guard = Guard.of([term.name for term in terms], leverage, usual)
+    novelty = guard.ratio(leverage.unbind(1))
+    novelty = novelty if image is None else novelty[image]
+    return replace(rows, novelty=novelty, terms=tuple(terms), guard=guard, reference_rows=reference.count)
 
 
 def largest_logit(output: Tensor) -> Tensor:
@@ -161,77 +136,152 @@ def largest_logit(output: Tensor) -> Tensor:
     return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
 
 
-def classes_of(readout: Readout) -> Callable[[Any], Tensor]:
-    """A readout of the logits whose differences count."""
-    return lambda output: read_classes(as_logits(part_of(output, readout)))
+class Rows:
+    """The logits and labels of all rows."""
 
+    images: Tensor | None = None
 
-def _pixels(output: Tensor, labels: Tensor, plan: Plan, task: Classification) -> Pixels | None:
-    """What collects them, where the model and the labels give maps."""
-    if output.dim() < 3 or labels.dim() == 1:
-        if task.ignore_index is not None:
-            raise ArgumentError(
-                f"expected ignore_index with maps of logits (N, K, H, W) alone; found outputs of shape "
-                f"{tuple(output.shape)}. Leave out rows that have no label."
-            )
-        return None
-    named = {term.name for term in plan.method.objects} if isinstance(plan.method, Terms) else set()
-    costly = sorted(named & {"dropout", "gradients"})
-    if isinstance(plan.method, Terms) and plan.method.chosen and costly:
-        raise ArgumentError(
-            f"expected Terms(['leverage']) for maps of classes; found {costly}, which to first order would take a "
-            "backward pass for every pixel. Pass method='sample' for dropout by draws."
-        )
-    return Pixels(task.ignore_index)
+    def __init__(self) -> None:
+        self._columns: dict[Any, list[Tensor]] = {}
 
+    def add(self, output: Tensor, labels: Tensor) -> None:
+        """Take the next batch."""
+        logits = as_logits(output)
+        self._note("logits", logits)
+        self._note("labels", as_labels(labels, logits.shape[1], (len(logits),)))
 
-def _add_pixels(pixels: Pixels, output: Tensor, y: Tensor, network: Network, x: Any, sites: Sites, plan: Plan) -> None:
-    """Pixels of a batch of images; of draws, too, image by image."""
-    places = pixels.add(output, y)
-    rates = _rates(plan.method) if isinstance(plan.method, Sampling) else []
-    for number, (row, place) in enumerate(places.items(), -len(places)):
-        for rate, logits in zip(rates, _pixel_draws(network, x, row, place, rates, sites, plan), strict=True):
-            pixels.add_drawn(number, rate, logits)
-    pixels.thin()
-
-
-def _pixel_draws(
-    network: Network, x: Any, row: int, place: Tensor, rates: list[float], sites: Sites, plan: Plan
-) -> Iterator[Tensor]:
-    """`(T, pixels, K)` for each rate; of every draw only these pixels are kept."""
-
-    def taken(output: Any) -> Tensor:
-        maps = as_logit_maps(part_of(output, plan.readout)).flatten(2)
-        return maps[:, :, place.to(maps.device)]
-
-    options = replace(draw_options(plan), readout=taken, keep=True)
-    if rates:
-        for moments in sample_rates(network, take_rows(x, slice(row, row + 1)), rates, sites, options):
+    def add_draws(self, rates: list[float], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
+        """Take the logits of draws of the last batch, of inputs `x`."""
+        options = replace(draw_options(plan), keep=True)
+        for rate, moments in zip(rates, sample_rates(network, x, rates, sites, options), strict=True):
             assert moments.outputs is not None
-            yield torch.stack([part[0].T for part in moments.outputs]).cpu()
+            self._note(rate, torch.stack([as_logits(part) for part in moments.outputs], 1))
+        drawn = [part for name, parts in self._columns.items() if isinstance(name, float) for part in parts]
+        if sum(part.numel() for part in drawn) > _MOST_NUMBERS:
+            raise ArgumentError(
+                f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. "
+                "Pass fewer rates=, draws= or validation rows."
+            )
+
+    def _note(self, name: Any, values: Tensor) -> None:
+        self._columns.setdefault(name, []).append(values.cpu())
+
+    def check(self) -> None:
+        """Do nothing: the labels tell whether rows are too few."""
+
+    def column(self, name: Any) -> Tensor:
+        """Return `(N, ...)`, the `"logits"`, the `"labels"`, or those of draws `(N, T, K)` by their rate."""
+        return torch.cat(self._columns[name])
 
 
-def spread_of(network: nn.Module | Network, x: Any, sites: Sites, readout: Readout) -> Tensor:
-    """`(N, sites, k, k)`, or `(N, 1, k, k)` for all sites together where that would be much."""
-    found = differences(network, x, sites, classes_of(readout))
-    return found if found[0].numel() <= _MOST_APART else found.sum(1, keepdim=True)
+class Pixels:
+    """Pixels of images, drawn by chance and in an order of chance, so that the first ones of each are a sample, too.
+
+    Args:
+        ignore_index: the label of pixels that have none.
+        most: numbers in all logits.
+    """
+
+    def __init__(self, ignore_index: int | None, most: int = MOST) -> None:
+        self._ignored, self._most, self._each = ignore_index, most, _EACH
+        self._columns: list[dict[Any, Tensor]] = []  # for each image that has any label
+        self._places: dict[int, Tensor] = {}  # pixels that were kept of the last batch, by row
+        self._images: list[int] = []
+        self._seen = 0
+
+    def add(self, output: Tensor, labels: Tensor) -> None:
+        """Take the next images, of outputs `(N, K, ...)`."""
+        self._thin()
+        logits = as_logits(output, maps=True)
+        shape = len(logits), *logits.shape[2:]
+        truth = as_labels(labels.to(logits.device), logits.shape[1], shape, self._ignored)
+        self._places = {}
+        for row, (z, y) in enumerate(zip(logits.flatten(2), truth.flatten(1), strict=True)):
+            usable = torch.arange(len(y)) if self._ignored is None else (y != self._ignored).nonzero()[:, 0].cpu()
+            order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(self._seen))
+            chosen = usable[order[: self._each]]
+            if len(chosen):
+                at = chosen.to(z.device)
+                self._places[row] = chosen
+                self._columns.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu()})
+                self._images.append(self._seen)
+            self._seen += 1
+
+    def add_draws(self, rates: list[float], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
+        """Take the logits of draws of the last images, of inputs `x`; of every draw only their pixels are kept."""
+        for number, (row, place) in enumerate(self._places.items(), -len(self._places)):
+
+            def taken(output: Any, place: Tensor = place) -> Tensor:
+                maps = as_logits(part_of(output, plan.readout), maps=True).flatten(2)
+                return maps[:, :, place.to(maps.device)]
+
+            options = replace(draw_options(plan), readout=taken, keep=True)
+            image = take_rows(x, slice(row, row + 1))
+            for rate, moments in zip(rates, sample_rates(network, image, rates, sites, options), strict=True):
+                assert moments.outputs is not None
+                self._columns[number][rate] = torch.stack([part[0].T for part in moments.outputs], 1).cpu()
+
+    def _thin(self) -> None:
+        """Bring memory back below its bound."""
+        while sum(part["logits"].numel() for part in self._columns) > self._most and self._each > 1:
+            self._each //= 2
+            self._columns = [{k: v[: self._each].clone() for k, v in part.items()} for part in self._columns]
+
+    def check(self) -> None:
+        """Raise `DataError` where there is too little to fit to."""
+        self._thin()
+        if self._seen and not self._columns:
+            raise DataError(
+                f"expected pixels with a label; found the ignore_index, {self._ignored}, at all pixels of all "
+                f"{self._seen} images. Check ignore_index= and the labels."
+            )
+        if len(self._columns) < 2:
+            raise DataError(
+                f"expected at least 2 validation images with labels, and better fifty; found {len(self._columns)}."
+            )
+
+    def column(self, name: Any) -> Tensor:
+        """Return `(P, ...)` of all pixels, see `Rows.column`."""
+        return torch.cat([part[name] for part in self._columns])
+
+    @property
+    def images(self) -> Tensor:
+        """`(P,)`, which image each pixel is from, counted among all that were added."""
+        counts = torch.tensor([len(part["labels"]) for part in self._columns])
+        return torch.tensor(self._images).repeat_interleave(counts)
+
+
+def _are_maps(output: Tensor, labels: Tensor, plan: Plan, task: Classification) -> bool:
+    """Return True if the model and the labels give maps."""
+    maps = output.dim() > 2 and labels.dim() > 1
+    if not maps and task.ignore_index is not None:
+        raise ArgumentError(
+            f"expected ignore_index with maps of logits (N, K, H, W) alone; found outputs of shape "
+            f"{tuple(output.shape)}. Leave out rows that have no label."
+        )
+    if maps and isinstance(plan.method, Terms) and plan.method.chosen and "gradients" in _names(plan.method):
+        raise ArgumentError(
+            "expected Terms(['leverage']) for maps of classes; found 'gradients', which would take a backward pass for "
+            "every pixel."
+        )
+    return maps
 
 
 def _names(method: Any) -> set[str]:
-    """Return the names of the terms; both kinds of leverage tell novel rows unless one of them was named."""
-    guard = {"leverage", "gradients"}
-    names = {term.name for term in method.objects} if isinstance(method, Terms) and method.chosen else guard
-    unknown = names - guard - {"dropout"}
-    if unknown:
+    """Return the names of the terms that tell novel rows: both kinds of leverage unless one of them was named."""
+    both = {"leverage", "gradients"}
+    names = {term.name for term in method.objects} if isinstance(method, Terms) and method.chosen else both
+    if names - both:
         raise ArgumentError(
-            f"expected terms 'dropout', 'leverage' and 'gradients' for classes; found {sorted(unknown)}."
+            f"expected terms 'leverage' and 'gradients' for classes; found {sorted(names - both)}. For dropout pass "
+            "method='sample'."
         )
-    return names if names & guard else names | guard
+    return names
 
 
 def _has_gradients(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
     """Return True if the largest logit has mask gradients, row by row; raise where these were asked for and fail."""
-    if any(site.moved or (site.batch_axis is None and site.coupled) for site in sites):
+    if any(site.moved or site.coupled for site in sites):
         return False
     try:
         _ = BatchContext(network, take_rows(x, slice(1)), sites, plan.readout, None, of=largest_logit).gradients
@@ -242,21 +292,9 @@ def _has_gradients(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
     return True
 
 
-def _draw(drawn: dict[float, list[Tensor]], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
-    rates = _rates(plan.method)
-    options = replace(draw_options(plan), keep=True)
-    for rate, moments in zip(rates, sample_rates(network, x, rates, sites, options), strict=True):
-        assert moments.outputs is not None
-        drawn.setdefault(rate, []).append(torch.stack([as_logits(part) for part in moments.outputs]).cpu())
-    if sum(part.numel() for parts in drawn.values() for part in parts) > _MOST_NUMBERS:
-        raise ArgumentError(
-            f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. Pass "
-            "fewer rates=, draws= or validation rows."
-        )
-
-
 def _rates(method: Any) -> list[float]:
-    given = method.rates or RATES
+    """Return the rates of draws that are tried; none with terms."""
+    given = (method.rates or RATES) if isinstance(method, Sampling) else ()
     rates = [rate for rate in given if isinstance(rate, float)]
     if len(rates) < len(given):
         raise ArgumentError("expected one rate for all sites for classes; found rates by site.")

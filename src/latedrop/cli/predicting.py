@@ -196,7 +196,7 @@ def _class_names(c: ClassCalibration, level: float | None, *, flat: bool) -> lis
         )
     names = ["label", "confidence", "entropy"]
     names += ["novelty"] if c.guard is not None else []
-    names += ["mutual_information"] if c.rate is not None or c.fit.odds else []
+    names += ["mutual_information"] if c.rate is not None else []
     names += ["set"] if level is not None else []
     names += ["kept"] if c.rule is not None else []
     return [*names, *((f"p_{name}" for name in c.known_names) if flat else ["probabilities"])]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.measure_classes import classes_of
+from latedrop.calibration.labels import as_logits
 from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import place
 from latedrop.data.batches import row_batches
@@ -34,9 +34,9 @@ from latedrop.detection.detection import (
     p_values,
     separation,
 )
-from latedrop.dropout.first_order import differences, linearize
+from latedrop.dropout.first_order import linearize
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.network.calling import Readout
+from latedrop.network.calling import Readout, part_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.records import Format, match, record
@@ -50,6 +50,7 @@ __all__ = ["Detector", "detector"]
 _RATE = 0.1
 _CLASSES = ("novelty", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites")
 _NUMBERS = ("novelty", "std", "neighbours", "sites")
+_MOST = 16  # classes whose logits are looked at, the likeliest ones
 _COSTLY = ("mutual_information", "neighbours", "sites")
 
 
@@ -233,8 +234,7 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     c = uq.calibration
     found: dict[str, Tensor] = {}
     if isinstance(c, ClassCalibration):
-        own = c.rate is not None or bool(c.fit.odds)
-        p = uq.predict(x, rate=_RATE) if "mutual_information" in names and not own else uq.predict(x)
+        p = uq.predict(x, rate=_RATE) if "mutual_information" in names and c.rate is None else uq.predict(x)
         found = {"entropy": p.entropy, "confidence": 1 - p.confidence, "energy": p.energy}
         found |= {} if p.mutual_information is None else {"mutual_information": p.mutual_information}
         if c.maps:  # an image is as strange as its pixels are on average
@@ -251,10 +251,15 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
-    """`(N, sites)`, to first order: summed over outputs, or over the differences of two logits."""
-    if isinstance(uq.calibration, ClassCalibration):
-        return differences(uq.network, x, sites, classes_of(uq.readout)).sum((2, 3))
-    return linearize(uq.network, x, sites, uq.readout).variance_by_site.sum(1)
+    """Return `(N, sites)`, to first order: summed over outputs, or over logits less their mean."""
+
+    def centred(output: Any) -> Tensor:
+        logits = as_logits(part_of(output, uq.readout))
+        logits = logits if logits.shape[1] <= _MOST else logits.topk(_MOST, 1).values
+        return logits - logits.mean(1, keepdim=True)
+
+    readout = centred if isinstance(uq.calibration, ClassCalibration) else uq.readout
+    return linearize(uq.network, x, sites, readout).variance_by_site.sum(1)
 
 
 def _features(uq: Scored) -> Features:

@@ -25,7 +25,6 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from latedrop.data.arrays import any_true, constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
@@ -33,7 +32,7 @@ from latedrop.data.items import Collate, Graphs, as_items, rows_are_nodes
 from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
-from latedrop.network.calling import Readout, call, check_finite, part_of, read
+from latedrop.network.calling import Readout, call, check_finite, read
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT
 from latedrop.network.network import Network, Thinner
@@ -45,7 +44,6 @@ from latedrop.wrappers import bare
 __all__ = [
     "FirstOrder",
     "Linearization",
-    "differences",
     "first_order",
     "linearize",
     "unit_variances",
@@ -54,7 +52,6 @@ __all__ = [
 _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
 _LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
-_MOST_NUMBERS = 2**24  # of the gradients of several outputs that are held at once
 _MOST_COUNTED = {torch.float16: 16, torch.bfloat16: 16}  # rows that gradients tell apart, with room for rounding
 _UNCLEAR = 0.25, 0.02  # how far an entry may be from the number and the second weight of its row
 _NOISE = 1e-4  # share of the largest gradient
@@ -205,40 +202,6 @@ def unit_variances(
         raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
     part = next(first_order(network, x, Sites(sites), readout, phi=True))
     return part.linear.mean, [{name: widened(row[0]).square() for name, row in entry.items()} for entry in part.phi]
-
-
-def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
-    """Return how far dropout moves K outputs apart: the variances of their differences by site, `(N, sites, K, K)`.
-
-    With `phi_k` that of output k at site s, the variance per unit of `rate / (1 - rate)` is
-
-        D_kj = |phi_k - phi_j|^2 = |phi_k|^2 + |phi_j|^2 - 2 phi_k · phi_j.
-
-    Something taken from all `phi_k` alike changes nothing, so that those of `y_k - y_K`, one backward pass for each
-    output but the last, give the variances of all differences. The inputs must have been placed.
-
-    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> differences(net, torch.ones(5, 2), find_sites(net, torch.ones(5, 2))).shape
-    torch.Size([5, 1, 3, 3])
-    """
-
-    def from_last(output: Any) -> Tensor:
-        flat: Tensor = part_of(output, readout).flatten(1)
-        return flat[:, :-1] - flat[:, -1:]
-
-    network, rows, parts = Network.of(model), row_count(x), []
-    done, numbers = 0, _OUTPUTS_AT_ONCE * sum(site.count * site.calls for site in sites)  # a guess, for the first rows
-    while done < rows:
-        chunk = rows if being_traced() else max(1, _MOST_NUMBERS // max(1, numbers))
-        batch = take_rows(x, slice(done, done + chunk))
-        for part in first_order(network, batch, sites, from_last, phi=True):
-            by_site = [widened(torch.stack([entry[site.name] for entry in part.phi], 1)) for site in sites]
-            numbers = sum(one[0].numel() for one in by_site)
-            gram = pad(torch.stack([one @ one.mT for one in by_site], 1), (0, 1, 0, 1))
-            squares = gram.diagonal(dim1=-2, dim2=-1)
-            parts.append((squares[..., :, None] + squares[..., None, :] - 2 * gram).clamp_min(0))
-        done += row_count(batch)
-    return torch.cat(parts)
 
 
 def _first_order(

@@ -17,7 +17,7 @@ from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
 from latedrop.calibration.labels import as_labels
 from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.verdict import Finding, Grade, said_of_rows
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError
 from latedrop.evaluation.requirements import Requirement, checked_requirements, level_of, parsed_requirements
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import (
@@ -180,10 +180,8 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
 
     `level` is that of prediction sets, where the calibration makes any; by default 0.9, if it has rows enough.
     """
-    y = as_labels(labels, prediction.calibration.classes).to(prediction.logits.device)
-    if len(y) != len(prediction):
-        raise DataError(f"expected one label for each of the {len(prediction)} predictions; found {len(y)}.")
-    alone = ClassFit(prediction.calibration.alone).log_probabilities(prediction.logits, None, None)
+    y = as_labels(labels, prediction.calibration.classes, (len(prediction),)).to(prediction.logits.device)
+    alone = ClassFit(prediction.calibration.alone).log_probabilities(prediction.logits)
     own = torch.log_softmax(prediction.logits, 1)
     ways = {prediction.calibration.choice: prediction.log_probabilities}
     ways |= {name: logs for name, logs in ((ALONE, alone), ("the model's softmax", own)) if name not in ways}

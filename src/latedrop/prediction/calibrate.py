@@ -307,13 +307,13 @@ def _by_classes(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPre
         raise ArgumentError(f"expected names of {classes} classes; found {len(task.names)}.")
     guard = method.guard if isinstance(method, Terms) else True
     picked = chosen(rows, rows.drawn, guard=guard)
-    p, gain = picked.held.exp(), losses(picked.alone, rows.labels) - losses(picked.held, rows.labels)
+    p, gain = picked.left_out.exp(), losses(picked.alone, rows.labels) - losses(picked.left_out, rows.labels)
     verdict = ClassVerdict(
         rows=len(rows.labels),
         fitted="cross-validation",
         gain=float(gain.mean()),
         gain_error=standard_error(gain, rows.left_out),
-        nll=float(losses(picked.held, rows.labels).mean()),
+        nll=float(losses(picked.left_out, rows.labels).mean()),
         accuracy=float(accuracy(p, rows.labels)),
         ece=float(ece(p, rows.labels, mass=True)),
         unit="rows" if rows.image is None else "pixels",

@@ -10,22 +10,26 @@ from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
-from latedrop.calibration.labels import as_labels, as_logit_maps, as_logits
-from latedrop.calibration.measure_classes import largest_logit, spread_of
+from latedrop.calibration.fit_classes import entropy, information
+from latedrop.calibration.labels import as_labels, as_logits
+from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
-from latedrop.calibration.softmax import information, mutual_information
 from latedrop.data.arrays import check_inputs, floating
 from latedrop.data.datasets import Unpack
+from latedrop.data.rows import take_rows
+from latedrop.dropout.moments import Engine
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
-from latedrop.network.calling import check_finite
+from latedrop.network.calling import Readout, part_of
 from latedrop.prediction.beyond import checked_novelty
 from latedrop.prediction.calibrated import Calibrated
-from latedrop.prediction.class_prediction import DRAWS, ClassPrediction, predicted_maps
+from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.terms import BatchContext
 
 __all__ = ["ClassPredictor"]
+
+_DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
 
 
 class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
@@ -47,9 +51,8 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
 
         Args:
             x: inputs, a `DataLoader`, a data set, or an iterator of batches.
-            rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
-                uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class;
-                of maps by 30 draws.
+            rate: also measure how much 30 thinned networks at this rate disagree, where the calibration uses no
+                dropout of its own: gives `mutual_information`.
         """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
@@ -100,46 +103,65 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
                 "expected a classifier of rows for prediction sets, rejection and judgements; found maps, whose pixels "
                 "depend on each other. Judge images by predict(...).image_scores."
             )
-        return as_labels(y, self.calibration.classes)
+        return as_labels(y, self.calibration.classes, (len(prediction),))
 
     def _is_whole(self, **options: Any) -> bool:
         return not self.calibration.maps and self.calibration.rate is None and not options
 
-    def _traced(self, x: Any) -> ClassPrediction:
-        return self._step(x, simulated=False)
-
-    def _step(self, x: Any, *, rate: float | None = None, simulated: bool = True) -> ClassPrediction:  # type: ignore[override]
-        """One batch; without `simulated`, nothing that takes random numbers of its own."""
+    def _step(self, x: Any, *, rate: float | None = None) -> ClassPrediction:  # type: ignore[override]
         c = self.calibration
         check_inputs(floating(x))
         rows = BatchContext(self._network, x, c.sites, self.readout, c.features, of=largest_logit)
-        strange = c.novelty(rows)  # first, as the same pass gives the logits
-        output = rows.mean
-        logits = as_logit_maps(output) if c.maps else as_logits(output)
+        novelty = c.novelty(rows)  # first, as the same pass gives the logits
+        logits = as_logits(rows.mean, maps=c.maps)
         if logits.shape[1] != c.classes:
             raise DataError(
                 f"expected logits of {c.classes} classes, as in the calibration; found {logits.shape[1]}. Use the "
                 "readout that the calibration was made with."
             )
         logits = logits.float() if c.maps else logits.double()
-        strange = None if strange is None else checked_novelty(strange).to(logits)
-        if c.maps:
-            how = DrawOptions(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)
-            return predicted_maps(self._network, x, logits, strange, c, rate, how)
-        if c.rate is not None:
-            options = DrawOptions(c.draws, c.seed, self.readout, self.chunk, True, True, self.engine)
-            (found,) = sample_rates(self._network, x, [c.rate], c.sites, options)
-            assert found.outputs is not None
-            drawn = torch.stack([as_logits(part) for part in found.outputs]).double()
-            logs = c.fit.log_probabilities(drawn, strange, None)
-            each = torch.log_softmax(drawn / c.alone, 2)
-            return ClassPrediction(logs, logits, c, strange, information(each))
-        spread, doubt = None, None
-        if c.fit.odds or rate is not None:
-            spread = spread_of(self._network, x, c.sites, self.readout).to(logits)
-            check_finite(spread, "of what dropout does to it")
-            odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
-            summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
-            # At one temperature: at that of a strange row all draws would agree that nothing is known.
-            doubt = mutual_information(logits, summed, logits.new_tensor(c.alone)) if simulated else None
-        return ClassPrediction(c.fit.log_probabilities(logits, strange, spread), logits, c, strange, doubt)
+        novelty = None if novelty is None else checked_novelty(novelty).to(logits)
+        temperature = c.fit.temperatures(novelty, logits)
+        logs = torch.log_softmax(logits / temperature.reshape(-1, *[1] * (logits.dim() - 1)), 1)
+        rate = c.rate if c.rate is not None else rate
+        if rate is None:
+            return ClassPrediction(logs, logits, c, novelty)
+        mean, information = (self._draw_maps if c.maps else self._draw)(x, rate, novelty, logits)
+        return ClassPrediction(logs if c.rate is None else mean, logits, c, novelty, information)
+
+    # The mutual information is taken at one temperature for all rows: at that of a strange one all draws would agree
+    # that nothing is known.
+
+    def _draw(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log of the mean softmax of thinned networks, `(N, K)`, and their mutual information, `(N,)`."""
+        c = self.calibration
+        (moments,) = sample_rates(self._network, x, [rate], c.sites, self._options(self.readout, keep=True))
+        assert moments.outputs is not None
+        draws = torch.stack([as_logits(part) for part in moments.outputs]).to(logits)
+        return c.fit.log_probabilities(draws, novelty), information(torch.log_softmax(draws / c.alone, 2))
+
+    def _draw_maps(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same of maps, image by image: of the draws means are kept, `H(mean p) - mean H(p)`."""
+        c, least = self.calibration, torch.finfo(logits.dtype).tiny
+        means, disagreement = [], []
+        for i, t in enumerate(c.fit.temperatures(novelty, logits).tolist()):
+
+            def read(output: Any, t: float = t) -> Tensor:
+                drawn = as_logits(part_of(output, self.readout), maps=True).to(logits)
+                alone = torch.log_softmax(drawn / c.alone, 1)
+                parts = torch.softmax(drawn / t, 1), alone.exp(), entropy(alone.movedim(1, -1))[:, None]
+                return torch.cat(parts, 1)
+
+            options = self._options(read)
+            (moments,) = sample_rates(self._network, take_rows(x, slice(i, i + 1)), [rate], c.sites, options)
+            mean, alone, own = moments.mean.split([c.classes, c.classes, 1], 1)
+            means.append(mean.clamp_min(least).log())
+            together = entropy(alone.clamp_min(least).log().movedim(1, -1))
+            disagreement.append((together - own[:, 0]).clamp_min(0))
+        return torch.cat(means), torch.cat(disagreement)
+
+    def _options(self, readout: Readout, *, keep: bool = False) -> DrawOptions:
+        engine: Engine = "auto" if self.engine == "compiled" else self.engine  # whose programs have moments alone
+        return DrawOptions(
+            self.calibration.draws or _DRAWS, self.calibration.seed, readout, self.chunk, True, keep, engine
+        )
