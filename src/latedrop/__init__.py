@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
-    from latedrop.calibration.transforms import Log, Standardized, Transformed
+    from latedrop.calibration.transforms import Log, Standardized
     from latedrop.calibration.weights import fingerprint
     from latedrop.data.batches import Batches
     from latedrop.dropout.first_order import Linearization, linearize
@@ -57,7 +57,6 @@ __all__ = [
     "Sites",
     "Standardized",
     "Terms",
-    "Transformed",
     "calibrate",
     "calibrate_cross_fitted",
     "find_sites",
@@ -88,7 +87,7 @@ _HOMES = {
     "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
-    "calibration.transforms": ("Log", "Standardized", "Transformed"),
+    "calibration.transforms": ("Log", "Standardized"),
     "calibration.weights": ("fingerprint",),
     "errors": ("LatedropError", "LatedropWarning"),
     "dropout.first_order": ("Linearization", "linearize"),

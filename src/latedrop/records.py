@@ -179,11 +179,8 @@ def plain(value: Any, tensor: Callable[[Any], Any] | None = None) -> Any:
     return json.loads(json.dumps(value, default=data, allow_nan=False))
 
 
-def checked(kind: Any, value: Any, name: str, remedy: str, context: Any = None) -> Any:
-    """The record in plain data, of a dataclass or any other annotation; `DataError` names the field that is wrong.
-
-    `context` is handed to those annotations that ask for it.
-    """
+def checked(kind: Any, value: Any, name: str, remedy: str) -> Any:
+    """The record in plain data, of a dataclass or any other annotation; `DataError` names the field that is wrong."""
     try:
         from pydantic import ValidationError
     except ImportError as error:
@@ -191,7 +188,7 @@ def checked(kind: Any, value: Any, name: str, remedy: str, context: Any = None) 
             "expected pydantic to read files; it is not installed. Run: pip install pydantic"
         ) from error
     try:
-        return _adapter(kind).validate_json(json.dumps(value), strict=True, context=context)
+        return _adapter(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         raise DataError(f"{_message(error.errors(include_url=False), value, name)} {remedy}") from error
 
@@ -223,7 +220,7 @@ class Format(Generic[_T]):
         data = {"format": FORMAT, **plain(value, tensor)}
         return json.dumps({self.key: data, **self._seal(data)}, indent=self.indent)
 
-    def from_json(self, content: str, context: Any = None) -> _T:
+    def from_json(self, content: str) -> _T:
         """The inverse of `to_json`; `DataError` where the text is damaged, edited or of another version."""
         document = parsed(content, self.what, self.again, finite=True)
         data = document.get(self.key) if isinstance(document, dict) else None
@@ -242,7 +239,7 @@ class Format(Generic[_T]):
                 f"{self.again}"
             )
         rest = {name: value for name, value in data.items() if name != "format"}
-        found: _T = checked(self.kind, rest, self.name, self.again, context)
+        found: _T = checked(self.kind, rest, self.name, self.again)
         return found
 
     def _seal(self, data: Any) -> dict[str, str]:
@@ -252,11 +249,11 @@ class Format(Generic[_T]):
         """Write a file, whole or not at all."""
         write_aside(path, self.to_json(value, tensor).encode())
 
-    def read(self, path: str | os.PathLike[str], context: Any = None) -> _T:
+    def read(self, path: str | os.PathLike[str]) -> _T:
         """Read a file; `FileError` names the file, and the field that is wrong."""
         content = read_text(path, self.what)
         with naming(path):
-            return self.from_json(content, context)
+            return self.from_json(content)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""Tensors in records: inside the JSON, or beside it in a file that the JSON names by its checksum."""
+"""Tensors in records: their bytes inside the JSON."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Annotated, Any, TypeAlias
 
@@ -14,12 +14,9 @@ from torch import Tensor
 
 from latedrop.records import FieldError, match
 
-__all__ = ["Beside", "StoredTensor", "elsewhere", "inline"]
+__all__ = ["StoredTensor", "elsewhere", "inline"]
 
-Beside: TypeAlias = Callable[[str], Mapping[str, Tensor]]
-"""Gives the tensors of a file beside the JSON, from the name that the JSON has for it."""
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_DTYPES = ["float32", "float64"]
 _MOST_NUMBERS = 2**31
 
 
@@ -27,7 +24,7 @@ class _Stored:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.with_info_plain_validator_function(lambda value, info: _tensor(value, info.context))
+        return core_schema.no_info_plain_validator_function(_tensor)
 
 
 StoredTensor: TypeAlias = Annotated[Tensor, _Stored()]
@@ -42,7 +39,7 @@ def inline(value: Tensor) -> dict[str, Any]:
 
 
 def elsewhere(tensors: dict[str, Tensor], file: str) -> Callable[[Tensor], dict[str, Any]]:
-    """Collect tensors, which a record then names as those of a file."""
+    """Collect tensors, which a record for people to read then names only."""
 
     def named(value: Tensor) -> dict[str, Any]:
         name = str(len(tensors))
@@ -52,23 +49,16 @@ def elsewhere(tensors: dict[str, Tensor], file: str) -> Callable[[Tensor], dict[
     return named
 
 
-def _tensor(value: Any, beside: Beside | None) -> Tensor:
-    keys = set(value) if isinstance(value, dict) else None
-    if keys == {"stored", "file"} and all(isinstance(part, str) for part in value.values()):
-        tensors = {} if beside is None else beside(value["file"])
-        match(value["stored"] in tensors, "stored", "a tensor of the file beside", value["stored"])
-        found = tensors[value["stored"]]
-    elif keys == {"dtype", "shape", "data"}:
-        found = _from_bytes(**value)
-    else:
+def _tensor(value: Any) -> Tensor:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
         raise FieldError("", "a tensor", value)
-    allowed = found.dtype in _DTYPES.values() and not bool((found.isnan() | (found == -torch.inf)).any())
-    match(allowed, "", "a tensor of numbers", found.dtype)
-    return found
+    tensor = _from_bytes(**value)
+    match(not bool((tensor.isnan() | (tensor == -torch.inf)).any()), "", "a tensor of numbers", "others")
+    return tensor
 
 
 def _from_bytes(dtype: Any, shape: Any, data: Any) -> Tensor:
-    match(dtype in [*_DTYPES], "dtype", f"one of {', '.join(_DTYPES)}", dtype)
+    match(dtype in _DTYPES, "dtype", f"one of {', '.join(_DTYPES)}", dtype)
     sizes = isinstance(shape, list) and all(type(size) is int and 0 <= size <= _MOST_NUMBERS for size in shape)
     match(sizes and prod(shape) <= _MOST_NUMBERS and len(shape) <= 8, "shape", "the sizes of a tensor", shape)
     try:

@@ -328,13 +328,6 @@ class TestCalibrate:
         code, out, _ = call("calibrate", "user_model:net", *data, "--drop-nan", "--json")
         assert json.loads(out)["terms"]["reference_rows"] == 59
 
-    def test_both_files_of_a_large_calibration_are_named(self, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("safetensors")
-        monkeypatch.setattr("latedrop.calibration.saving._LARGE", 10)
-        code, out, _ = call("calibrate", "user_model:net", "--data", "val.npz", "-o", "c.json", "--json")
-        beside = next(Path().glob("c.json.*.safetensors")).name
-        assert (code, json.loads(out)["files"]) == (0, ["c.json", beside])
-
 
 class TestPredict:
     def test_csv(self, call: Run, calibrated: str) -> None:

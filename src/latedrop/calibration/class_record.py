@@ -18,7 +18,7 @@ from latedrop.calibration.seen import Sketch
 from latedrop.calibration.verdict import said_of_rows
 from latedrop.network.sites import StoredSites
 from latedrop.records import Format, Limits, Tagged, match, record
-from latedrop.stored_tensors import Beside, inline
+from latedrop.stored_tensors import inline
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
@@ -161,9 +161,9 @@ class ClassCalibration:
         return CLASSES.to_json(self, tensor)
 
     @classmethod
-    def from_json(cls, content: str, beside: Beside | None = None) -> ClassCalibration:
+    def from_json(cls, content: str) -> ClassCalibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format."""
-        return CLASSES.from_json(content, beside)
+        return CLASSES.from_json(content)
 
     def __repr__(self) -> str:
         return f"ClassCalibration of {self.classes} classes by {self.choice}, {self.rows} validation rows"

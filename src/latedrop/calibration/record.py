@@ -23,7 +23,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
-from latedrop.stored_tensors import Beside, inline
+from latedrop.stored_tensors import inline
 from latedrop.streams.bag import Usual, from_curve
 from latedrop.terms.forest import LEAST_ROWS, ErrorForest
 
@@ -315,12 +315,9 @@ class Calibration:
         return CALIBRATION.to_json(self, tensor)
 
     @classmethod
-    def from_json(cls, content: str, beside: Beside | None = None) -> Calibration:
-        """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format.
-
-        `beside` gives the tensors that are not in the JSON.
-        """
-        return CALIBRATION.from_json(content, beside)
+    def from_json(cls, content: str) -> Calibration:
+        """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format."""
+        return CALIBRATION.from_json(content)
 
     @property
     def verdict_of_other(self) -> str:

@@ -49,92 +49,85 @@ _PARTS = 3  # sums of the features that a mark is made of
 
 
 def marks_of(output: Tensor, target: Tensor) -> Marks:
-    """A mark for each row of predictions and targets, `(N, ...)` both."""
+    """Return a mark for each row of predictions and targets, `(N, ...)` both."""
     return _hashed([(_summed(output, 0), _OUTPUT_BITS), (_summed(target, 0), _TARGET_BITS)])
 
 
 def feature_marks(features: Tensor) -> Marks:
-    """A mark for each row of features, `(N, F)`."""
+    """Return a mark for each row of features, `(N, F)`."""
     return _hashed([(_summed(features, part), _OUTPUT_BITS) for part in range(_PARTS)])
 
 
 def sketch(marks: Marks) -> str:
-    """The smallest marks, as digits; empty where most rows share theirs with others, and cannot be told apart."""
-    found = np.unique(marks)
-    return "" if 2 * len(found) < len(marks) else _text(found[:_KEPT])
+    """Return the smallest marks, as digits; empty where most rows share theirs with others."""
+    known = np.unique(marks)
+    return "" if 2 * len(known) < len(marks) else _text(known[:_KEPT])
 
 
 def merged(one: str, other: str) -> str:
-    """The sketch of two sets of rows together."""
+    """Return the sketch of two sets of rows together."""
     return _text(np.unique(np.concatenate([_marks(one), _marks(other)]))[:_KEPT])
 
 
-def share_seen(kept: str, marks: Marks) -> float | None:
-    """The share of rows that a sketch has seen; None where fewer than 5 can tell.
+def share_seen(kept: str, marks: Marks) -> float:
+    """Return the share of rows that a sketch has seen; 0 where fewer than 5 can tell.
 
     >>> rows = torch.arange(40.0)
     >>> share_seen(sketch(marks_of(rows, rows)), marks_of(rows[::4], rows[::4]))
     1.0
     """
     known = _marks(kept)
-    if len(known) < _LEAST:
-        return None
-    told = marks[marks <= known[-1]] if len(known) == _KEPT else marks
-    return float(np.isin(told, known).mean()) if len(told) >= _LEAST else None
+    telling = marks[marks <= known[-1]] if len(known) == _KEPT else marks
+    return float(np.isin(telling, known).mean()) if min(len(known), len(telling)) >= _LEAST else 0.0
 
 
 def fitted_to(kept: str, output: Tensor, target: Tensor) -> bool:
     """Return True if at least half of the rows are rows that the calibration was fitted to."""
-    return _share(kept, marks_of(output, target)) >= _HALF
+    return share_seen(kept, marks_of(output, target)) >= _HALF
 
 
 def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
     """Warn where test rows are the calibration's own."""
-    share = _share(kept, marks_of(output, target))
-    if share >= _HALF:
-        warn(
-            f"{share:.0%} of the test rows are rows that the calibration was fitted to: the scores are too good. "
-            "Evaluate on other rows; what cross-validation found is in the calibration's verdict.",
-            LatedropWarning,
-            stacklevel=stacklevel + 1,
-        )
+    _warn(
+        share_seen(kept, marks_of(output, target)),
+        "of the test rows are rows that the calibration was fitted to: the scores are too good. Evaluate on other "
+        "rows; what cross-validation found is in the calibration's verdict.",
+        stacklevel,
+    )
 
 
 def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
     """Warn where rows that must have served for nothing else are the calibration's own."""
-    share = _share(kept, marks)
-    if share >= _HALF:
-        warn(
-            f"{share:.0%} of these rows are rows that the calibration was fitted to: what conformal intervals, sets "
-            "and a rejection promise does not hold with them. Pass rows that were used for nothing else.",
-            LatedropWarning,
-            stacklevel=stacklevel + 1,
-        )
+    _warn(
+        share_seen(kept, marks),
+        "of these rows are rows that the calibration was fitted to: what conformal intervals, sets and a rejection "
+        "promise does not hold with them. Pass rows that were used for nothing else.",
+        stacklevel,
+    )
 
 
 def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
     """Warn where validation rows are among the reference rows, which are training rows."""
+    _warn(
+        share,
+        "of the validation rows are among the reference rows. If the model was trained with them, its errors there are "
+        "smaller than on new rows, and intervals will be too narrow. Pass validation rows that it was not trained "
+        "with, and training rows as reference=.",
+        stacklevel,
+    )
+
+
+def _warn(share: float, text: str, stacklevel: int) -> None:
     if share >= _HALF:
-        warn(
-            f"{share:.0%} of the validation rows are among the reference rows. If the model was trained with them, its "
-            "errors there are smaller than on new rows, and intervals will be too narrow. Pass validation rows that it "
-            "was not trained with, and training rows as reference=.",
-            LatedropWarning,
-            stacklevel=stacklevel + 1,
-        )
-
-
-def _share(kept: str, marks: Marks) -> float:
-    """Return `share_seen`, or 0 where rows cannot tell."""
-    return (share_seen(kept, marks) or 0.0) if kept else 0.0
+        warn(f"{share:.0%} {text}", LatedropWarning, stacklevel=stacklevel + 2)
 
 
 def _summed(values: Tensor, part: int) -> npt.NDArray[np.float64]:
-    """One number for each row: a sum with fixed factors between 1 and 2, others for each part."""
+    """Return one number for each row: a sum with fixed factors between 1 and 2, others for each part."""
     flat = values.detach().reshape(len(values), -1)
     factors = 1 + (torch.arange(flat.shape[1], dtype=torch.float64) * (0.6180339887 + 0.1 * part)) % 1
-    found: npt.NDArray[np.float64] = (flat.double() @ factors.to(flat.device)).cpu().numpy()
-    return found
+    sums: npt.NDArray[np.float64] = (flat.double() @ factors.to(flat.device)).cpu().numpy()
+    return sums
 
 
 def _hashed(numbers: list[tuple[npt.NDArray[np.float64], int]]) -> Marks:

@@ -99,11 +99,15 @@ def warn_of_poor_fit(
         stacklevel: of the warning, as seen by the caller.
         hint: whether to look for a transform of the targets that makes up for it.
     """
-    mean, target = mean.detach().double(), target.detach().double()
     if len(target) < 2:
         return
-    outputs = [(_name(k, per_output), *pair) for k, pair in enumerate(_columns(mean, target, per_output))]
-    same = [f"{name}{float(y.flatten()[0]):g}" for name, _, y in outputs if bool((y == y.flatten()[0]).all())]
+    count = mean.shape[1] if per_output and mean.dim() > 1 else 1
+    parts = (values.detach().double().reshape(len(values), count, -1).unbind(1) for values in (mean, target))
+    outputs = list(zip(*parts, strict=True))
+    names = [f"output {k}: " if per_output else "" for k in range(count)]
+    same = [
+        f"{name}{float(y[0, 0]):g}" for name, (_, y) in zip(names, outputs, strict=True) if bool((y == y[0, 0]).all())
+    ]
     if same:
         warn(
             f"the targets of all {len(target)} {rows} are the same: {_some(same)}. Nothing can be said from them about "
@@ -111,7 +115,11 @@ def warn_of_poor_fit(
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
-    worse = [f"{name}{_said(m, y)}" for name, m, y in outputs if _poor(m, y)]
+    worse = [
+        f"{name}RMSE {_rms(y - m):.4g} against {_rms(y - y.mean()):.4g}"
+        for name, (m, y) in zip(names, outputs, strict=True)
+        if _is_poor(m, y)
+    ]
     if worse:
         warn(
             f"the model predicts the targets of the {rows} no better than their average does: {_some(worse)}. Its "
@@ -122,30 +130,24 @@ def warn_of_poor_fit(
         )
 
 
-def _hint(outputs: list[tuple[str, Tensor, Tensor]]) -> str:
-    """Which transform of the targets makes up for it, if one does."""
-    if all(bool((y > 0).all()) and _explains(m, y.log()) for _, m, y in outputs):
+def _hint(outputs: list[tuple[Tensor, ...]]) -> str:
+    """Return which transform of the targets makes up for it, if one does."""
+    if all(bool((y > 0).all()) and _rms(y.log() - m) < _HALF**0.5 * float(y.log().std()) for m, y in outputs):
         return " It is near the logarithm of the targets: if that was learned, pass target=Log()."
-    lines = [_line(m, y) for _, m, y in outputs]
-    if len(lines) > _MOST_LINES or not all(slope > 0 and share > _HALF for _, slope, share in lines):
+    intercepts, slopes, shares = zip(*(_line(m, y) for m, y in outputs), strict=True)
+    if len(outputs) > _MOST_LINES or min(slopes) <= 0 or min(shares) <= _HALF:
         return ""
-    means, stds = (", ".join(f"{line[i]:.4g}" for line in lines) for i in (0, 1))
-    if len(lines) > 1:
+    means, stds = (", ".join(f"{value:.4g}" for value in values) for values in (intercepts, slopes))
+    if len(outputs) > 1:
         means, stds = f"[{means}]", f"[{stds}]"
-    share = min(line[2] for line in lines)
     return (
-        f" A straight line through outputs and targets explains {share:.0%} of the targets' variance: if these were "
-        f"standardised for training, pass target=Standardized(mean={means}, std={stds}), or the values of training."
+        f" A straight line through outputs and targets explains {min(shares):.0%} of the targets' variance: if these "
+        f"were standardised for training, pass target=Standardized(mean={means}, std={stds}), or those of training."
     )
 
 
-def _explains(mean: Tensor, target: Tensor) -> bool:
-    """Whether the output leaves less than half of the targets' variance."""
-    return bool((target - mean).square().mean() < (1 - _HALF) * (target - target.mean()).square().mean())
-
-
 def _line(mean: Tensor, target: Tensor) -> tuple[float, float, float]:
-    """Intercept and slope of the targets over the outputs, and the share of the variance that the line explains."""
+    """Return intercept and slope of the targets over the outputs, and the share of the variance that it explains."""
     x, y = mean - mean.mean(), target - target.mean()
     tiny = torch.finfo(x.dtype).tiny
     slope = (x * y).sum() / x.square().sum().clamp_min(tiny)
@@ -153,14 +155,7 @@ def _line(mean: Tensor, target: Tensor) -> tuple[float, float, float]:
     return float(target.mean() - slope * mean.mean()), float(slope), float(share)
 
 
-def _columns(mean: Tensor, target: Tensor, per_output: bool) -> list[tuple[Tensor, Tensor]]:
-    """Pairs `(N, M)` of predictions and targets, one pair for each output."""
-    count = mean.shape[1] if per_output and mean.dim() > 1 else 1
-    parts = (values.reshape(len(values), count, -1).unbind(1) for values in (mean, target))
-    return list(zip(*parts, strict=True))
-
-
-def _poor(mean: Tensor, target: Tensor) -> bool:
+def _is_poor(mean: Tensor, target: Tensor) -> bool:
     e2, c2 = (target - mean).square().mean(1), (target - target.mean()).square().mean(1)
     if not bool(c2.any()):
         return False
@@ -169,13 +164,8 @@ def _poor(mean: Tensor, target: Tensor) -> bool:
     return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (_line(mean, target)[2] > _HALF)))
 
 
-def _said(mean: Tensor, target: Tensor) -> str:
-    own, constant = (float((target - center).square().mean().sqrt()) for center in (mean, target.mean()))
-    return f"RMSE {own:.4g} against {constant:.4g}"
-
-
-def _name(k: int, per_output: bool) -> str:
-    return f"output {k}: " if per_output else ""
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def _some(texts: list[str]) -> str:

@@ -5,17 +5,14 @@ increases, the original target has
 
     quantiles  f^{-1}(m + z_q sqrt(v)),      density  N(f(y); m, v) · f'(y),
 
-and its mean and variance are those of `f^{-1}(t)`: in closed form where `f` is affine or a logarithm (a log-normal has
-the mean `exp(m + v/2)` and the variance `(exp(v) - 1) exp(2m + v)`), by Gauss-Hermite quadrature for functions of the
-user's own.
+and its mean and variance are those of `f^{-1}(t)`: a log-normal has the mean `exp(m + v/2)` and the variance
+`(exp(v) - 1) exp(2m + v)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from math import pi, sqrt
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,24 +20,18 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.scale import along_outputs
-from latedrop.data.arrays import any_true
-from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.records import Limits, Tagged, Via, match, record
+from latedrop.errors import ArgumentError, DataError
+from latedrop.records import Limits, Tagged, match, record
 
 __all__ = [
     "Log",
     "Standardized",
     "StoredTransform",
     "Transform",
-    "Transformed",
     "capped",
     "checked_transform",
-    "with_own",
 ]
 
-_NODES = 32
-_STEP = 6e-6  # of a central difference in float64
-_CLOSE = 1e-3  # of the targets' spread: how far there and back may lead from a target
 _LEAST, _MOST = 1e-300, 1e300
 _LARGE = 500.0  # beyond, exp(v) - 1 is exp(v)
 
@@ -160,7 +151,7 @@ class Log(Transform):
         if bad:
             raise DataError(
                 f"expected targets above 0, as their logarithm was learned (target=Log()); found {bad} of {y.numel()} "
-                "that are not. For log(1 + y) pass target=Transformed(torch.log1p, torch.expm1)."
+                "that are not. Of log(1 + y) pass readout=torch.expm1 instead."
             )
         return y.double().log()
 
@@ -180,88 +171,7 @@ class Log(Transform):
         return -y.double().log()
 
 
-@dataclass(frozen=True, init=False)
-class Transformed(Transform):
-    """Targets that went through an increasing function of one's own for training.
-
-    Args:
-        forward: from original targets, a float64 tensor `(N, ...)`, to what the model was trained with. Increasing.
-        inverse: the way back, for all real numbers; it is also called with what lies beyond the targets.
-
-    A file holds only the names of the two: `load` needs them again.
-
-    >>> Transformed(torch.log1p, torch.expm1).inverse(torch.tensor([0.0]))
-    tensor([0.])
-    """
-
-    _there: Callable[[Tensor], Any]
-    _back_again: Callable[[Tensor], Any]
-
-    def __init__(self, forward: Callable[[Tensor], Any], inverse: Callable[[Tensor], Any]) -> None:
-        if not callable(forward) or not callable(inverse):
-            raise ArgumentError(f"expected two functions, forward and inverse; found {forward!r} and {inverse!r}.")
-        object.__setattr__(self, "_there", forward)
-        object.__setattr__(self, "_back_again", inverse)
-
-    def __repr__(self) -> str:
-        return f"Transformed({_name(self._there)}, {_name(self._back_again)})"
-
-    def forward(self, y: Tensor) -> Tensor:
-        """See `Transform`; checks that the functions belong together, and that they increase."""
-        t = _called(self._there, y, "forward", finite=True)
-        back = self._back(t)
-        spread = float((y.double() - y.double().mean()).square().mean().sqrt())
-        far = float((back - y).abs().max()) if y.numel() else 0.0
-        if far > _CLOSE * max(spread, float(y.double().abs().max()) * 1e-3):
-            raise DataError(
-                f"expected target=Transformed(forward, inverse) whose inverse undoes forward; found targets that come "
-                f"back changed by up to {far:.3g}. Check that the functions belong together."
-            )
-        if y.numel() and bool((self._back(t + 1e-3 * (1 + t.abs())) < back).any()):
-            raise DataError(
-                "expected target=Transformed(forward, inverse) that increase; found that larger outputs are smaller "
-                "targets. Change the sign of the model's output in a readout, and of the functions."
-            )
-        return t
-
-    def inverse(self, t: Tensor) -> Tensor:
-        """See `Transform`."""
-        return capped(self._back(t), t.dtype)
-
-    def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Transform`."""
-        m, std = mean.double(), variance.double().sqrt()
-        values = [(w, self._back(m + x * std)) for x, w in _gauss_hermite()]
-        center = torch.stack([w * y for w, y in values]).sum(0)
-        spread = torch.stack([w * (y - center).square() for w, y in values]).sum(0)
-        # Where the inverse overflows, both are as large as can be.
-        return capped(center, mean.dtype), capped(spread.nan_to_num(nan=torch.inf, posinf=torch.inf), variance.dtype)
-
-    def log_slope(self, y: Tensor) -> Tensor:
-        """See `Transform`."""
-        t = _called(self._there, y, "forward", finite=True)
-        step = _STEP * t.abs().clamp_min(1.0)
-        return -((self._back(t + step) - self._back(t - step)) / (2 * step)).clamp_min(_LEAST).log()
-
-    def to_record(self) -> Absent:
-        """Name the functions alone, which a file cannot hold."""
-        return Absent(_name(self._there), _name(self._back_again))
-
-    def _back(self, t: Tensor) -> Tensor:
-        return _called(self._back_again, t, "inverse")
-
-
-@record
-@dataclass(frozen=True)
-class Absent(Transform):
-    """Stands for functions of the user's own that a file could only name."""
-
-    forward_name: str
-    inverse_name: str
-    kind: Literal["own"] = field(default="own", repr=False)
-
-
-StoredTransform: TypeAlias = Annotated[Transform, Via(Annotated[Standardized | Log | Absent, Tagged()], lambda t: t)]
+StoredTransform: TypeAlias = Annotated[Standardized | Log, Tagged()]
 """A transform as a field of a record."""
 
 
@@ -272,47 +182,6 @@ def checked_transform(value: Any) -> Transform | None:
     if value is None or isinstance(value, Transform):
         return value
     raise ArgumentError(
-        f"expected target= as Standardized(mean, std), Log() or Transformed(forward, inverse); found {value!r}. "
-        "Targets themselves belong into data, (x, y)."
+        f"expected target= as Standardized(mean, std) or Log(); found {value!r}. Targets themselves belong into data, "
+        "(x, y)."
     )
-
-
-def with_own(known: Transform | None, given: Any, path: object) -> Transform | None:
-    """The transform of a calibration file, with functions of the user's own where it only names them."""
-    given = checked_transform(given)
-    if isinstance(known, Absent):
-        if not isinstance(given, Transformed):
-            raise FileError(
-                f"expected target=, as {path} was made with the functions {known.forward_name!r} and "
-                f"{known.inverse_name!r}, which a file cannot hold. Pass Transformed(...) with the same to load()."
-            )
-        return given
-    if given is not None and given != known:
-        raise ArgumentError(
-            f"expected the transform of the targets that {path} was made with, {known}; found {given}. Leave target= "
-            "out: the file knows it."
-        )
-    return known
-
-
-@cache
-def _gauss_hermite() -> list[tuple[float, float]]:
-    """Places and weights for the mean of a function of a standard Gaussian."""
-    x, w = np.polynomial.hermite.hermgauss(_NODES)
-    return list(zip((sqrt(2) * x).tolist(), (w / sqrt(pi)).tolist(), strict=True))
-
-
-def _called(function: Callable[[Tensor], Any], values: Tensor, name: str, *, finite: bool = False) -> Tensor:
-    """A function of the user's own on float64 values, in their shape; `DataError` where it gives anything else."""
-    found = torch.as_tensor(function(values.detach().double())).to(values.device, torch.float64)
-    if found.shape != values.shape or any_true(~found.isfinite() if finite else found.isnan()):
-        bad = f"shape {tuple(found.shape)}" if found.shape != values.shape else "NaN or inf"
-        raise DataError(
-            f"expected {name} of target=Transformed(...) to give numbers of shape {tuple(values.shape)}; found "
-            f"{bad}. It is called on tensors, entry by entry, and the inverse also beyond the targets."
-        )
-    return found
-
-
-def _name(function: Any) -> str:
-    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -17,17 +17,16 @@ from latedrop.wrappers import plain_names
 
 __all__ = ["Weights", "fingerprint", "weight_marks"]
 
-
 _COMPARED, _LOOKED = 1024, 8
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
+    """Return a digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
     return hashlib.sha256(b"".join(weight_marks(model).values())).hexdigest()
 
 
 def weight_marks(model: nn.Module) -> dict[str, bytes]:
-    """What tells each parameter and buffer from another one: its name, shape, dtype, and up to 1024 of its values."""
+    """Return what tells each parameter and buffer from another one: name, shape, dtype, and up to 1024 values."""
     marks, plain = {}, plain_names(model)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
@@ -53,16 +52,15 @@ class Weights:
 
     def __init__(self, model: nn.Module, known: str) -> None:
         self._known, self._last, self._few = known, _marks(model), _few_values(model)
-        self._values = _copied(self._few)
+        self._values = [part.tobytes() for part in self._few]
 
     def are_same(self, model: nn.Module) -> bool:
         """Return True if nothing was changed since the last look."""
-        return _marks(model) == self._last and _copied(self._few) == self._values
+        return _marks(model) == self._last and [part.tobytes() for part in self._few] == self._values
 
     def check(self, model: nn.Module) -> None:
         """Look again after a change, and warn if the weights are others."""
-        self._last, self._few = _marks(model), _few_values(model)
-        self._values = _copied(self._few)
+        self.__init__(model, self._known)  # type: ignore[misc]
         if fingerprint(model) != self._known:
             warn(
                 "the model's weights were changed after the calibration: its intervals may not hold. Calibrate again "
@@ -73,26 +71,21 @@ class Weights:
 
 
 def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
-    """The bytes of up to `_LOOKED` values of every plain tensor on a CPU, where they lie."""
-    found = []
+    """Return the bytes of a few values of every plain tensor on a CPU, where they lie."""
+    views = []
     for value in (*model.parameters(), *model.buffers()):
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized
         if plain and value.device.type == "cpu" and value.is_contiguous() and value.numel():
-            flat = value.detach().resolve_neg().resolve_conj().reshape(-1)
-            apart = -(-flat.numel() // _COMPARED)  # a multiple of what the fingerprint looks at
-            apart *= -(-flat.numel() // (apart * _LOOKED))
-            found.append(flat.view(torch.uint8).numpy().reshape(flat.numel(), -1)[::apart])
-    return found
-
-
-def _copied(values: list[npt.NDArray[np.uint8]]) -> bytes:
-    return b"".join([part.tobytes() for part in values])
+            flat = value.detach().resolve_neg().resolve_conj().reshape(-1).view(torch.uint8).numpy()
+            apart = -(-value.numel() // _COMPARED)  # a multiple of what the fingerprint looks at
+            apart *= -(-value.numel() // (apart * _LOOKED))
+            views.append(flat.reshape(value.numel(), -1)[::apart])
+    return views
 
 
 def _marks(model: nn.Module) -> list[Any]:
-    """Where each weight is, how often it was changed in place, and where its numbers lie."""
+    """Return where each weight is, how often it was changed in place, and where its numbers lie."""
     return [
-        mark
+        (id(value), version_of(value), value.data_ptr() if value.layout is torch.strided else 0)
         for value in (*model.parameters(), *model.buffers())
-        for mark in (id(value), version_of(value), value.data_ptr() if value.layout is torch.strided else 0)
     ]

@@ -157,7 +157,8 @@ def calibrate(
             made = made if held is None or classes.holds_out else made.conformal(held)
             uq = remembering(made, source, classes, held, units)
             told = None if detector is None else uq.detector(x for x, _ in held or used)
-        files = [*map(str, uq.save(output)), *calibration_report(report, uq, units, read), *_saved(told, detector)]
+        uq.save(output)
+        files = [str(output), *calibration_report(report, uq, units, read), *_saved(told, detector)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 

@@ -36,11 +36,11 @@ class TargetUnit:
     """How the targets were transformed for training; see `calibration.transforms`.
 
     Attributes:
-        kind: by a mean and a std, by a logarithm, or by functions that a file cannot hold.
-        mean, std: one for each output, or one for all; empty with the other kinds.
+        kind: by a mean and a std, or by a logarithm.
+        mean, std: one for each output, or one for all; empty with a logarithm.
     """
 
-    kind: Literal["standardized", "log", "own"]
+    kind: Literal["standardized", "log"]
     mean: tuple[Annotated[float, Limits(-1e300, 1e300)], ...] = ()
     std: tuple[Annotated[float, Limits(1e-300, 1e300)], ...] = ()
 

@@ -209,11 +209,6 @@ class OnnxPrediction:
 
     def _at(self, q: float) -> Array:
         unit = self.record.target
-        if unit is not None and unit.kind == "own":
-            raise ArgumentError(
-                f"expected the level that the file was written with, {self.record.level:g}, as its targets went "
-                "through functions that a file cannot hold. Write another with to_onnx(path, example, level=...)."
-            )
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
         with np.errstate(over="ignore"):
             found: Array = location + _along(self._quantiles(q), location) * spread

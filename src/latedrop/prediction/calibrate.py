@@ -99,8 +99,7 @@ def calibrate(
         sites: from `find_sites`, or what narrows those that are found on the first batch: a name pattern
             (`"encoder.*"`), a type of layer, a predicate `(name, module) -> bool`, or a sequence of these.
         target: how targets were transformed for training, where the model was not trained on them as they are in
-            `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
-            original unit.
+            `data`: `Standardized(mean, std)` or `Log()`. Predictions are then in the original unit.
         intervals: `"student"`, whose tails are fitted to the errors; `"gaussian"`; or `"isotonic"`, recalibrated on the
             validation rows. None: Student's for terms, and Gaussian ones for other methods. For conformal ones call
             `uq.conformal(other_rows)`.

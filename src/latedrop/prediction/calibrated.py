@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, row_batches
@@ -25,6 +24,7 @@ from latedrop.data.names import in_order, index_of, pair_in_order
 from latedrop.detection.detector import Detector, detector
 from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output, try_prefix
+from latedrop.files import write_aside
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.network import Network
 from latedrop.prediction.beyond import failures_explained, predicted_rows, warn_of_rows_beyond
@@ -143,12 +143,9 @@ class Calibrated(Generic[_Record, _Made]):
             tick(len(y))
         return self._joined(parts), torch.cat(targets)
 
-    def save(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
-
-        Returns the files that were written.
-        """
-        return save_calibration(self.calibration, path)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the calibration as JSON, whole or not at all; the weights are not in it."""
+        write_aside(path, self.calibration.to_json().encode())
 
     def detector(
         self, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.transforms import Log, Standardized
+from latedrop.calibration.transforms import Standardized
 from latedrop.data.items import Items
 from latedrop.data.rows import map_rows, row_count, tensors
 from latedrop.dropout.compiled import batch_function
@@ -103,9 +103,8 @@ def _record(calibration: Calibration | ClassCalibration, level: float) -> Regres
         return ClassRecord(columns, verdict, calibration.names, None if sets is None else sets.scores)
     names, target, unit = calibration.output_names or (), calibration.target, None
     if target is not None:
-        unit = TargetUnit("log" if isinstance(target, Log) else "own")
-        if isinstance(target, Standardized):
-            unit = TargetUnit("standardized", target.mean, target.std)
+        known = isinstance(target, Standardized)
+        unit = TargetUnit("standardized", target.mean, target.std) if known else TargetUnit("log")
     return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals, calibration.degrees)
 
 

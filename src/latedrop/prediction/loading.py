@@ -11,16 +11,17 @@ from warnings import warn
 import torch
 from torch import nn
 
-from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.saving import read_calibration
-from latedrop.calibration.transforms import Transform, with_own
+from latedrop.calibration.class_record import CLASSES, ClassCalibration
+from latedrop.calibration.record import CALIBRATION, Calibration
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.items import Collate
 from latedrop.errors import FileError, LatedropWarning
+from latedrop.files import read_text
 from latedrop.network.calling import Readout
 from latedrop.network.sites import missing_sites
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
+from latedrop.records import naming
 from latedrop.terms import Term
 
 __all__ = ["load"]
@@ -33,11 +34,10 @@ def load(
     *,
     collate: Collate = None,
     terms: Sequence[Term] = (),
-    target: Transform | None = None,
 ) -> Any:
     """Bring a saved calibration back to its model.
 
-    With the same `terms` and `target=Transformed(...)`, where it was made with some of your own.
+    With the same `terms`, where it was made with some of your own.
 
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
     readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
@@ -52,7 +52,7 @@ def load(
     >>> bool((load(path, net).predict(x).std == uq.predict(x).std).all())
     True
     """
-    calibration = read_calibration(path)
+    calibration = _read(path)
     wrong = missing_sites(model, calibration.sites, same_type=True)
     if wrong:
         raise FileError(
@@ -69,7 +69,6 @@ def load(
         return ClassPredictor(model, calibration, readout, collate=collate)
     if calibration.terms is not None:
         calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
-    calibration = replace(calibration, target=with_own(calibration.target, target, path))
     wide = any(p.dtype == torch.float64 for p in model.parameters())
     least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
     if not bool(calibration.variance(least).isfinite().all()):
@@ -79,6 +78,13 @@ def load(
         )
     _warn_of_weights(model, calibration.fingerprint, path)
     return Predictor(model, calibration, readout, collate=collate)
+
+
+def _read(path: str | os.PathLike[str]) -> Calibration | ClassCalibration:
+    """Read a calibration of either task."""
+    text = read_text(path, "a calibration file")
+    with naming(path):
+        return CLASSES.from_json(text) if f'"{CLASSES.key}"' in text[:100] else CALIBRATION.from_json(text)
 
 
 def _warn_of_weights(model: nn.Module, known: str, path: str | os.PathLike[str]) -> None:
