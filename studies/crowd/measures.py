@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from latedrop import optimal_scale, relaxed_scale
-from latedrop.calibration.fit_sites import scored
+from studies.site_rates import scored
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor
 from latedrop.errors import DataError

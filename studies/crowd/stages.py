@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from latedrop import Sites, find_sites, linearize, propagate, sample
-from latedrop.calibration.fit_sites import fit_sites
+from studies.site_rates import fit_sites
 from latedrop.errors import DataError
 from latedrop_crowd.layouts import CrowdSet, in_order
 from latedrop_crowd.mcnn import Trained

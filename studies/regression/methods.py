@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import calibrate
-from latedrop.calibration.fit_sites import fit_sites
+from studies.site_rates import fit_sites
 from latedrop.devices import one_thread
 from latedrop.errors import LatedropWarning
 from latedrop.metrics import rank_correlation

@@ -357,7 +357,7 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"method": latedrop.FirstOrder(per_site=True, floor=True)}, ["to first order, without draws"]),
+        ({"method": latedrop.FirstOrder(floor=True)}, ["to first order, without draws"]),
         ({"method": "propagate"}, ["carried through its layers"]),
         ({"method": latedrop.Sampling(rates=[{"*": 0.1}, {"*": 0.2}])}, ["*: 0.1", "*: 0.2"]),
         ({"method": latedrop.Sampling(rates=[0.1])}, ["at one rate"]),

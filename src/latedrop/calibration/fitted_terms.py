@@ -27,10 +27,8 @@ from latedrop.terms import (
     Dropout,
     ErrorForest,
     GradientLeverage,
-    InputNoise,
     Leverage,
     Neighbours,
-    OwnDropout,
     Size,
     Term,
     VarianceHead,
@@ -52,7 +50,7 @@ __all__ = [
 ]
 
 _Kind: TypeAlias = (
-    Dropout | OwnDropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead | InputNoise
+    Dropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead
 )
 KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(_Kind)}
 _Stored: TypeAlias = Annotated[_Kind | Missing, Tagged("name", otherwise=Missing)]

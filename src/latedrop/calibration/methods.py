@@ -127,12 +127,10 @@ class FirstOrder:
     """The variance to first order in the masks, for all rates at once and without draws.
 
     Attributes:
-        per_site: fit a rate for each site; False: one for all.
         floor: also fit a constant, `scale · variance + floor`.
         scale: which scale predictions use, see `Sampling`.
     """
 
-    per_site: bool = False
     floor: bool = False
     scale: Choice = "optimal"
     name: ClassVar[str] = "linear"
@@ -299,6 +297,11 @@ class Plan:
             )
         task.check_method(self.method)
         return replace(self, task=task)
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether a constant is fitted beside a scaled variance."""
+        return not isinstance(self.method, Terms) and self.method.floor
 
     @property
     def weighs_later(self) -> bool:

@@ -346,7 +346,7 @@ class Calibration:
             part = max(found.slices, key=lambda each: abs(each.coverage - 0.9))
             return f"pass more validation rows where {part.by} is {part.low:.4g} to {part.high:.4g}."
         if found.grade != "good":
-            return "a term of your own may know where errors are large: VarianceHead, InputNoise, or a class of yours."
+            return "a term of your own may know where errors are large: VarianceHead, or a class of yours."
         if forest and fitted.needs_gradients and fitted.correction is None:
             return "Terms(mean='corrected') may also predict better, from the same validation rows."
         return ""

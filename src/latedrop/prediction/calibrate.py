@@ -221,10 +221,9 @@ def _by_terms(network: Network, measured: MeasuredTerms, plan: Plan) -> Predicto
         measured.mean,
         rows.variance(picked.fit).reshape(shape),
         measured.target,
-        per_output=measured.per_output,
+        plan,
+        measured.per_output,
         optimal=(scales, torch.zeros_like(scales)),  # of the tails alone; the relaxed scale is beside it
-        unit=plan.target,
-        weights=plan.weights,
     )
     assert scale is not None  # the floor is above 0
     return _predictor(

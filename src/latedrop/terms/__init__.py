@@ -7,10 +7,8 @@ The room may import `dropout`, `network`, `data` and `metrics`.
 
 from latedrop.terms.dropout import Dropout
 from latedrop.terms.forest import ErrorForest
-from latedrop.terms.inputs import InputNoise
 from latedrop.terms.leverage import GradientLeverage, Leverage
 from latedrop.terms.neighbours import Neighbours
-from latedrop.terms.own_dropout import OwnDropout
 from latedrop.terms.size import Size
 from latedrop.terms.term import BatchContext, Term
 from latedrop.terms.variance_head import VarianceHead
@@ -20,10 +18,8 @@ __all__ = [
     "Dropout",
     "ErrorForest",
     "GradientLeverage",
-    "InputNoise",
     "Leverage",
     "Neighbours",
-    "OwnDropout",
     "Size",
     "Term",
     "VarianceHead",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from latedrop.calibration.fit_sites import SiteFit, fit_sites, scored
+from studies.site_rates import SiteFit, fit_sites, scored
 from latedrop.metrics import nll
 from rounding import assert_same_doubles
 
