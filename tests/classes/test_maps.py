@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import Measured
-from latedrop.calibration.measure_classes import Pixels
+from latedrop.calibration.measure_classes import Labelled
 from latedrop.errors import ArgumentError, DataError, OutputError
 from rounding import assert_same_up_to_rounding
 
@@ -188,12 +188,11 @@ def test_folds_are_images_and_so_are_errors() -> None:
 
 
 def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
-    pixels = Pixels(None, most=3000)
+    pixels = Labelled(True, most=3000)
     for batch in range(4):
         y = torch.arange(40 * 40).reshape(1, 40, 40).expand(5, -1, -1) % 3
         z = torch.nn.functional.one_hot(y, 3).movedim(-1, 1).float() * 5 + batch - 2
         pixels.add(z, y)
-        pixels.check()
         assert pixels.column("logits").numel() <= 3000
     logits, labels, images = pixels.column("logits"), pixels.column("labels"), pixels.images
     assert torch.equal(logits.argmax(1), labels)  # a pixel stays with its label
