@@ -78,13 +78,11 @@ def test_the_record_says_what_was_asked_and_found() -> None:
     assert found.versions["torch"] == torch.__version__
     chosen = next(row for row in found.table if row.rate == found.rate)
     assert (found.scales, found.floors) == (chosen.scale, chosen.floor)
-    assert (found.relaxed_scales, found.relaxed_floors) == (chosen.relaxed_scale, chosen.relaxed_floor)
     assert found.scale == found.scales[0]
-    assert found.relaxed_scale == found.relaxed_scales[0]
     assert found.floor == 0
     assert found.path == found.tradeoff()
     assert found.path[0].scale == pytest.approx(found.scales)
-    assert found.path[-1].scale == pytest.approx(found.relaxed_scales)
+    assert found.path[-1].scale == pytest.approx(found.row.relaxed_scale)
     assert found.path[0].nll == pytest.approx(chosen.nll_scaled, abs=rounding())
     assert found.path[-1].ma == pytest.approx(chosen.ma_relaxed, abs=rounding())
     assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed", "constant"}
@@ -393,7 +391,7 @@ def test_double_precision_stays_double() -> None:
     found = quietly(model, (x.double(), y.double()))
     predicted = found.predict(x.double())
     assert predicted.variance.dtype == torch.float64
-    expected = predicted.raw_variance * found.calibration.scale
+    expected = predicted.raw_variance * found.calibration.scales[0]
     assert_same_up_to_rounding(predicted.variance, expected)
 
 
@@ -402,7 +400,7 @@ def test_double_precision_scales_are_not_rounded() -> None:
     x, y = data_for(deep())
     found = quietly(model, (x.double(), y.double()))
     predicted = found.predict(x.double())
-    expected = predicted.raw_variance * found.calibration.scale
+    expected = predicted.raw_variance * found.calibration.scales[0]
     assert_same_up_to_rounding(predicted.variance, expected)
 
 

@@ -164,7 +164,7 @@ def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
     record = first.calibration
     scale, floor = {
         "optimal": (record.scales, record.floors),
-        "relaxed": (record.relaxed_scales, record.relaxed_floors),
+        "relaxed": (record.row.relaxed_scale, record.row.relaxed_floor),
     }.get(choice, ((float(choice),) * 2 if not isinstance(choice, str) else (), record.floors))
     expected = first.predict(x).raw_variance * torch.tensor(scale) + torch.tensor(floor)
     assert_same_up_to_rounding(first.predict(x).variance, expected)

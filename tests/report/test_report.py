@@ -143,7 +143,7 @@ def test_compare_has_raw_scaled_and_relaxed() -> None:
     assert [row.scale for row in rows[:3]] == [
         (1.0,),
         prediction.calibration.scales,
-        prediction.calibration.relaxed_scales,
+        prediction.calibration.row.relaxed_scale,
     ]
     assert rows[0].nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
 

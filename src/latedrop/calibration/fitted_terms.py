@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, NoReturn, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -106,13 +106,11 @@ class FittedTerms:
         match(len(set(columns)) == len(columns), "columns", "different columns", columns)
         match({term_of(name) for name in columns} <= set(names), "columns", f"columns of the terms {names}", columns)
         match(len(self.coefficients) == outputs, "coefficients", f"{outputs} rows, as floors", len(self.coefficients))
-        for i, theta in enumerate(self.coefficients):
-            match(len(theta) == len(columns), f"coefficients[{i}]", f"one number for each of {columns}", theta)
         match(len(self.without) in (0, outputs), "without", f"{outputs} rows, as floors", len(self.without))
-        for i, theta in enumerate(self.without):
-            match(
-                len(theta) == len(columns) + 1, f"without[{i}]", f"one number for each of {columns} and a floor", theta
-            )
+        for name, rows, count in (("coefficients", self.coefficients, 0), ("without", self.without, 1)):
+            for i, theta in enumerate(rows):
+                wanted = f"one number for each of {columns}{' and a floor' * count}"
+                match(len(theta) == len(columns) + count, f"{name}[{i}]", wanted, theta)
         match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for term in self.terms:
@@ -122,15 +120,15 @@ class FittedTerms:
             elif term.needs_features or term.needs_gradients:
                 match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
         if self.correction is not None:
-            wanted = {ErrorForest.name, GradientLeverage.name}
-            match(wanted <= set(names) and self.guard is not None, "correction", f"with terms {wanted}, guarded", names)
+            wanted_terms = {ErrorForest.name, GradientLeverage.name}
+            fits = wanted_terms <= set(names) and self.guard is not None
+            match(fits, "correction", f"with terms {wanted_terms}, guarded", names)
         looking = any(term.needs_features for term in self.terms)
         match(self.features is not None or not looking, "features", "the sites that terms look at", None)
         if self.guard is not None:
             learned = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
             match(set(self.guard.terms) <= set(learned), "guard.terms", f"some of {learned}", self.guard.terms)
-            for name in ("constants", "centres"):
-                values = getattr(self.guard, name)
+            for name, values in (("constants", self.guard.constants), ("centres", self.guard.centres)):
                 fits = len(values) == outputs or (name == "centres" and not values)
                 match(fits, f"guard.{name}", f"{outputs} numbers, as floors", values)
         return self
@@ -138,17 +136,15 @@ class FittedTerms:
     @property
     def active(self) -> tuple[Term, ...]:
         """The terms that have a coefficient above 0."""
-        pairs = [pair for theta in self.coefficients for pair in zip(self.columns, theta, strict=True)]
-        used = {term_of(name) for name, value in pairs if value > 0}
+        used = {term_of(name) for name, *theta in zip(self.columns, *self.coefficients, strict=True) if any(theta)}
         return tuple(term for term in self.terms if term.name in used)
 
     @property
     def needs_gradients(self) -> bool:
         """Whether predictions need mask gradients."""
         guard = () if self.guard is None else self.guard.terms
-        return self._corrects or any(
-            term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard))
-        )
+        looked = (*self._measured, *(self._named[name] for name in guard))
+        return self._corrects or any(term.needs_gradients for term in looked)
 
     @property
     def _corrects(self) -> bool:
@@ -161,10 +157,10 @@ class FittedTerms:
     @cached_property
     def _measured(self) -> tuple[Term, ...]:
         """The terms in use, and those that a forest in use looks at."""
-        trees = [term for term in self.terms if isinstance(term, ErrorForest)]
-        trees = trees if self._corrects else [term for term in trees if term in self.active]
+        active = self.active
+        trees = [term for term in self.terms if isinstance(term, ErrorForest) and (self._corrects or term in active)]
         read = {name for term in trees for name in term.beside}
-        return tuple(term for term in self.terms if term in self.active or term.name in read)
+        return tuple(term for term in self.terms if term in active or term.name in read)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
         """The coefficient of each site's first-order variance for one index of axis 1, 0 where it has none."""
@@ -179,11 +175,9 @@ class FittedTerms:
     def _weighted(
         self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
     ) -> dict[str, Tensor]:
-        used = [
-            name for name, *theta in zip(self.columns, *coefficients, strict=True) if any(theta) and name in columns
-        ]
-        named = [dict(zip(self.columns, theta, strict=True)) for theta in coefficients]
-        numbers = [theta[name] for name in used for theta in named]
+        thetas = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True)}
+        used = [name for name, theta in thetas.items() if any(theta) and name in columns]
+        numbers = [value for name in used for value in thetas[name]]
         factors = constants((*numbers, *floors)).to(mean).reshape(len(used) + 1, 1, -1, *[1] * (mean.dim() - 2))
         factors = factors if mean.dim() > 1 else factors[..., 0]
         values = torch.stack([*(columns[name] for name in used), torch.ones_like(mean)])
@@ -191,17 +185,16 @@ class FittedTerms:
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
-        columns = measured_columns(self._measured, rows)
-        parts = self._weighted(columns, rows.mean, self.coefficients, self.floors)
+        columns, mean = measured_columns(self._measured, rows), rows.mean
+        parts = self._weighted(columns, mean, self.coefficients, self.floors)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
-            return rows.mean, total, None, shares
+            return mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
         if self.without:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
-            without = torch.stack(list(self._weighted(columns, rows.mean, theta, floors).values())).sum(0)
-        mean = rows.mean
+            without = torch.stack(list(self._weighted(columns, mean, theta, floors).values())).sum(0)
         if self._corrects:
             mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
         return mean, self.guard.grown(total, novelty, mean, without), finite(novelty), shares
@@ -273,55 +266,59 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
     """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
     found: dict[str, Tensor] = {}
     for term in terms:
-        own: dict[str, Tensor] = {}
-        for part, value in term.columns(rows).items():
-            name, mean = f"{term.name}:{part}" if part else term.name, rows.mean
-            if not isinstance(value, Tensor) or value.is_complex():
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
-            if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
-                raise DataError(
-                    f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
-                    f"{tuple(value.shape)}."
-                )
-            value = value.to(mean)
-            full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
-            own[name] = full.expand(mean.shape)
-        _check_sound(own)
-        add_totals(rows, own)
-        found |= own
+        columns = {
+            f"{term.name}:{part}" if part else term.name: value for part, value in term.columns(rows).items()
+        }
+        columns = {name: _as_column(name, value, rows.mean) for name, value in columns.items()}
+        values = torch.stack([*columns.values()])
+        if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
+            _refuse_unsound(columns)
+        add_totals(rows, columns)
+        found |= columns
     return found
 
 
-def _check_sound(columns: Mapping[str, Tensor]) -> None:
-    """Raise `DataError` where a column is below 0 or not finite; a device is waited for once."""
-    values = torch.stack([*columns.values()])
-    if any_true(~(torch.isfinite(values) & (values >= 0))):
-        name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
-        other = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
+    """Return what a term gives in the shape of the mean; `DataError` where it is of another one."""
+    if not isinstance(value, Tensor) or value.is_complex():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
+    if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
         raise DataError(
-            f"expected term {name!r} to be finite and not below 0; found other values.",
-            rows=None if any_true(value < 0) else other,
+            f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
+            f"{tuple(value.shape)}."
         )
+    value = value.to(mean)
+    return (value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value).expand(mean.shape)
+
+
+def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
+    name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
+    infinite = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+    raise DataError(
+        f"expected term {name!r} to be finite and not below 0; found other values.",
+        rows=None if any_true(value < 0) else infinite,
+    )
 
 
 def add_totals(rows: BatchContext, columns: Mapping[str, Tensor]) -> None:
     """Note the sum of each term's columns, for terms that look at others."""
-    by_term: dict[str, list[Tensor]] = {}
-    for name, column in columns.items():
-        by_term.setdefault(term_of(name), []).append(column)
-    # Measured again, a term has the same.
-    rows.totals |= {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in by_term.items()}
+    rows.totals |= _by_term(columns)  # measured again, a term has the same
 
 
 def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
     values = torch.stack(list(parts.values()))
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
+    return _by_term(dict(zip(parts, each.unbind(), strict=True)))
+
+
+def _by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum the columns of each term."""
     by_term: dict[str, list[Tensor]] = {}
-    for name, share in zip(parts, each.unbind(), strict=True):
-        by_term.setdefault(term_of(name), []).append(share)
-    return {name: torch.stack(shares).sum(0) if len(shares) > 1 else shares[0] for name, shares in by_term.items()}
+    for name, column in columns.items():
+        by_term.setdefault(term_of(name), []).append(column)
+    return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in by_term.items()}
 
 
 def is_site(column: str) -> bool:

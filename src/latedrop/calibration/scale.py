@@ -156,13 +156,7 @@ def tradeoff(
 
 
 def _squares(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    per_output: bool,
-    weights: Tensor | None = None,
-    *,
-    positive: bool = True,
+    mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, weights: Tensor | None, *, positive: bool = True
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Squared error, variance and weight, flat and in float64: once, or for each index of axis 1."""
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
@@ -221,11 +215,10 @@ def _floor_of(e2: Tensor, v: Tensor, weights: Tensor | None) -> tuple[Tensor, Te
         value = average(e2 / w, weights).log() + average(w.log(), weights)
         return torch.where(torch.isfinite(value), value, torch.inf)
 
-    # The cost can have several dips: a fine grid, denser towards both ends, then golden section around its best.
+    # The cost can have several dips: a fine grid, denser towards both ends, then a search around its best.
     inner = torch.logspace(-4, 0, 60, dtype=v.dtype, device=v.device) / 2
     grid = torch.cat([v.new_zeros(1), inner, (1 - inner[:-1]).flip(0), v.new_ones(1)])
-    costs = torch.stack([cost(t) for t in grid])
-    best = int(costs.argmin())
+    best = int(torch.stack([cost(t) for t in grid]).argmin())
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     golden = (5**0.5 - 1) / 2
     for _ in range(60):
