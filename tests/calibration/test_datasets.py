@@ -134,27 +134,6 @@ def test_what_looks_at_inputs_alone(net: nn.Module, rows: tuple[Tensor, Tensor],
                 assert found[name] == value
 
 
-@pytest.mark.parametrize("form", ["loader", "Hugging Face"])
-def test_a_loader_without_rows(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
-    pytest.importorskip("datasets")
-    none = FORMS[form](rows[0][:0], rows[1][:0])
-    for way in (latedrop.find_sites, latedrop.linearize, lambda model, x: latedrop.sample(model, x, 0.1)):
-        with pytest.raises(DataError, match="at least one batch of rows"):
-            way(net, none)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_one_row_is_explained(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
-    uq = latedrop.calibrate(net, rows, progress=False)
-    x, y = rows
-    expected = uq.explain(x[3:4])
-    assert str(uq.explain(FORMS[form](x[3:4], y[3:4]))) == str(expected)
-    with pytest.raises(ArgumentError, match="expected one example; found"):
-        uq.explain(FORMS[form](x[:3], y[:3]))
-    with pytest.raises(ArgumentError, match="expected one example; found several batches"):
-        uq.explain(DataLoader(TensorDataset(x, y), batch_size=1))
-
-
 def test_targets_of_another_name(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
     data = Dicts(*rows, names=("input", "price"))
     uq = latedrop.calibrate(net, data, batches=latedrop.Batches(unpack="price"), progress=False)
@@ -246,14 +225,6 @@ def test_what_cannot_be_told_apart(
 ) -> None:
     with pytest.raises(DataError, match=message):
         latedrop.calibrate(net, make(*rows), progress=False, **options)
-
-
-def test_items_of_a_data_set_stay_items(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
-    x, y = rows
-    uq = latedrop.calibrate(net, (list(x), y), batches=latedrop.Batches(collate=torch.stack), progress=False)
-    both, target = uq.predict_labelled((list(x), y))
-    assert_same_up_to_rounding(both.std, uq.predict(list(x)).std)
-    assert torch.equal(target, y)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "stream" not in form])

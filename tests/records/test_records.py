@@ -14,7 +14,7 @@ import torch
 
 import latedrop
 from latedrop.detection.detector import Detector
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import DataError, FileError
 from latedrop.records import FORMAT, Format, checksum_of, plain
 from latedrop.stored_tensors import inline
 from records.examples import GOLDEN, KINDS, by_rates, by_terms, calibrated, classifier, network, rows
@@ -110,12 +110,6 @@ class TestGolden:
         with pytest.raises(FileError, match=message) as raised:
             KINDS[name].read(path)
         assert "file.json" in str(raised.value)
-
-    def test_a_mark_of_the_byte_order_is_no_damage(self, name: str, tmp_path: Path) -> None:
-        golden(name)
-        path = tmp_path / "file.json"
-        path.write_bytes(b"\xef\xbb\xbf" + (GOLDEN / f"{name}.json").read_bytes())
-        KINDS[name].read(path)
 
 
 def at(value: Any, path: tuple[Any, ...]) -> Any:
@@ -390,10 +384,6 @@ class TestLoad:
     def test_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"expected a calibration file at .*; the system says"):
             latedrop.load(tmp_path, network())
-
-    def test_draws_without_end_are_refused_in_python_too(self) -> None:
-        with pytest.raises(ArgumentError, match="expected at most 1000000 draws; found 1000000000000"):
-            latedrop.sample(network(), torch.zeros(2, 3), 0.1, 10**12)
 
 
 def test_calibration_and_prediction_work_without_pydantic(tmp_path: Path) -> None:

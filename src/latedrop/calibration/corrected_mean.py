@@ -25,8 +25,7 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.forest import LEAST_ROWS
-from latedrop.terms.trees import Trees, require_sklearn
+from latedrop.terms.forest import LEAST_ROWS, Trees
 
 __all__ = ["Correction", "fit_correction"]
 
@@ -93,7 +92,6 @@ def fit_correction(
         variance: `(n, K)`, of the errors, as fitted without a correction; rows count by its inverse.
         weights: `(n,)`, what else each row counts.
     """
-    require_sklearn("the corrected mean")
     count, outputs = error.shape
     if count < LEAST_ROWS:
         raise DataError(

@@ -253,9 +253,7 @@ def _first_order(measured: MeasuredRates, plan: Plan, per_output: bool) -> tuple
         return 0.0, None
     scales, floors = _likeliest(mean, lifted(total, least), target, plan.has_floor, per_output, plan.weights)
     odds = float(scales[scales > 0].log().mean().exp()) if bool(scales.any()) else _NOMINAL_ODDS
-    return odds / (1 + odds), fit_scale(
-        mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors)
-    )
+    return odds / (1 + odds), fit_scale(mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors))
 
 
 def _site_shares(measured: MeasuredRates) -> dict[str, float]:

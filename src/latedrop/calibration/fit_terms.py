@@ -2,7 +2,7 @@
 
     variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      theta >= 0
 
-The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration.shape`.
+The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration.fitted_terms`.
 
 Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
 for every site. All terms with one rate for all sites are used, or those before the forest where these are better,
@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, crossed, leading
-from latedrop.calibration.fitted_terms import FittedTerms, shares_of_terms
+from latedrop.calibration.fitted_terms import Block, FittedTerms, TermFit, blocks_of, fit_terms, shares_of_terms
 from latedrop.calibration.groups import Held, Inputs, by_input
 from latedrop.calibration.guard import Guard
 from latedrop.calibration.measure import MeasuredTerms
 from latedrop.calibration.methods import Plan, Terms
 from latedrop.calibration.scale import refuse_no_errors
-from latedrop.calibration.shape import Block, TermFit, blocks_of, fit_terms
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 
 from latedrop.calibration.corrected_mean import Correction, fit_correction
 from latedrop.calibration.cross_validation import CrossValidation, crossed
-from latedrop.calibration.fitted_terms import add_totals, measured_columns, term_of
+from latedrop.calibration.fitted_terms import add_totals, blocks_of, fit_terms, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
-from latedrop.calibration.shape import blocks_of, fit_terms
 from latedrop.calibration.targets import as_output, check_rows, check_shapes
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
@@ -297,7 +296,8 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     """Measure the terms on the validation rows."""
     method = plan.method
     assert isinstance(method, Terms)
-    choice = _RowChoice(None if plan.row_weights is not None else row_total(data), MOST_ROWS)
+    weighted = plan.weighs_later or plan.counted is not None
+    choice = _RowChoice(None if weighted else row_total(data), MOST_ROWS)
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     positions: Tensor | None = None

@@ -142,7 +142,7 @@ def _of_largest_logit(readout: Any) -> Any:
 
 
 class Labelled:
-    """Logits and labels of all rows; or of some pixels of images, in an order of chance, so that the first are a sample.
+    """Logits and labels of all rows, or of some pixels of images, in an order of chance: the first are a sample.
 
     Args:
         maps: whether every pixel has a class.

@@ -45,6 +45,7 @@ __all__ = [
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 DEFAULT_TERMS = ("dropout", "leverage", "gradients", "forest")
 
+_ONLY_NUMBERS = ("criterion", "mean", "floor", "scale", "shared")  # options of `Sampling`
 _Mean: TypeAlias = Literal["draws", "model"]
 _Criterion: TypeAlias = Literal["scaled", "unscaled"]
 
@@ -73,7 +74,7 @@ class Terms:
     mean: Literal["model", "corrected"] = "model"
     chosen: bool = field(init=False, repr=False)
     """Whether the terms were named, and must not be left out silently."""
-    name: ClassVar[str] = "terms"
+    name: ClassVar[Literal["terms"]] = "terms"
     scale: ClassVar[Choice] = "optimal"
     seed: ClassVar[int] = 0
 
@@ -115,7 +116,7 @@ class Sampling:
     shared: bool = True
     seed: int = 0
     chunk: Annotated[int, AtLeast(1)] | None = None
-    name: ClassVar[str] = "sample"
+    name: ClassVar[Literal["sample"]] = "sample"
 
     def __post_init__(self) -> None:
         _set(self, rates=_checked_rates(self.rates), draws=checked_draws(self.draws), scale=checked_choice(self.scale))
@@ -133,7 +134,7 @@ class FirstOrder:
 
     floor: bool = False
     scale: Choice = "optimal"
-    name: ClassVar[str] = "linear"
+    name: ClassVar[Literal["linear"]] = "linear"
     criterion: ClassVar[_Criterion] = "scaled"
     mean: ClassVar[_Mean] = "model"
     seed: ClassVar[int] = 0
@@ -161,7 +162,7 @@ class Propagation:
     mean: _Mean = "draws"
     floor: bool = False
     scale: Choice = "optimal"
-    name: ClassVar[str] = "propagate"
+    name: ClassVar[Literal["propagate"]] = "propagate"
     seed: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -169,15 +170,13 @@ class Propagation:
         _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale))
 
 
-Method: TypeAlias = "Terms | Sampling | FirstOrder | Propagation"
+Method: TypeAlias = Terms | Sampling | FirstOrder | Propagation
 _METHODS: dict[str, type[Any]] = {kind.name: kind for kind in (Terms, Sampling, FirstOrder, Propagation)}
 
 
 def checked_method(method: Any) -> Method:
-    """The method that a name stands for, or that was passed; else `ArgumentError`."""
-    if isinstance(method, str) and method in _METHODS:
-        found: Method = _METHODS[method]()
-        return found
+    """Return the method that a name stands for, or that was passed; else `ArgumentError`."""
+    method = _METHODS[method]() if isinstance(method, str) and method in _METHODS else method
     if isinstance(method, (Terms, Sampling, FirstOrder, Propagation)):
         return method
     raise ArgumentError(
@@ -205,31 +204,16 @@ class Classification:
         if len(set(self.names)) < len(self.names):
             raise ArgumentError(f"expected different names of classes; found {shown(self.names)}. Rename some.")
 
-    def check_method(self, method: Method) -> None:
-        """`ArgumentError` where a method, or an option of it, does not serve classes."""
-        wrong: list[str] = []
-        if isinstance(method, Sampling):
-            usual, theirs = Sampling(), ("criterion", "mean", "floor", "scale", "shared")
-            wrong = [name for name in theirs if getattr(method, name) != getattr(usual, name)]
-        if isinstance(method, Terms):
-            wrong = ["mean"] if method.mean != "model" else []
-        if wrong or not isinstance(method, (Terms, Sampling)):
-            raise ArgumentError(
-                f"expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
-                f"{type(method).__name__}({', '.join(f'{name}=' for name in wrong)}). Numbers that are no classes are "
-                "task='regression'."
-            )
-
 
 Task: TypeAlias = "Literal['auto', 'regression', 'classification'] | Classification"
 
 
 def checked_task(task: Any) -> Literal["auto", "regression"] | Classification:
-    """The task, `"classification"` without options of its own; else `ArgumentError`."""
-    if isinstance(task, Classification):
-        return task
-    if isinstance(task, str) and task in ("auto", "regression", "classification"):
-        return Classification() if task == "classification" else task  # type: ignore[return-value]
+    """Return the task, `"classification"` without options of its own; else `ArgumentError`."""
+    if isinstance(task, Classification) or (isinstance(task, str) and task in ("auto", "regression")):
+        return task  # type: ignore[return-value]
+    if isinstance(task, str) and task == "classification":
+        return Classification()
     raise ArgumentError(
         "expected task to be 'auto', 'regression', 'classification' or Classification(names, ...); found "
         f"{shown(task)}. Leave it out to let the targets tell."
@@ -290,12 +274,18 @@ class Plan:
         """The same for classes; `ArgumentError` where an option has no meaning for them."""
         wrong = [name for name in ("target", "row_weights", "per_output") if getattr(self, name) is not None]
         wrong += ["intervals"] if self.intervals == "isotonic" else []
+        advice = "Numbers that are no classes are task='regression'."
         if wrong:
             raise ArgumentError(
-                f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. Numbers that "
-                "are no classes are task='regression'."
+                f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. {advice}"
             )
-        task.check_method(self.method)
+        method, unused = self.method, {Sampling: _ONLY_NUMBERS, Terms: ("mean",)}.get(type(self.method))
+        if unused is None or any(getattr(method, name) != getattr(type(method), name) for name in unused):
+            wrong = [f"{name}=" for name in unused or () if getattr(method, name) != getattr(type(method), name)]
+            raise ArgumentError(
+                "expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
+                f"{type(method).__name__}({', '.join(wrong)}). {advice}"
+            )
         return replace(self, task=task)
 
     @property

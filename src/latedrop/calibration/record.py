@@ -337,10 +337,9 @@ class Calibration:
 
     def _rate_lines(self) -> list[str]:
         draws = f", {self.draws} draws" if self.draws else ""
-        lines = [
-            f"rate {rate_text(self.rate)}, scale {_short(self.scales)}, relaxed scale {_short(self.row.relaxed_scale)}, "
-            f"floor {_short(self.floors)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
-        ]
+        scales = f"scale {_short(self.scales)}, relaxed scale {_short(self.row.relaxed_scale)}"
+        how = f"{self.method}, {self.criterion} criterion, {self.rows} rows{draws}"
+        lines = [f"rate {rate_text(self.rate)}, {scales}, floor {_short(self.floors)} ({how})"]
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
         names = ["rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]

@@ -225,13 +225,12 @@ class Verdict:
         if value - doubt < RANKING_BAD and value + doubt >= RANKING_GOOD:
             text = f"too few rows to tell whether it ranks the errors: correlation {number}"
             return Finding("ranking", "weak", text, number, _MORE_ROWS)
-        if value < RANKING_BAD:
-            text, advice = "it does not rank the errors", "Do not sort or reject rows by it."
-        elif value < RANKING_GOOD:
-            text, advice = "it ranks the errors weakly", "Large deviations are a hint, no more."
-        else:
-            text, advice = "it ranks the errors", "Look first at the rows of large deviation."
         grade: Grade = "bad" if value < RANKING_BAD else "weak" if value < RANKING_GOOD else "good"
+        text, advice = {
+            "bad": ("it does not rank the errors", "Do not sort or reject rows by it."),
+            "weak": ("it ranks the errors weakly", "Large deviations are a hint, no more."),
+            "good": ("it ranks the errors", "Look first at the rows of large deviation."),
+        }[grade]
         return Finding("ranking", grade, f"{text}: correlation {number}", number, advice)
 
 
@@ -268,12 +267,16 @@ def judged(
         held = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
         shares[level] = held.double().reshape(len(held), -1).mean(1)
     gain = gains(error, variance, constant) if gain is None else gain
+    # A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank
+    # the errors the wrong way round. So of several folds variances are ranked in units of each fold's constant,
+    # rounded, so that equal ones are equal.
+    ranked = (variance / constant).float() if fitted == "cross-validation" else variance
     return Verdict(
         rows=len(error),
         fitted=fitted,
         gain=float(average(gain, left.weights)),
         gain_error=standard_error(gain, left),
-        correlation=correlation(error, _alike(variance, constant) if fitted == "cross-validation" else variance),
+        correlation=correlation(error, ranked),
         coverage=float(average(shares[_LEVEL], left.weights)),
         coverage_error=share_error(shares[_LEVEL], left),
         levels=tuple((level, float(average(share, left.weights))) for level, share in shares.items()),
@@ -285,15 +288,6 @@ def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
     """Those of some groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
     found = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
     return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in found)
-
-
-def _alike(variance: Tensor, constant: Tensor) -> Tensor:
-    """Variances of several folds, in units of each fold's constant, so that they can be ranked together.
-
-    A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank the
-    errors the wrong way round. Rounded, so that equal ones are equal.
-    """
-    return (variance / constant).float()
 
 
 def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from latedrop.terms.dropout import Dropout
 from latedrop.terms.forest import ErrorForest
 from latedrop.terms.leverage import GradientLeverage, Leverage
 from latedrop.terms.neighbours import Neighbours
-from latedrop.terms.size import Size
 from latedrop.terms.term import BatchContext, Term
-from latedrop.terms.variance_head import VarianceHead
+from latedrop.terms.variance_head import Size, VarianceHead
 
 __all__ = [
     "BatchContext",

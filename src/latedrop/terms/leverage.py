@@ -17,10 +17,11 @@ References: Cook and Weisberg (1982), leverage; Immer et al. (2021), linearised 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,15 +60,11 @@ class _Leverage(Term):
 
     def learned_from(self: _Same, reference: Iterable[Tensor], own: bool) -> _Same:
         """See `Term`; of mask gradients, those of the reference rows `(n, K, D)`."""
-        gram: Tensor | None = None
-        count, sample = 0, _Sample()
-        for part in reference:
-            vectors = _with_one(part)
-            gram = vectors.mT @ vectors if gram is None else gram + vectors.mT @ vectors
-            sample.add(vectors, count)
-            count += len(part)
-        if gram is None or count < 2:
+        parts = list(reference)
+        count = sum(map(len, parts))
+        if count < 2:
             raise DataError(f"expected at least 2 reference rows; found {count}. Pass more as reference=.")
+        gram: Any = sum(vectors.mT @ vectors for vectors in map(_with_one, parts))
         gram = gram / count
         diagonal = gram.diagonal(dim1=1, dim2=2)
         constant = diagonal[:, :-1].sum(1).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
@@ -79,7 +76,9 @@ class _Leverage(Term):
         root[:, :, -1] *= constant[:, None]
         found = replace(self, root=root.contiguous(), rows=count, own=own)
         if not own:
-            found.sample = _left_out((sample.vectors() @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
+            step = 2 ** max(0, math.ceil(math.log2(count / _SAMPLE)))
+            some = _with_one(torch.cat(parts)[::step])
+            found.sample = _left_out((some @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
         return found
 
     def directions(self, vectors: Tensor) -> Tensor:
@@ -187,26 +186,3 @@ def _with_one(part: Tensor) -> Tensor:
 
 def _left_out(value: Tensor, rows: int) -> Tensor:
     return value * (1 - 1 / rows) / (1 - value / rows).clamp_min(1e-9)
-
-
-class _Sample:
-    """Keeps every k-th row of a stream, k doubling as the stream grows."""
-
-    def __init__(self) -> None:
-        self._step = 1
-        self._batches: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, vectors: Tensor, start: int) -> None:
-        """Take some of the rows `(K, n, D)`; `start` rows went before."""
-        self._batches.append((vectors, torch.arange(start, start + vectors.shape[1])))
-        while True:
-            even = [places % self._step == 0 for _, places in self._batches]
-            both = zip(self._batches, even, strict=True)
-            self._batches = [(rows[:, at], places[at]) for (rows, places), at in both]
-            if sum(len(places) for _, places in self._batches) <= _SAMPLE:
-                return
-            self._step *= 2
-
-    def vectors(self) -> Tensor:
-        """Return the rows, `(K, m, D)`."""
-        return torch.cat([vectors for vectors, _ in self._batches], 1)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.records import record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
@@ -85,11 +85,7 @@ class Neighbours(Term):
 
     @cached_property
     def _tree(self) -> Any:
-        try:
-            from scipy.spatial import cKDTree
-        except ImportError as error:
-            raise LatedropError(
-                "expected scipy for neighbours; it is not installed. Run: pip install 'latedrop[neighbours]'"
-            ) from error
+        from scipy.spatial import cKDTree
+
         assert self.points is not None
         return cKDTree(self.points.numpy())

@@ -28,8 +28,7 @@ from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.records import record
-from latedrop.terms.features import Features
-from latedrop.terms.gradients import joined_gradients
+from latedrop.terms.features import Features, joined_gradients
 
 __all__ = ["BatchContext", "Missing", "Term"]
 
