@@ -131,24 +131,6 @@ def test_a_generator_is_read_once_and_lazily() -> None:
     assert read == [0, 1, 2]
 
 
-def test_unpack_makes_pairs() -> None:
-    rows = [{"x": X[:4], "y": Y[:4]}, {"x": X[4:], "y": Y[4:]}]
-    _, x, y = collected(rows, unpack=lambda row: (row["x"], row["y"]))
-    assert torch.equal(x, X)
-    assert torch.equal(y, Y)
-    triples = [(X, Y, "weights")]
-    assert torch.equal(collected(triples, unpack=lambda batch: batch[:2])[1], X)
-
-
-def test_a_series_is_targets_and_tables_nest() -> None:
-    y = pandas.Series(np.arange(7), index=list("gfedcba"), name="y")
-    ((x, target),) = batches(({"left": table(), "right": (y, X)}, y), MODEL)
-    assert torch.equal(target, torch.arange(7.0).double())
-    assert torch.equal(x["left"], X[:, :1])
-    assert x["right"][0].dtype == torch.float32
-    assert torch.equal(x["right"][0], torch.arange(7.0))
-
-
 def test_tables_of_polars() -> None:
     polars = pytest.importorskip("polars")
     x, y = polars.DataFrame({"a": X[:, 0].tolist(), "b": X[:, 1].int().tolist()}), polars.Series("y", Y[:, 0].tolist())

@@ -166,27 +166,6 @@ def test_inputs_go_by_their_names(rows: tuple[Tensor, Tensor]) -> None:
     assert_same_up_to_rounding(found.std, expected.std)
 
 
-class OneDict(Two):
-    """Takes one dict."""
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
-        return self.layers(batch["values"] * batch.get("mask", torch.ones(1)))
-
-
-@pytest.mark.parametrize("names", [("values", "mask"), ("values",)], ids=["two", "one"])
-def test_a_model_that_takes_one_dict(rows: tuple[Tensor, Tensor], names: tuple[str, ...]) -> None:
-    torch.manual_seed(0)
-    x, y = rows
-    model, batch = OneDict(), {"values": x, "mask": (x > 0).float()}
-    inputs = {name: batch[name] for name in names}
-    uq = latedrop.calibrate(model, [(inputs, y)], progress=False)
-    (found,) = uq.predict_batches([inputs])
-    assert torch.equal(found.mean, model(inputs))  # the same call on the same batch
-    if len(names) > 1:
-        same = latedrop.calibrate(model, [{**inputs, "label": y}], progress=False)
-        assert_same_up_to_rounding(same.predict(inputs).std, uq.predict(inputs).std)
-
-
 class Splits(dict[str, Any]):
     """Several data sets by name, as Hugging Face's `load_dataset` gives."""
 
@@ -236,26 +215,6 @@ def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> No
     plain = latedrop.calibrate(net, (x, labels), progress=False)
     uq = latedrop.calibrate(net, data, progress=False)
     assert_same_up_to_rounding(uq.predict(data).probabilities, plain.predict(x).probabilities)
-
-
-class Both(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 1)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.last(self.first(a).relu() + self.second(b).relu())
-
-
-def test_two_inputs_together_and_targets() -> None:
-    torch.manual_seed(0)
-    model, a, b, y = Both(), torch.randn(40, 4), torch.randn(40, 4), torch.randn(40, 1)
-    loader = DataLoader([((a[i], b[i]), y[i]) for i in range(40)], 16)
-    uq = latedrop.calibrate(model, loader, progress=False)
-    assert_same_up_to_rounding(uq.predict(loader).mean, uq.predict((a, b)).mean)
-    found, wanted = (latedrop.sample(model, data, 0.1, 3).mean for data in (loader, (a, b)))
-    assert_same_up_to_rounding(found, wanted)
-    assert [s.name for s in latedrop.find_sites(model, loader)] == [s.name for s in latedrop.find_sites(model, (a, b))]
 
 
 def test_rows_of_several_batches_cannot_have_their_own_masks(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,20 +69,6 @@ class TestDefault:
         uq = default(model, (x, y))
         new, target = noisy(model, 1000, seed + 100)
         assert verdict(uq.predict(new), target).gain > -0.02
-
-    def test_the_model_keeps_its_own_prediction(self) -> None:
-        model = network()
-        x, y = noisy(model, 100)
-        assert torch.equal(default(model, (x, y)).predict(x).mean, model(x).detach())  # the same call on the same batch
-
-    def test_several_outputs_have_coefficients_of_their_own(self) -> None:
-        model = network(2)
-        x, y = noisy(model, 300, size=torch.tensor([0.1, 3.0]))
-        uq = default(model, (x, y))
-        assert uq.calibration.terms is not None
-        assert len(uq.calibration.terms.coefficients) == 2
-        ratio = (uq.predict(x).std[:, 1] / uq.predict(x).std[:, 0]).median()
-        assert float(ratio) > 5
 
     def test_maps(self) -> None:
         torch.manual_seed(0)
@@ -262,19 +246,6 @@ class TestVerdict:
         assert found.gain == pytest.approx(float(expected))
         per_output = metrics.rank_correlation(zero, variance, error, per_output=True).mean()
         assert found.correlation == pytest.approx(float(per_output))
-
-    @pytest.mark.parametrize("options", [{}, {"method": "linear"}, {"method": latedrop.Sampling(rates=[0.1], draws=5)}])
-    def test_a_single_error_among_the_rows(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        """As of a model that counts, and counts nearly always right: the rest tells nothing about that row."""
-        model = network()
-        x = torch.randn(40, 3)
-        y = default(model, noisy(model, 40), **options).predict(x).mean.clone()
-        y[7] += 1
-        uq = default(model, (x, y), **options)
-        assert uq.calibration.verdict is not None
-        assert math.isfinite(uq.calibration.verdict.gain)
-        uq.save(tmp_path / "c.json")
-        latedrop.load(tmp_path / "c.json", model)
 
     def test_rows_are_left_out_of_their_own_fits(self) -> None:
         error = torch.randn(25, 1)

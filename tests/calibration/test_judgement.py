@@ -16,7 +16,6 @@ from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, in_use
 from latedrop.evaluation.judgement import judge
 from latedrop.evaluation.requirements import parsed_requirements
-from rounding import rounding
 
 
 @pytest.fixture(autouse=True)
@@ -151,15 +150,6 @@ class TestJudgement:
         assert measures["rmse"] == used.rmse
         assert measures["gain"] == pytest.approx(used.gain)
 
-    @pytest.mark.parametrize("choice", ["relaxed", 2.0, "step"])
-    def test_any_scale_in_use_is_in_the_table(self, choice: Any) -> None:
-        prediction, target = predicted(method=latedrop.Sampling(rates=[0.1, 0.2], draws=10))
-        step = prediction.calibration.tradeoff()[1]
-        prediction = prediction.scaled(step if choice == "step" else choice)
-        used = judge(prediction, target).together.used
-        assert used.label == in_use(prediction.calibration)
-        assert used.nll == pytest.approx(float(latedrop.metrics.nll(prediction.mean, prediction.variance, target)))
-
     def test_units_are_not_mixed(self) -> None:
         prediction, target = predicted(outputs=2)
         found = judge(prediction, target, names=["a", "b"]).measures()
@@ -180,21 +170,6 @@ class TestJudgement:
         assert usual.constant == pytest.approx(np.mean(shares))
         assert np.isnan(usual.rmse)
         assert (found.together.deciles, found.together.worst, found.together.kept) == ((), (), ())
-
-    def test_the_worst_of_very_many_rows_is_found(self) -> None:
-        prediction, _ = predicted(rows=4, method=latedrop.Terms(guard=False))
-        rows = 400_001
-        many = replace(prediction, output=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), novelty=None)
-        target = torch.zeros(rows, 1)
-        target[123_457] = 99.0
-        found = judge(many, target, places=range(1, rows + 1)).together
-        assert found.worst[0]["row"] == 123_458
-        assert (len(found.values.mean), found.values.of) == (200_000, rows)
-
-    def test_kept_rows(self) -> None:
-        found = judge(*predicted()).together
-        assert found.kept_rmse[0] == pytest.approx(found.used.rmse, rel=rounding())
-        assert all(own >= ideal - 1e-9 for own, ideal in zip(found.kept_rmse, found.ideal_rmse, strict=True))
 
     def test_one_variance_for_all_rows_chooses_nothing(self) -> None:
         prediction, target = predicted(method=latedrop.Terms(guard=False))

@@ -182,13 +182,6 @@ class TestWeights:
         with pytest.raises(FileError, match=f"expected weights of user_code:Net in other.pt; {message}"):
             load_model("user_code:Net", "other.pt")
 
-    @pytest.mark.parametrize("name", ["none.pt", "none.safetensors"])
-    def test_missing_file(self, name: str) -> None:
-        if name.endswith("safetensors"):
-            pytest.importorskip("safetensors")
-        with pytest.raises(FileError, match=f"expected a file at {name}; the system says: .*No such file"):
-            load_model("user_code:Net", name)
-
     def test_other_files(self) -> None:
         Path("text.pt").write_text("hello")
         with pytest.raises(FileError, match=r"expected tensors in text.pt; reading it raised"):
@@ -226,11 +219,6 @@ class TestPickled:
                 load_model(name, weights)
         assert not Path("touched").exists()
 
-    @pytest.mark.parametrize("name", ["whole.pt", "net.pt2"])
-    def test_no_weights_beside(self, name: str) -> None:
-        with pytest.raises(ArgumentError, match=f"expected no weights beside {name}, which has its own"):
-            load_model(name, "net.pt", trust=True)
-
 
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
@@ -264,12 +252,3 @@ class TestPrograms:
         found = as_arguments(program, {"shift": self.SHIFT, "x": self.X})
         assert isinstance(found, dict)
         assert program(**found).shape == (4, 1)
-
-
-def test_arguments_of_a_module() -> None:
-    one = {"anything": torch.zeros(2)}
-    assert as_arguments(TwoInputs(), one) is one["anything"]
-    named = {"shift": torch.zeros(2), "x": torch.ones(2)}
-    assert as_arguments(TwoInputs(), named) == named
-    other = as_arguments(TwoInputs(), {"a": torch.zeros(2), "b": torch.ones(2)})
-    assert [value.tolist() for value in other] == [[0, 0], [1, 1]]

@@ -82,20 +82,6 @@ def test_missing_and_surplus_columns_are_refused_by_name() -> None:
     assert_same_up_to_rounding(uq.predict(x.to_numpy()).mean, uq.predict(x).mean)  # arrays have no names
 
 
-def test_nothing_is_pooled_over_units() -> None:
-    model, x, y = frames()
-    rows = latedrop.calibrate(
-        model, (x, y), method=latedrop.Sampling(rates=[0.1, 0.3], draws=10), progress=False
-    ).calibration.table
-    other = latedrop.calibrate(model, (x, y), method="linear", progress=False).calibration
-    with torch.no_grad():
-        error = model(torch.tensor(x.to_numpy()).float()).numpy() - y.to_numpy()
-    assert_same_up_to_rounding(other.table[0].rmse, np.sqrt((error**2).mean(0)))
-    assert all(len(row.rmses) == 2 for row in rows)
-    again = latedrop.Calibration.from_json(other.to_json())
-    assert again.table == other.table
-
-
 def test_labelled_tables_in_any_order() -> None:
     model, x, y = frames()
     uq = latedrop.calibrate(model, (x, y), progress=False)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from latedrop import (
     FirstOrder,
@@ -121,17 +120,6 @@ def test_the_batch_size_does_not_change_a_prediction(fitted: tuple[Predictor, Te
     assert_same_up_to_rounding(alone.std[0], predictor.predict(x).std[3])
 
 
-def test_linear_predictions_are_the_closed_form_of_one_site() -> None:
-    model = mlp()
-    x, y = data_for(model)
-    predictor = quietly(model, (x, y), method="linear")
-    with torch.no_grad():
-        exact = model[:-1](x).square() @ model[-1].weight.square().T
-    e2 = (y - model(x).detach()).square()
-    assert_same_up_to_rounding(predictor.predict(x).variance, exact * (e2 / exact).mean())
-    assert torch.equal(predictor.predict(x).mean, model(x).detach())  # the same call on the same batch
-
-
 @pytest.mark.parametrize("choice", ["optimal", "relaxed", 3])
 def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
     model = mlp(2)
@@ -179,24 +167,6 @@ def test_a_table_has_a_row_for_each_example(fitted: tuple[Predictor, Tensor, Ten
     single = quietly(mlp(), data_for(mlp())).predict(x).to_pandas()
     assert list(single) == ["mean", "std", "low", "high"]
     assert len(single) == 100
-
-
-def test_batches_are_predicted_one_by_one(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
-    predictor, x, y = fitted
-    whole = predictor.predict(x)
-    loaders = {
-        "tensors": (x.split(30), None),
-        "loader of inputs": (DataLoader(TensorDataset(x), batch_size=30), None),
-        "loader of pairs": (DataLoader(TensorDataset(x, y), batch_size=30), lambda batch: batch[0]),
-        "arrays": ([part.numpy() for part in x.split(30)], None),
-    }
-    for name, (loader, unpack) in loaders.items():
-        parts = list(predictor.predict_batches(loader, unpack))
-        assert [len(part) for part in parts] == [30, 30, 30, 10], name
-        std = torch.cat([part.std for part in parts])
-        torch.testing.assert_close(std, whole.std, rtol=1e-3, atol=1e-6, msg=name)
-    lazy = predictor.predict_batches(iter(x.split(30)))
-    assert len(next(lazy)) == 30
 
 
 @pytest.mark.parametrize(

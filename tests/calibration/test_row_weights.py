@@ -15,7 +15,7 @@ from latedrop.calibration.cross_validation import CrossValidation, effective_row
 from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
 from latedrop.errors import ArgumentError, DataError
-from rounding import assert_same_doubles, rounding
+from rounding import assert_same_doubles
 
 METHODS: list[dict[str, Any]] = [
     {},
@@ -109,18 +109,6 @@ def test_equal_weights_change_nothing_and_others_do(options: dict[str, Any], out
     by_batch = [(x[:20], y[:20]), (x[20:], y[20:])]
     again = latedrop.calibrate(model, by_batch, row_weights=weights.numpy(), progress=False, **options)
     assert_same_doubles(again.predict(x).std, other.predict(x).std)
-
-
-def test_the_constant_and_the_table_are_those_of_the_rows_that_count() -> None:
-    x, y, weights = rows()
-    options: dict[str, Any] = {"method": "linear", "progress": False}
-    found = latedrop.calibrate(network(), (x, y), row_weights=weights, **options).calibration
-    again = latedrop.calibrate(network(), (repeated(x, weights), repeated(y, weights)), **options).calibration
-    assert found.constant == pytest.approx(again.constant)
-    assert found.scales == pytest.approx(again.scales)
-    for name in ("rmse", "nll_scaled", "nll_unscaled", "ma_scaled"):
-        assert getattr(found.table[0], name) == pytest.approx(getattr(again.table[0], name), rel=rounding())
-    np.testing.assert_allclose(found.curves["scaled"], again.curves["scaled"])
 
 
 def test_standard_errors() -> None:

@@ -77,16 +77,6 @@ def test_few_rows_have_as_many_degrees_however_many_entries_they_have() -> None:
     assert [fit_tail(light[:count]).nu for count in (40, 60, 400)] == [40, 60, math.inf]
 
 
-def test_a_row_that_counts_twice_is_as_good_as_two() -> None:
-    z = torch.from_numpy(stats.t(3).rvs(60, random_state=2))
-    counts = torch.ones(60).double()
-    counts[:10] = 2
-    twice = fit_tail(torch.cat([z, z[:10]]), rows=60)
-    weighted = fit_tail(z, counts)
-    assert weighted.nu == twice.nu
-    assert weighted.scale == pytest.approx(twice.scale, rel=1e-9)
-
-
 def test_degrees_that_are_no_whole_number_are_refused() -> None:
     for nu, scale in ((3.5, 1.0), (2.0, 1.0), (3.0, 0.0)):
         with pytest.raises(ArgumentError, match="whole or infinite degrees of freedom"):

@@ -58,18 +58,6 @@ def test_classwise_error_is_the_mean_over_classes() -> None:
     assert float(metrics.classwise_ece(p, y)) == pytest.approx(float(sum(each)) / 3, rel=rounding(torch.float64))
 
 
-def test_confusion() -> None:
-    p, y = _case(k=4)
-    said, kept = p.argmax(1), p.amax(1) > 0.6
-    assert np.array_equal(metrics.confusion(y, said, 4), sklearn_metrics.confusion_matrix(y, said))
-    found = metrics.confusion(y, said, 4, kept)
-    assert np.array_equal(found[:, :4], sklearn_metrics.confusion_matrix(y[kept], said[kept], labels=range(4)))
-    assert found[:, 4].tolist() == [int(((y == k) & ~kept).sum()) for k in range(4)]
-    for wrong in ((y, said[:3], 4), (y, said, 3), (y.float(), said, 4), (y, said, 4, kept[:2])):
-        with pytest.raises(DataError, match="expected"):
-            metrics.confusion(*wrong)
-
-
 def test_area_under_risk_coverage_is_the_mean_risk() -> None:
     p, y = _case()
     doubt, wrong = 1 - p.amax(1), (p.argmax(1) != y).double()
@@ -87,12 +75,6 @@ def test_detection_scores() -> None:
     assert float(found) == pytest.approx(sklearn_metrics.roc_auc_score(truth, score))
     fpr, tpr, _ = sklearn_metrics.roc_curve(truth, score, drop_intermediate=False)
     assert float(metrics.fpr_at(up, down)) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
-
-
-def test_sets() -> None:
-    members = torch.tensor([[True, False, True], [False, True, False]])
-    assert float(metrics.set_size(members)) == 1.5
-    assert float(metrics.set_coverage(members, torch.tensor([2, 0]))) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -139,17 +139,6 @@ def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
         latedrop.calibrate(net, (x[200:], y[200:].reshape(-1, *shape)), task="regression", progress=False)
 
 
-def test_many_classes() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(5, 30), nn.ReLU(), nn.Linear(30, 40)).eval()
-    x = 2 * torch.randn(300, 5)
-    y = torch.multinomial(torch.softmax(1.5 * net(x), 1), 1)[:, 0]
-    found = latedrop.calibrate(net, (x, y), progress=False)
-    p = found.predict(x[:20], rate=0.1)
-    assert_same_up_to_rounding(p.probabilities.sum(1), torch.ones(20, dtype=torch.float64))
-    assert p.mutual_information is not None
-
-
 class TestBadInput:
     @pytest.fixture
     def net(self) -> nn.Module:

@@ -139,14 +139,6 @@ def test_draws_of_maps(net: Net) -> None:
     assert_same_up_to_rounding(p.probabilities, torch.softmax(torch.as_tensor(outputs) / t, 2).mean(0))
 
 
-def test_one_logit_for_two_classes(net: Net) -> None:
-    x, y = scenes(20, seed=9)
-    torch.manual_seed(0)
-    found = latedrop.calibrate(Net(1), (x, (y > 0).long()), task="classification", progress=False)
-    assert found.calibration.binary
-    assert found.predict(x).probabilities.shape == (20, 2, 12, 12)
-
-
 def test_folds_are_images_and_so_are_errors() -> None:
     image = torch.arange(12).repeat_interleave(50)
     rows = Measured(torch.zeros(600, 3), torch.zeros(600, dtype=torch.long), image=image)

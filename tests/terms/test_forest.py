@@ -86,33 +86,11 @@ def test_the_forest_finds_where_errors_are_large() -> None:
     assert np.median(columns[x[:, 0] > 0]) > 5 * np.median(columns[x[:, 0] <= 0])
 
 
-def test_columns_of_noise_are_out_of_bag() -> None:
-    """In bag a tree's own rows would make the column follow the squared errors, though nothing can be predicted."""
-    rng = np.random.default_rng(3)
-    x, error = rng.normal(size=(500, 3)), rng.normal(size=(500, 1))
-    model = learned(x, error)
-    inside = np.corrcoef(predicted(model, x)[:, 0], error[:, 0] ** 2)[0, 1]
-    outside = np.corrcoef(columns_of(model)[:, 0], error[:, 0] ** 2)[0, 1]
-    assert inside > 0.5
-    assert abs(outside) < 4 / np.sqrt(500)
-    validation = batch(x, fitted=True)
-    np.testing.assert_allclose(model.values(validation), columns_of(model), rtol=1e-6)
-
-
 def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
     x, error = rows_of()
     model = learned(x, np.concatenate([error, 1e4 * error], 1), trees=20)
     for found in (columns_of(model), predicted(model, x, 2)):
         np.testing.assert_allclose(found[:, 1], 1e8 * found[:, 0], rtol=1e-5)
-
-
-def test_rows_that_count_nothing_change_nothing() -> None:
-    x, error = rows_of(300)
-    weights = np.r_[np.ones(200), np.zeros(100)]
-    wrong = error.copy()
-    wrong[200:] *= 100
-    one, other = (predicted(learned(x, e, weights, trees=20), x) for e in (error, wrong))
-    np.testing.assert_allclose(one, other)
 
 
 @pytest.mark.parametrize(

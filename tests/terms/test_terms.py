@@ -16,7 +16,6 @@ from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.network.network import Network
 from latedrop.terms import (
     BatchContext,
-    Dropout,
     Leverage,
     Neighbours,
     Size,
@@ -240,15 +239,6 @@ class TestInACalibration:
         assert expected.novelty is not None
         assert torch.equal(found.novelty, expected.novelty)
 
-    def test_draws_stand_in_where_there_are_many_outputs(self) -> None:
-        x = torch.randn(60, 3)
-        model = mlp(9)
-        uq = calibrate(model, (x, model(x).detach() + torch.randn(60, 9)), progress=False)
-        assert uq.calibration.terms is not None
-        (dropout,) = (term for term in uq.calibration.terms.terms if isinstance(term, Dropout))
-        assert dropout.way == "draws"
-        assert uq.predict(x).std.shape == (60, 9)
-
 
 class TestBlocks:
     def test_runs_of_rows_are_left_out_together(self) -> None:
@@ -289,17 +279,3 @@ class TestNamedFeatures:
         (leverage,) = (term for term in found.terms.terms if isinstance(term, Leverage))
         assert leverage.root is not None
         assert leverage.root.shape == (1, 9, 9)
-
-
-def test_guard_and_term_share_what_they_measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    x = torch.randn(200, 4)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    y = model(x).detach() + torch.randn(200, 1) * x[:, :1].abs()
-    uq = calibrate(model, (x, y), method=latedrop.Terms(["leverage"]), progress=False)
-    uq.save(tmp_path / "uq.json")
-    calls = []
-    values = Leverage.values
-    monkeypatch.setattr(Leverage, "values", lambda self, rows: calls.append(1) or values(self, rows))
-    assert uq.predict(x).novelty is not None
-    assert latedrop.load(tmp_path / "uq.json", model).predict(x).novelty is not None
-    assert len(calls) == 2

@@ -163,9 +163,7 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
 
 
 def at_most(errors: int, rows: int, rate: float) -> float:
-    """The probability of at most so many errors among so many rows."""
-    k = torch.arange(errors + 1, dtype=torch.float64)
-    n = torch.tensor(float(rows), dtype=torch.float64)
-    log = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-    log = log + k * math.log(rate) + (n - k) * math.log1p(-rate) if rate > 0 else log.fill_(0)
-    return float(log.exp().sum())
+    """Return the probability of at most so many errors among so many rows."""
+    from scipy.stats import binom
+
+    return float(binom.cdf(errors, rows, rate))

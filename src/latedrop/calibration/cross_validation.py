@@ -27,7 +27,6 @@ __all__ = [
     "crossed",
     "effective_rows",
     "folds",
-    "lead",
     "leading",
     "share_error",
     "standard_error",
@@ -164,14 +163,12 @@ def leading(
 
     `scores` `(N,)` are large where a candidate is good; `among` are those that may be taken.
     """
-    names = list(scores if among is None else among)
-    return max(names, key=lambda name: lead(scores[name] - scores[home], left, least))
 
+    def lead(name: str) -> float:
+        ahead = scores[name] - scores[home]
+        return float(left.mean(ahead)) - max(standard_error(ahead, left), least) if bool(ahead.any()) else 0.0
 
-def lead(difference: Tensor, left: CrossValidation, least: float = 0.0) -> float:
-    """By how much a difference `(N,)` is above its standard error, or the least gain; 0 where it is 0 in every row."""
-    found = float(left.mean(difference)) - max(standard_error(difference, left), least)
-    return found if bool(difference.any()) else 0.0
+    return max(scores if among is None else among, key=lead)
 
 
 def standard_error(values: Tensor, left: CrossValidation | None = None) -> float:

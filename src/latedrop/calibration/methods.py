@@ -45,7 +45,6 @@ __all__ = [
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 DEFAULT_TERMS = ("dropout", "leverage", "gradients", "forest")
 
-_ONLY_NUMBERS = ("criterion", "mean", "floor", "scale", "shared")  # options of `Sampling`
 _Mean: TypeAlias = Literal["draws", "model"]
 _Criterion: TypeAlias = Literal["scaled", "unscaled"]
 
@@ -279,12 +278,13 @@ class Plan:
             raise ArgumentError(
                 f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. {advice}"
             )
-        method, unused = self.method, {Sampling: _ONLY_NUMBERS, Terms: ("mean",)}.get(type(self.method))
-        if unused is None or any(getattr(method, name) != getattr(type(method), name) for name in unused):
-            wrong = [f"{name}=" for name in unused or () if getattr(method, name) != getattr(type(method), name)]
+        unused = {Sampling: ("criterion", "mean", "floor", "scale", "shared"), Terms: ("mean",)}
+        kind = type(self.method)
+        wrong = [f"{name}=" for name in unused.get(kind, ()) if getattr(self.method, name) != getattr(kind, name)]
+        if wrong or kind not in unused:
             raise ArgumentError(
                 "expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
-                f"{type(method).__name__}({', '.join(wrong)}). {advice}"
+                f"{kind.__name__}({', '.join(wrong)}). {advice}"
             )
         return replace(self, task=task)
 
