@@ -62,9 +62,9 @@ class Correction:
 
     def values(self, inputs: Tensor, directions: Tensor) -> Tensor:
         """Return what is added to rows, `(n, K)`, from the inputs of trees and mask gradients in their metric."""
-        found = torch.einsum("knd,kd->nk", directions, self.slopes.to(directions))
-        columns = [0 * found[:, 0] if trees is None else trees.sums(inputs)[:, 0] for trees in self.trees]
-        return found + torch.stack(columns, 1)
+        total = torch.einsum("knd,kd->nk", directions, self.slopes.to(directions))
+        columns = [0 * total[:, 0] if trees is None else trees.sums(inputs)[:, 0] for trees in self.trees]
+        return total + torch.stack(columns, 1)
 
     def checked(self) -> Correction:
         """Check lengths against each other after reading."""
@@ -158,8 +158,8 @@ def _ridge(phi: _Floats, target: _Floats, weight: _Floats) -> tuple[_Floats, _Fl
     best, lowest = (np.zeros(phi.shape[1]), np.zeros(len(target))), np.mean(wanted**2)
     for penalty in _PENALTIES:
         coefficients = moment / (values + penalty)
-        own = np.minimum(np.square(turned) @ (1 / (values + penalty)), 1 - 1e-9)
-        left = (wanted - turned @ coefficients) / (1 - own)
+        leverage = np.minimum(np.square(turned) @ (1 / (values + penalty)), 1 - 1e-9)
+        left = (wanted - turned @ coefficients) / (1 - leverage)
         if (cost := np.mean(left**2)) < lowest:
             lowest, best = cost, (axes @ coefficients, target - left / np.where(root > 0, root, 1))
     return best

@@ -228,10 +228,10 @@ def crossed(
     squares = error.square().mean(axes, keepdim=True) if axes else error.square()
     variance, constant = torch.empty_like(error), torch.empty_like(error)
     least = _LEAST * squares.mean(0)
-    for rest, held in left.splits(len(error)):
+    for rest, out in left.splits(len(error)):
         size = replace(left, weights=left.at(rest)).mean(squares[rest])
-        constant[held] = torch.maximum(size, least).expand_as(constant[held])
-        variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
+        constant[out] = torch.maximum(size, least).expand_as(constant[out])
+        variance[out] = fit(rest)(out).to(variance) if bool(size.all()) else constant[out]
     return variance, constant
 
 

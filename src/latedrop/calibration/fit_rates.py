@@ -38,7 +38,7 @@ from latedrop.errors import LatedropWarning, OutputError
 from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.sites import Rate
 
-__all__ = ["RatesFit", "ScaleFit", "fit_rates", "fit_scale"]
+__all__ = ["ScaleFit", "fit_rates", "fit_scale"]
 
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 _NOMINAL_ODDS = 0.01  # of first order where a floor explains everything
@@ -200,25 +200,15 @@ def _likeliest(
     return scale, torch.zeros_like(scale)
 
 
-@dataclass(frozen=True)
-class RatesFit:
-    """The fit to all rates.
+def fit_rates(
+    measured: MeasuredRates, plan: Plan
+) -> tuple[Rate, ScaleFit, tuple[RateRow, ...], dict[str, float] | None]:
+    """Fit scale and floor at every rate, and take the best.
 
-    Attributes:
-        rate: the best.
-        fit: of scale and floor at that rate.
-        table: one row for each rate.
-        shares: each site's share of the raw variance; None where the sites are not told apart.
+    Returns:
+        The best rate, its fit, a row for each rate, and each site's share of the raw variance to first order; None
+        where the sites are not told apart.
     """
-
-    rate: Rate
-    fit: ScaleFit
-    table: tuple[RateRow, ...]
-    shares: dict[str, float] | None
-
-
-def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
-    """Fit scale and floor at every rate, and take the best."""
     method, target, shares = plan.method, measured.target, None
     per_output = plan.has_outputs(target.shape)
     assert not isinstance(method, Terms)
@@ -241,7 +231,7 @@ def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
     warn_of_poor_fit(
         fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL, hint=plan.target is None
     )
-    return RatesFit(rate, fit, table, shares)
+    return rate, fit, table, shares
 
 
 def _first_order(measured: MeasuredRates, plan: Plan, per_output: bool) -> tuple[Rate, ScaleFit | None]:

@@ -235,9 +235,9 @@ class FittedTerms:
         ]
         return [["term", "coefficient", "share of variance"], *cells]
 
-    def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
+    def with_terms(self, given: Sequence[Term], path: object) -> FittedTerms:
         """The same with the user's own terms, which a file cannot hold, in their places."""
-        named = {term.name: term for term in checked_terms(own)}
+        named = {term.name: term for term in checked_terms(given)}
         absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
         if absent:
             raise FileError(
@@ -251,32 +251,32 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
     """Terms from names or objects, or `ArgumentError`."""
     if isinstance(terms, (str, Term)) or not isinstance(terms, Iterable):
         terms = (terms,)
-    found: list[Term] = []
+    chosen: list[Term] = []
     for item in terms:
         if isinstance(item, str) and item in KINDS:
             try:
-                found.append(KINDS[item]())
+                chosen.append(KINDS[item]())
             except TypeError as error:
                 raise ArgumentError(
                     f"expected latedrop.terms.{KINDS[item].__name__}(...), as term {item!r} has to be told what to "
                     "read; found its name alone."
                 ) from error
         elif isinstance(item, Term):
-            found.append(item)
+            chosen.append(item)
         else:
             raise ArgumentError(f"expected terms among {sorted(KINDS)}, or objects of latedrop.terms; found {item!r}.")
-    names = [getattr(term, "name", None) for term in found]
+    names = [getattr(term, "name", None) for term in chosen]
     if not all(isinstance(name, str) and name for name in names):
         raise ArgumentError(f"expected terms with a name, as in name = 'night'; found {names}.")
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice or "floor" in names or any(":" in str(name) for name in names):
         raise ArgumentError(f"expected terms of different names, without ':' and none of them 'floor'; found {names}.")
-    return tuple(found)
+    return tuple(chosen)
 
 
 def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Tensor]:
     """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
-    found: dict[str, Tensor] = {}
+    measured: dict[str, Tensor] = {}
     for term in terms:
         columns = {f"{term.name}:{part}" if part else term.name: value for part, value in term.columns(rows).items()}
         columns = {name: _as_column(name, value, rows.mean) for name, value in columns.items()}
@@ -284,8 +284,8 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
             _refuse_unsound(columns)
         add_totals(rows, columns)
-        found |= columns
-    return found
+        measured |= columns
+    return measured
 
 
 def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
@@ -427,11 +427,11 @@ def fit_terms(
     counts = counts / counts.sum() * (effective_rows(counts, len(counts)) if worth is None else worth)
     fits = [_fit_one(*each, blocks, counts) for each in zip(errors, units, sizes, strict=True)]
     coefficients, floors, constants = (torch.stack(part) for part in zip(*fits, strict=True))
-    found = TermFit(coefficients, floors, constants)
+    fit = TermFit(coefficients, floors, constants)
     if not any(block.of_forest for block in blocks):
-        return found
+        return fit
     rest = [block for block in blocks if not block.of_forest]
-    return replace(found, without=fit_terms(error, columns, rest, sizes, weights, worth=worth))
+    return replace(fit, without=fit_terms(error, columns, rest, sizes, weights, worth=worth))
 
 
 def _fit_one(

@@ -304,14 +304,14 @@ class Plan:
         if self.row_weights is None:
             return None
         weights = np.asarray(self.row_weights) if self.weighs_later else self.row_weights
-        found = checked_weights(weights, len(weights))
-        return None if bool((found == found[0]).all()) else found
+        weights_of_rows = checked_weights(weights, len(weights))
+        return None if bool((weights_of_rows == weights_of_rows[0]).all()) else weights_of_rows
 
     def check_weights(self, rows: int) -> None:
         """`DataError` unless there is a weight for each of the rows that were read, and two of them count."""
         if self.row_weights is not None:
-            found = checked_weights(self.row_weights, rows)
-            if int((found > 0).sum()) < 2:
+            weights = checked_weights(self.row_weights, rows)
+            if int((weights > 0).sum()) < 2:
                 raise DataError(f"expected a weight above 0 for at least 2 validation rows; found one among {rows}.")
 
     @cached_property
@@ -319,8 +319,8 @@ class Plan:
         """What each row that counts counts, with mean 1; None where all count the same."""
         if self.counted is None:
             return None
-        found = self.counted[self.counted > 0]
-        return None if bool((found == found[0]).all()) else found / found.mean()
+        counting = self.counted[self.counted > 0]
+        return None if bool((counting == counting[0]).all()) else counting / counting.mean()
 
     def has_outputs(self, shape: Sequence[int]) -> bool:
         """Whether each index of axis 1 of outputs `(N, ...)` of this shape has its own scale."""
@@ -341,16 +341,16 @@ def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
         rates = [rates]
     if isinstance(rates, str) or not isinstance(rates, Iterable):
         raise ArgumentError(f"expected a sequence of rates; found {shown(rates)}.")
-    found: list[Rate] = []
+    checked: list[Rate] = []
     for rate in rates:
         values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
         named = not isinstance(rate, Mapping) or all(isinstance(name, str) for name in rate)
         if not named or not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
             raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
-        found.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
-    if not found:
+        checked.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
+    if not checked:
         raise ArgumentError("expected at least one rate; found none.")
-    return tuple(found)
+    return tuple(checked)
 
 
 def _is_rate(value: Any) -> bool:

@@ -210,10 +210,25 @@ class Calibration:
         return self.row.floor
 
     @property
+    def scale(self) -> float | tuple[float, ...]:
+        """`scales`, as a number where there is one."""
+        return _single(self.scales)
+
+    @property
+    def relaxed_scale(self) -> float | tuple[float, ...]:
+        """The scales that balance the calibration curve, as a number where there is one."""
+        return _single(self.row.relaxed_scale)
+
+    @property
+    def floor(self) -> float | tuple[float, ...]:
+        """`floors`, as a number where there is one."""
+        return _single(self.floors)
+
+    @property
     def output_names(self) -> tuple[str, ...] | None:
         """What the outputs are called, one for each entry along axis 1: as the target columns. None where not known."""
-        known = self.columns or {}
-        names = known.get("targets") or known.get("target_arrays") or ()
+        columns = self.columns or {}
+        names = columns.get("targets") or columns.get("target_arrays") or ()
         return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
 
     @property
@@ -302,22 +317,22 @@ class Calibration:
     @property
     def next_step(self) -> str:
         """What to try next, in one line; empty where there is nothing to say."""
-        found, fitted = self.verdict, self.terms
-        if found is None:
+        verdict, fitted = self.verdict, self.terms
+        if verdict is None:
             return ""
-        if found.rows < 30:
+        if verdict.rows < 30:
             return "pass 30 validation rows or more: fewer cannot tell what errors are usual."
         if fitted is None:
-            return "" if found.grade == "good" else "the default, method='terms', adds what dropout cannot see."
+            return "" if verdict.grade == "good" else "the default, method='terms', adds what dropout cannot see."
         if not fitted.reference_rows:
             return "give the inputs of training rows as reference: they tell which rows are usual."
         forest = any(isinstance(term, ErrorForest) for term in fitted.terms)
-        if not forest and found.rows < LEAST_ROWS:
+        if not forest and verdict.rows < LEAST_ROWS:
             return f"pass {LEAST_ROWS} validation rows or more: a forest then learns where errors are large."
-        if found.slices:
-            part = max(found.slices, key=lambda each: abs(each.coverage - 0.9))
+        if verdict.slices:
+            part = max(verdict.slices, key=lambda each: abs(each.coverage - 0.9))
             return f"pass more validation rows where {part.by} is {part.low:.4g} to {part.high:.4g}."
-        if found.grade != "good":
+        if verdict.grade != "good":
             return "a term of your own may know where errors are large: VarianceHead, or a class of yours."
         if forest and fitted.needs_gradients and fitted.correction is None:
             return "Terms(mean='corrected') may also predict better, from the same validation rows."
@@ -388,7 +403,10 @@ def rate_text(rate: Rate | None) -> str:
     return "per site" if isinstance(rate, Mapping) else _short(rate)
 
 
+def _single(values: tuple[float, ...]) -> float | tuple[float, ...]:
+    return values[0] if len(values) == 1 else values
+
+
 def _short(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return f"{value:.4g}"
-    return _short(value[0]) if len(value) == 1 else f"({', '.join(map(_short, value))})"
+    value = _single(value) if isinstance(value, tuple) else value
+    return f"({', '.join(map(_short, value))})" if isinstance(value, tuple) else f"{value:.4g}"

@@ -125,8 +125,8 @@ def lifted(variance: Tensor, least: Tensor) -> Tensor:
 
 def least_positive(variance: Tensor, per_output: bool) -> Tensor:
     """The smallest variance above 0, `(1,)` or of each index of axis 1 `(K,)`; inf where there is none."""
-    found = by_output(torch.where(variance > 0, variance, torch.inf), per_output)
-    return torch.stack([column.min() for column in found])
+    positive = by_output(torch.where(variance > 0, variance, torch.inf), per_output)
+    return torch.stack([column.min() for column in positive])
 
 
 def along_outputs(values: Tensor, like: Tensor) -> Tensor:

@@ -76,9 +76,9 @@ def share_seen(kept: str, marks: Marks) -> float:
     >>> share_seen(sketch(marks_of(rows, rows)), marks_of(rows[::4], rows[::4]))
     1.0
     """
-    own = _marks(kept)
-    telling = marks[marks <= own[-1]] if len(own) == _KEPT else marks
-    return float(np.isin(telling, own).mean()) if min(len(own), len(telling)) >= _LEAST else 0.0
+    marks_kept = _marks(kept)
+    telling = marks[marks <= marks_kept[-1]] if len(marks_kept) == _KEPT else marks
+    return float(np.isin(telling, marks_kept).mean()) if min(len(marks_kept), len(telling)) >= _LEAST else 0.0
 
 
 def fitted_to(kept: str, output: Tensor, target: Tensor) -> bool:

@@ -154,8 +154,8 @@ class Verdict:
     @property
     def grade(self) -> Grade:
         """The worst of all grades but that of the ranking: a sound interval need not tell rows apart."""
-        found = {finding.grade for finding in self.findings if finding.about != "ranking"}
-        return "bad" if "bad" in found else "weak" if "weak" in found else "good"
+        grades = {finding.grade for finding in self.findings if finding.about != "ranking"}
+        return "bad" if "bad" in grades else "weak" if "weak" in grades else "good"
 
     @property
     def sentence(self) -> str:
@@ -188,11 +188,11 @@ class Verdict:
     def _worst_level(self) -> tuple[float, float, float]:
         """Return the level, its share, and how far that is off beyond its standard error, in units of a 90 % level."""
         usual = math.sqrt(_LEVEL * (1 - _LEVEL))
-        found = []
+        levels = []
         for level, share in ((_LEVEL, self.coverage), *self.levels):
             unit = math.sqrt(level * (1 - level)) / usual
-            found.append((level, share, abs(share - level) / unit - self.coverage_error))
-        return max(found, key=lambda one: one[2])
+            levels.append((level, share, abs(share - level) / unit - self.coverage_error))
+        return max(levels, key=lambda one: one[2])
 
     def _ranges(self) -> Finding:
         worst = max(self.slices, key=lambda part: abs(part.coverage - _LEVEL))
@@ -264,8 +264,8 @@ def judged(
     z = error.abs() / variance.sqrt()
     shares = {}
     for level in LEVELS:
-        held = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
-        shares[level] = held.double().reshape(len(held), -1).mean(1)
+        inside_interval = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
+        shares[level] = inside_interval.double().reshape(len(inside_interval), -1).mean(1)
     gain = gains(error, variance, constant) if gain is None else gain
     # A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank
     # the errors the wrong way round. So of several folds variances are ranked in units of each fold's constant,
@@ -286,8 +286,8 @@ def judged(
 
 def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
     """Those of some groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
-    found = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
-    return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in found)
+    off = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
+    return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in off)
 
 
 def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:

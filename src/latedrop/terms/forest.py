@@ -173,13 +173,6 @@ class ErrorForest(Term):
         spread: `(inputs,)`, what the numbers that it looks at are divided by.
         grown: the trees, whose sum is the squared error of each output.
         least: the least squared error that it gives, one per output.
-
-    >>> import latedrop
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> method = latedrop.Terms(["dropout", ErrorForest(trees=20)])
-    >>> latedrop.calibrate(net, (x, x**2), method=method).predict(x).std.shape
-    torch.Size([64, 1])
     """
 
     trees: int = 100
@@ -224,7 +217,8 @@ class ErrorForest(Term):
                 "'forest' out."
             )
         found = self.looking_at(rows)
-        inputs = _coarse(found.numbers(rows).cpu().numpy())
+        # Columns of spread 1 in steps of 1/4096: splits then do not follow the last bit of a number.
+        inputs = np.round(found.numbers(rows).cpu().numpy() * np.float32(4096)) / np.float32(4096)
         squares = error.reshape(len(error), -1).double().square().cpu().numpy()
         weights = None if rows.weights is None else rows.weights.double().cpu().numpy()
         size = np.average(squares, 0, weights)
@@ -296,12 +290,6 @@ class ErrorForest(Term):
     def needs_features(self) -> bool:  # type: ignore[override]
         """Whether it looks at components of features."""
         return self.basis is not None
-
-
-def _coarse(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Round columns of spread 1 to steps of 1/4096: splits then do not follow the last bit of a number."""
-    steps: npt.NDArray[np.float32] = np.round(inputs * np.float32(4096)) / np.float32(4096)
-    return steps
 
 
 def grow(

@@ -21,13 +21,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.records import record
+from latedrop.records import Limits, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
 from latedrop.torch_private import being_traced
@@ -45,7 +45,7 @@ class _Leverage(Term):
     ridge: float = 1e-3
     _: KW_ONLY
     root: StoredTensor | None = field(default=None, repr=False)
-    rows: int = 0
+    rows: Annotated[int, Limits(0)] = 0
     own: bool = False
     sample: ClassVar[Tensor | None] = None
     """`(m, K)`, leverage of some of the reference rows, each left out for itself; only where these are other rows."""
@@ -53,8 +53,6 @@ class _Leverage(Term):
     def __post_init__(self) -> None:
         if isinstance(self.ridge, bool) or not 0 < self.ridge < 1e6:
             raise ArgumentError(f"expected a ridge above 0; found {self.ridge!r}.")
-        if self.rows < 0:
-            raise ArgumentError(f"expected how many reference rows there were; found {self.rows!r}.")
         if self.root is not None and (self.root.dim() != 3 or self.root.shape[1] != self.root.shape[2]):
             raise ArgumentError(f"expected a square root for each output; found shape {tuple(self.root.shape)}.")
 
@@ -125,14 +123,6 @@ class Leverage(_Leverage):
             the reference rows, as most directions then were not seen at all.
         root, rows, own: what it has learned: a root of the inverse above, the number of reference rows, and whether
             they were the validation rows.
-
-    >>> import latedrop
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Leverage(ridge=0.01)])).predict(
-    ...     x
-    ... ).std.shape
-    torch.Size([64, 1])
     """
 
     name: Literal["leverage"] = "leverage"
@@ -151,12 +141,6 @@ class GradientLeverage(_Leverage):
     Args:
         ridge: added to the mean square of every direction, in units of their average.
         root, rows, own: what it has learned, for each output.
-
-    >>> import latedrop
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["gradients"])).predict(x).std.shape
-    torch.Size([64, 1])
     """
 
     name: Literal["gradients"] = "gradients"

@@ -96,13 +96,6 @@ class Size(Term):
 
     Args:
         power: 1 for `|mean|`, 2 for its square.
-
-    >>> import latedrop, torch
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> uq = latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Size(1)]))
-    >>> uq.predict(x).std.shape
-    torch.Size([64, 1])
     """
 
     power: Literal[1, 2] = 2
