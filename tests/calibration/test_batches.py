@@ -131,16 +131,6 @@ def test_a_generator_is_read_once_and_lazily() -> None:
     assert read == [0, 1, 2]
 
 
-def test_tables_of_polars() -> None:
-    polars = pytest.importorskip("polars")
-    x, y = polars.DataFrame({"a": X[:, 0].tolist(), "b": X[:, 1].int().tolist()}), polars.Series("y", Y[:, 0].tolist())
-    _, inputs, targets = collected((x, y))
-    assert torch.equal(inputs, X)
-    assert torch.equal(targets, Y[:, 0].double())
-    with pytest.raises(DataError, match=r"found column 'b' of type String\. Encode"):
-        list(batches((polars.DataFrame({"a": [1.0], "b": ["x"]}), Y[:1]), MODEL))
-
-
 class One(nn.Module):
     def forward(self, x: Tensor, *, flag: bool = False) -> Tensor:
         return x

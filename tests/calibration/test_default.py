@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -202,38 +201,6 @@ class TestGuard:
         assert bool((guarded.novelty > 1).all())
         assert bool((guarded.raw_variance > bare.raw_variance).all())
         assert_same_up_to_rounding(guarded.novelty, bare.novelty)  # it is told either way
-
-    def test_it_says_no_more_than_that_nothing_is_known(self) -> None:
-        model = network()
-        x, y = noisy(model, 200)
-        uq = default(model, (x, y))
-        far = 1e3 * x[:20]
-        p = uq.predict(far)
-        assert p.novelty is not None
-        assert float(p.novelty.min()) > 1e3
-        ignorant = y.double().var(correction=0) + (p.mean.double() - y.double().mean()).square()
-        assert_same_up_to_rounding(p.raw_variance.double(), ignorant)
-        # Without the targets there is no ceiling.
-        terms = uq.calibration.terms
-        assert terms is not None
-        assert terms.guard is not None
-        plain = replace(terms.guard, centres=(), spreads=())
-        assert bool((plain.grown(p.raw_variance, p.novelty, p.mean) > 10 * p.raw_variance).all())
-
-    def test_usual_rows_keep_their_variance(self) -> None:
-        model = network()
-        x, y = noisy(model, 200)
-        uq = default(model, (x, y))
-        rows = torch.cat([x, 4 * x])
-        guarded, terms = uq.predict(rows), uq.calibration.terms
-        assert guarded.novelty is not None
-        assert terms is not None
-        assert terms.guard is not None
-        bare = replace(terms, guard=replace(terms.guard, grows=False))
-        plain = latedrop.Predictor(model, replace(uq.calibration, terms=bare)).predict(rows)
-        usual = guarded.novelty <= 1
-        assert_same_up_to_rounding(guarded.raw_variance[usual], plain.raw_variance[usual])
-        assert bool((guarded.raw_variance[~usual] > plain.raw_variance[~usual]).any())
 
 
 class TestVerdict:

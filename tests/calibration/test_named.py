@@ -182,18 +182,6 @@ class TestWeights:
         with pytest.raises(FileError, match=f"expected weights of user_code:Net in other.pt; {message}"):
             load_model("user_code:Net", "other.pt")
 
-    def test_other_files(self) -> None:
-        Path("text.pt").write_text("hello")
-        with pytest.raises(FileError, match=r"expected tensors in text.pt; reading it raised"):
-            load_model("user_code:Net", "text.pt")
-        torch.save([torch.zeros(2)], "list.pt")
-        with pytest.raises(FileError, match=r"expected weights by name in list.pt; found list"):
-            load_model("user_code:Net", "list.pt")
-        pytest.importorskip("safetensors")
-        Path("text.safetensors").write_text("hello")
-        with pytest.raises(FileError, match=r"expected safetensors in text.safetensors; it is damaged"):
-            load_model("user_code:Net", "text.safetensors")
-
     def test_without_safetensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "safetensors", None)
         with pytest.raises(LatedropError, match=r"expected safetensors .*latedrop\[safetensors\]"):

@@ -17,7 +17,7 @@ from latedrop.detection.detector import Detector
 from latedrop.errors import DataError, FileError
 from latedrop.records import FORMAT, Format, checksum_of, plain
 from latedrop.stored_tensors import inline
-from records.examples import GOLDEN, KINDS, by_rates, by_terms, calibrated, classifier, network, rows
+from records.examples import GOLDEN, KINDS, by_rates, by_terms, classifier, network, rows
 
 NAN, INF = float("nan"), float("inf")
 STRANGE: list[Any] = [None, True, "x", "", -1, 0, 0.5, NAN, INF, -INF, 1e300, 10**400, 10**12, [], [[]], {}, [NAN]]
@@ -338,15 +338,6 @@ class TestLoad:
             FileError, match=r"c\.json: expected calibration\.terms\.coefficients\[0\] to be one number"
         ):
             latedrop.load(path, network())
-
-    def test_a_floor_that_the_model_cannot_hold(self, tmp_path: Path) -> None:
-        path, uq = tmp_path / "c.json", calibrated(method=latedrop.Sampling([0.1], draws=5))
-        data = json.loads(uq.calibration.to_json())["latedrop"]
-        path.write_text(resealed(KINDS["rates"], changed(data, ("table", 0, "floor"), [1e60])))
-        with pytest.raises(FileError, match=r"expected scales and floors in .*c.json that give a finite variance"):
-            latedrop.load(path, network())
-        with pytest.warns(latedrop.LatedropWarning, match="the model's weights are not those"):
-            latedrop.load(path, network().double())
 
     def test_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"expected a calibration file at .*; the system says"):

@@ -31,7 +31,7 @@ Score = Literal["lac", "aps", "raps"]
 Probability: TypeAlias = Annotated[float, Limits(0, 1)]
 _PENALTY, _FREE = 0.01, 5
 _THRESHOLDS = tuple(1 - 10 ** (-step / 40) for step in range(240, -1, -1))
-"""Of the confidence, from 1 - 1e-6 to 0; fixed, as tests of thresholds that the rows choose would not hold."""
+"""Thresholds of the confidence, from 1 - 1e-6 to 0; fixed, as tests of thresholds chosen by the rows would not hold."""
 _FIRST = 5
 
 
@@ -63,7 +63,7 @@ def _uniform(p: Tensor, seed: int) -> Tensor:
 @record
 @dataclass(frozen=True)
 class ClassSets:
-    """What makes sets: the sorted scores of the true classes of rows used for nothing else.
+    """Makes sets from the sorted scores of the true classes of rows used for nothing else.
 
     Attributes:
         score: which one.

@@ -172,7 +172,7 @@ def leading(
 
 
 def standard_error(values: Tensor, left: CrossValidation | None = None) -> float:
-    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`.
+    """Return the standard error of the weighted mean of `(N,)`: `sqrt(n / (n - 1) sum w^2 (x - mean)^2) / sum w`.
 
     Where rows of a run are alike, it comes from the means of runs; where rows of a group are, from sums over groups.
     """
@@ -202,7 +202,7 @@ def effective_rows(weights: Tensor | None, rows: int) -> float:
 
 
 def share_error(values: Tensor, left: CrossValidation | None = None) -> float:
-    """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
+    """Return the standard error of the mean of shares `(N,)`; of all 0 or all 1 as if one of two more were different."""
     left = left or CrossValidation()
     rows, share = left.worth(len(values)), float(left.mean(values))
     if share in (0.0, 1.0):

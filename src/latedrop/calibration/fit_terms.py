@@ -62,7 +62,7 @@ class TermRows:
 
     @classmethod
     def of(cls, measured: MeasuredTerms, guard: Guard | None, plan: Plan) -> TermRows:
-        """Those that were measured; `DataError` where there is no error to fit to."""
+        """Take what was measured; raise `DataError` where there is no error to fit to."""
         error, per_output = measured.entries(measured.target - measured.mean), measured.per_output
         if not bool(error.any(2).any(0).all()):
             refuse_no_errors()
@@ -163,7 +163,7 @@ def set_guard(measured: MeasuredTerms, plan: Plan) -> Guard | None:
 
 
 def nested(measured: MeasuredTerms, plan: Plan) -> dict[str, list[Block]]:
-    """The candidates by name, the simplest first: each adds a term; the last tells the sites apart."""
+    """Return the candidates by name, the simplest first: each adds a term; the last tells the sites apart."""
     names = list(measured.columns)
     blocks = {term.name: blocks_of(term, names) for term in measured.terms}
     blocks = {} if _is_few(measured, plan) else {name: each for name, each in blocks.items() if each}
@@ -201,14 +201,14 @@ def compare(rows: TermRows, tried: Mapping[str, Sequence[Block]]) -> Picked:
 
 
 def judge(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> Verdict:
-    """What the candidate in use is worth, on rows of other folds."""
+    """Judge the candidate in use, on rows of other folds."""
     values = [part[..., 0] if part.shape[2] == 1 else part for part in (rows.error, picked.variance, picked.constant)]
     verdict = judged(*values, fitted="cross-validation", rows=rows.left, tail=picked.tail, gain=picked.gain)
     return verdict if measured.mean.dim() > 2 else replace(verdict, slices=_slices(measured, rows, picked, plan))
 
 
 def described(measured: MeasuredTerms, rows: TermRows, picked: Picked) -> FittedTerms:
-    """The terms with their coefficients, as a record."""
+    """Make the record of the terms with their coefficients."""
     fit = picked.fit
     parts = [*(rows.columns * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
     named = dict(zip([*measured.columns, "floor"], parts, strict=True))
@@ -241,7 +241,7 @@ def _name(names: Sequence[str]) -> str:
 
 
 def _slices(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> tuple[Slice, ...]:
-    """Ranges of inputs, predictions and deviations in which 90 % intervals of rows left out hold something else."""
+    """Return ranges of inputs, predictions and deviations where 90 % intervals of rows left out hold something else."""
     error, std = rows.error.flatten(1), picked.variance.flatten(1).sqrt()
     outputs = error.shape[1]
     inside = error.abs() <= picked.tail.quantile(0.95) * std
@@ -261,7 +261,7 @@ def _slices(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan)
 
 
 def _usual(rows: TermRows, parts: dict[str, Tensor]) -> Usual:
-    """How the validation rows are spread, for streams; of the terms that are in use."""
+    """Return how the validation rows are spread, for streams; of the terms that are in use."""
     used = {name: part for name, part in parts.items() if bool(part.any()) or name == "floor"}
     shares = {name: share.tolist() for name, share in shares_of_terms(used).items()}
     novelty, weights = (None if part is None else part.tolist() for part in (rows.novelty, rows.left.weights))

@@ -181,7 +181,7 @@ class FittedTerms:
         return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
 
     def parts(self, rows: BatchContext) -> dict[str, Tensor]:
-        """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
+        """Return what each column and the floor add to the variance, `(N, ...)`; the guard multiplies their sum."""
         return self._weighted(measured_columns(self._measured, rows), rows.mean, self.coefficients, self.floors)
 
     def _weighted(
@@ -212,7 +212,7 @@ class FittedTerms:
         return mean, self.guard.grown(total, novelty, mean, without), finite(novelty), shares
 
     def _correction(self, rows: BatchContext) -> Tensor:
-        """What is added to the mean of usual rows, `(N, K)`."""
+        """Return what is added to the mean of usual rows, `(N, K)`."""
         forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
         assert isinstance(forest, ErrorForest)
         assert isinstance(metric, GradientLeverage)
@@ -236,7 +236,7 @@ class FittedTerms:
         return [["term", "coefficient", "share of variance"], *cells]
 
     def with_terms(self, given: Sequence[Term], path: object) -> FittedTerms:
-        """The same with the user's own terms, which a file cannot hold, in their places."""
+        """Put the user's own terms, which a file cannot hold, in their places."""
         named = {term.name: term for term in checked_terms(given)}
         absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
         if absent:
@@ -298,9 +298,9 @@ def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
             f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
             f"{tuple(value.shape)}."
         )
-    value = value.to(mean)
-    full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
-    return full.expand(mean.shape)
+    column: Tensor = value.to(mean)
+    column = column.reshape(-1, *[1] * (mean.dim() - 1)) if column.dim() == 1 else column
+    return column.expand(mean.shape)
 
 
 def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:

@@ -110,7 +110,7 @@ def finite(novelty: Tensor) -> Tensor:
 
 
 def upper_quantile(leverage: Tensor, weights: Tensor | None = None) -> float:
-    """What rows of 95 % of the weight stay below, `(n,)`."""
+    """Return the leverage that rows of 95 % of the weight stay below."""
     leverage = leverage.double().clamp_min(1e-30)
     if weights is None:
         return float(np.quantile(leverage.numpy(), _INSIDE, method="higher"))

@@ -122,7 +122,8 @@ class _RowChoice:
         start, self.read = self.read, self.read + rows
         if not self._mask:
             return None
-        return np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+        places: list[int] = np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+        return places
 
 
 def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
@@ -301,7 +302,8 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     positions: Tensor | None = None
-    sites, shape, axis = Sites(), (), 1
+    shape: tuple[int, ...] = ()
+    sites, axis = Sites(), 1
     asked: dict[str, bool] = {}
     noted: list[RowParts] = []
     columns: dict[str, list[Tensor]] = {}

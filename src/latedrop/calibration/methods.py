@@ -1,4 +1,4 @@
-"""What a calibration is asked for: a method, a task, and how batches are read. Each option is checked here, once.
+"""Options of a calibration: a method, a task, and how batches are read. Each option is checked here, once.
 
 `calibrate(model, data, method=Sampling(rates=[0.1], draws=50), task=Classification(names=["cat", "dog"]))`
 """
@@ -261,7 +261,7 @@ class Plan:
             )
 
     def for_numbers(self) -> Plan:
-        """The same for a regression; `ArgumentError` where the reference rows would be left unheard."""
+        """Check the plan of a regression; `ArgumentError` where the reference rows would be left unheard."""
         if self.reference is not None and not isinstance(self.method, Terms):
             raise ArgumentError(
                 f"expected reference= with method=Terms(...), the default; found it with {type(self.method).__name__}, "
@@ -270,7 +270,7 @@ class Plan:
         return self
 
     def for_classes(self, task: Classification) -> Plan:
-        """The same for classes; `ArgumentError` where an option has no meaning for them."""
+        """Return the plan for classes; `ArgumentError` where an option has no meaning for them."""
         wrong = [name for name in ("target", "row_weights", "per_output") if getattr(self, name) is not None]
         wrong += ["intervals"] if self.intervals == "isotonic" else []
         advice = "Numbers that are no classes are task='regression'."
@@ -300,7 +300,7 @@ class Plan:
 
     @cached_property
     def counted(self) -> Tensor | None:
-        """What every row counts, those of weight 0 among them; None where all count the same."""
+        """The weight of every row, those of weight 0 among them; None where all count the same."""
         if self.row_weights is None:
             return None
         weights = np.asarray(self.row_weights) if self.weighs_later else self.row_weights
@@ -316,7 +316,7 @@ class Plan:
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """What each row that counts counts, with mean 1; None where all count the same."""
+        """The weights of rows whose weight is above 0, with mean 1; None where all count the same."""
         if self.counted is None:
             return None
         counting = self.counted[self.counted > 0]

@@ -58,7 +58,7 @@ _Least: TypeAlias = Annotated[tuple[Annotated[float, Limits(5e-324, 1e300)], ...
 @record
 @dataclass(frozen=True)
 class RateRow:
-    """What one rate gave on the validation data; scales and floors are one per output, or one for all.
+    """Metrics of one rate on the validation data; scales and floors are one per output, or one for all.
 
     So is the RMSE, as outputs may have different units: a number, or one per output. The NLL is per value, averaged
     over outputs: a change of unit adds the same to that of every rate.
@@ -206,7 +206,7 @@ class Calibration:
 
     @property
     def floors(self) -> tuple[float, ...]:
-        """What is added to the scaled variance, likewise."""
+        """The floors that are added to the scaled variance, likewise."""
         return self.row.floor
 
     @property
@@ -226,7 +226,7 @@ class Calibration:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """What the outputs are called, one for each entry along axis 1: as the target columns. None where not known."""
+        """The names of the outputs, one for each entry along axis 1: as the target columns. None where not known."""
         columns = self.columns or {}
         names = columns.get("targets") or columns.get("target_arrays") or ()
         return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
@@ -273,7 +273,7 @@ class Calibration:
         return apply_scale(lifted(raw, least), scale, floor)
 
     def with_choice(self, choice: Choice) -> Calibration:
-        """The same calibration with another scale in use."""
+        """Return this calibration with another scale in use."""
         if self.intervals is not None:
             warn(
                 f"{self.intervals.kind} intervals keep the scale that they were fitted with; the new one changes only "
@@ -308,7 +308,7 @@ class Calibration:
 
     @property
     def verdict_of_other(self) -> str:
-        """What the verdict is about, in words, where that is not what predictions use; empty where it is."""
+        """A sentence about the verdict where that is not what predictions use; empty where it is."""
         if self.verdict is None or (self.choice == "optimal" and self.intervals is None):
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
@@ -316,7 +316,7 @@ class Calibration:
 
     @property
     def next_step(self) -> str:
-        """What to try next, in one line; empty where there is nothing to say."""
+        """Advice on what to try next, in one line; empty where there is nothing to say."""
         verdict, fitted = self.verdict, self.terms
         if verdict is None:
             return ""

@@ -1,4 +1,4 @@
-"""What to multiply a variance by, and what to add to it, so that it fits the errors.
+"""Fit a scale and a floor, `scale · variance + floor`, to errors.
 
 With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
 

@@ -1,4 +1,4 @@
-"""What an uncertainty is worth, in one sentence, from rows that it was not fitted to.
+"""Judge an uncertainty in one sentence, from rows that it was not fitted to.
 
 The measure is one constant variance for all rows that fits the validation errors, with tails of its own where the
 variance has them. The gain over it is the difference of their negative log-likelihoods, averaged over rows, in nats.
@@ -109,7 +109,7 @@ class Slice:
 @record
 @dataclass(frozen=True)
 class Verdict:
-    """What a variance is worth on rows that it was not fitted to.
+    """The worth of a variance on rows that it was not fitted to.
 
     Attributes:
         rows: how many.
@@ -159,7 +159,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The same as a sentence of its own."""
+        """The verdict as a sentence of its own."""
         text = str(self)
         return f"{text[0].upper()}{text[1:]}."
 
@@ -285,7 +285,7 @@ def judged(
 
 
 def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
-    """Those of some groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
+    """Return the groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
     off = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
     return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in off)
 

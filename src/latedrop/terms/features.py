@@ -1,4 +1,4 @@
-"""What a row looks like from inside: features, which enter the sites, and mask gradients, pooled to one vector each.
+"""Vectors of a row from inside the network: features, which enter the sites, and mask gradients.
 
 Of features positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are
 averaged; the sites stand one after the other. Where some sites have no positions, only these are looked at: of
@@ -48,7 +48,7 @@ class Features:
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:
-        """Of all sites that run for every batch on the examples in their order; None where none does.
+        """Take all sites that run for every batch on the examples in their order; None where none does.
 
         Where none has an axis for the examples, the entries of each are pooled, as the nodes of a graph are.
         """
@@ -60,7 +60,7 @@ class Features:
 
     @classmethod
     def named(cls, names: Sequence[str], sites: Sites) -> Features:
-        """Of these sites alone."""
+        """Take these sites alone."""
         usable = cls.all(sites)
         known = () if usable is None else usable.sites
         missing = [name for name in names if name not in known]
@@ -92,7 +92,7 @@ class Features:
         return folded(torch.cat(parts, 1) if len(parts) > 1 else parts[0], WIDEST)
 
     def steady(self, network: Network, x: Any, sites: Sites) -> Features | None:
-        """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
+        """Keep the features that a row has alone as in its batch `x`: not of padding, nor where rows see each other.
 
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
@@ -175,7 +175,7 @@ class Noted:
         return bool(apart <= _ROUNDING * together.abs().max())
 
     def features(self, name: str) -> Tensor:
-        """Of one site, `(N, features)`: the mean over its calls."""
+        """Return the features of one site, `(N, features)`: the mean over its calls."""
         found = self._found[name]
         if not found or any(part.shape != found[0].shape for part in found):
             raise SiteError(

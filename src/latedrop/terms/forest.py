@@ -229,7 +229,7 @@ class ErrorForest(Term):
         return found
 
     def looking_at(self, rows: BatchContext) -> ErrorForest:
-        """The same, looking at the table of the rows or at components of their features, and at terms before it."""
+        """Return a forest that looks at the table of rows, or components of features, and at terms before it."""
         found = replace(self, beside=tuple(rows.totals), spread=None)
         if rows.table is None:
             features = rows.features.double()
@@ -242,7 +242,7 @@ class ErrorForest(Term):
         return replace(found, spread=torch.where(spread > 0, spread, 1.0))
 
     def numbers(self, rows: BatchContext, *, narrow: bool = True) -> Tensor:
-        """What trees look at, `(n, inputs)` in float32, in units of its spread over the validation rows once known."""
+        """Return the inputs of trees, `(n, inputs)` in float32, in units of their spread over the validation rows."""
         mean = rows.mean.reshape(len(rows.mean), -1).double()
         own = rows.table
         if self.basis is not None and self.center is not None:

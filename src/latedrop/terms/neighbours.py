@@ -70,7 +70,7 @@ class Neighbours(Term):
         return self.distances(rows.features, rows.index)
 
     def distances(self, features: Tensor, index: Tensor | None = None) -> Tensor:
-        """Of rows with these features, `(N,)`; with `index`, their places among the reference rows."""
+        """Return the distance of rows with these features, `(N,)`; `index` are their places among the reference."""
         if self.points is None or self.center is None or self.spread is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         z = ((features.cpu().float() - self.center) / self.spread).nan_to_num(nan=_FAR).clamp(-_FAR, _FAR)

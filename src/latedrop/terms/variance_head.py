@@ -30,7 +30,7 @@ _Part: TypeAlias = Annotated[Readout, Via(str | int | None, lambda part: part)]
 @record
 @dataclass(eq=False)
 class VarianceHead(Term):
-    """What the model says of its own variance.
+    """A variance that the model says of itself.
 
     Args:
         readout: which part of the output it is, as for the mean: a function, a name or an index.
