@@ -202,7 +202,7 @@ def effective_rows(weights: Tensor | None, rows: int) -> float:
 
 
 def share_error(values: Tensor, left: CrossValidation | None = None) -> float:
-    """Return the standard error of the mean of shares `(N,)`; of all 0 or all 1 as if one of two more were different."""
+    """Return the standard error of the mean of shares `(N,)`; where all are 0 or 1, as if one of two more differed."""
     left = left or CrossValidation()
     rows, share = left.worth(len(values)), float(left.mean(values))
     if share in (0.0, 1.0):
