@@ -26,7 +26,7 @@ from sklearn.ensemble import RandomForestRegressor
 from torch import Tensor
 
 from benchmarks.timing import RESULTS, machine, write
-from latedrop.calibration.shape import TYPICAL, Block, fit_terms
+from latedrop.calibration.fitted_terms import TYPICAL, Block, fit_terms
 from latedrop.progress import shown_on
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop_crowd.blocks import block_means, standard_error

@@ -14,15 +14,14 @@ import latedrop
 from benchmarks.instead_case import Case, Predicted, Rule, output
 from latedrop import find_sites
 from latedrop.calibration.cross_validation import CrossValidation
+from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor
-from latedrop.calibration.shape import Block, fit_terms
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
-from latedrop.terms.features import Features
+from latedrop.terms.features import Features, folded
 from latedrop.terms.forest import LEAST_ROWS, grow
-from latedrop.terms.gradients import folded
 
 __all__ = ["COLUMNS", "METHODS", "constant"]
 

@@ -1,8 +1,8 @@
 # %% [markdown]
-"""Without sampling: the first-order variance, a rate for each site, a floor, and where the doubt comes from.
+"""Without sampling: the first-order variance, a floor, and where the doubt comes from.
 
-With `method="linear"` one backward pass per output replaces all draws. `per_site=True` fits how much every site
-counts, `floor=True` the noise that no unit explains. `explain` splits one prediction's variance by site and unit.
+With `method="linear"` one backward pass per output replaces all draws. `floor=True` also fits the noise that no unit
+explains. `explain` splits one prediction's variance by site and unit.
 """
 
 # %%
@@ -51,7 +51,6 @@ options = {
     "100 draws": {},
     "linear": {"method": "linear"},
     "linear, floor": {"method": latedrop.FirstOrder(floor=True)},
-    "linear, floor, per site": {"method": latedrop.FirstOrder(floor=True, per_site=True)},
 }
 for name, chosen in options.items():
     start = time.perf_counter()

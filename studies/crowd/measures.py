@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from latedrop import optimal_scale, relaxed_scale
-from latedrop.calibration.fit_sites import scored
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor
 from latedrop.errors import DataError
@@ -31,6 +30,7 @@ from latedrop.metrics.levels import central_quantile, even_levels, fraction_insi
 from latedrop_crowd.blocks import block_means
 from studies.driver import rounded
 from studies.regression.scores import conformal_reach, ideal_nll
+from studies.site_rates import scored
 
 Measures: TypeAlias = dict[str, Any]
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from latedrop import Sites, find_sites, linearize, propagate, sample
-from latedrop.calibration.fit_sites import fit_sites
 from latedrop.errors import DataError
 from latedrop_crowd.layouts import CrowdSet, in_order
 from latedrop_crowd.mcnn import Trained
 from studies.crowd.measures import Fit, Predicted, agreement, conformal, control, judge, judge_both, size_control
 from studies.driver import rounded
+from studies.site_rates import fit_sites
 
 Stage: TypeAlias = dict[str, Any]
 Tick: TypeAlias = Callable[[float], object]

@@ -36,7 +36,6 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import calibrate
-from latedrop.calibration.fit_sites import fit_sites
 from latedrop.devices import one_thread
 from latedrop.errors import LatedropWarning
 from latedrop.metrics import rank_correlation
@@ -56,6 +55,7 @@ from studies.regression.scores import (
     sampled,
 )
 from studies.regression.training import Concrete, GaussianTraining, Plan, Stack, heads, key, train, train_concrete
+from studies.site_rates import fit_sites
 
 MEMBERS = 5
 # Of one row in one epoch, relative to a plain network of one hidden layer: for the time left.

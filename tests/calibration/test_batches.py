@@ -10,9 +10,9 @@ import pandas
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from latedrop.data.batches import Batches, as_target, row_batches, row_total
+from latedrop.data.batches import Batches, row_batches, row_total
 from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, DataError
 
@@ -76,24 +76,6 @@ def test_every_form_gives_all_rows_in_order(data: Any) -> None:
     assert torch.equal(y, Y)
 
 
-@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (100, [7])])
-def test_a_pair_is_cut(size: int, sizes: list[int]) -> None:
-    assert collected((X, Y), size=size)[0] == sizes
-
-
-def test_the_batches_of_an_iterable_stay_as_they_are() -> None:
-    data = [(X[:4], Y[:4]), (X[4:], Y[4:])]
-    assert collected(data, size=1)[0] == [4, 3]
-
-
-def test_the_total_is_none_where_nobody_knows() -> None:
-    assert row_total(iter([(X, Y)])) is None
-    assert row_total([(X, Y), (X, Y)]) is None
-    assert row_total(DataLoader(Stream(), batch_size=3)) is None
-    assert row_total(DataLoader(TensorDataset(X, Y), batch_size=3)) == 7
-    assert row_total(TensorDataset(X, Y)) == row_total((X, Y)) == 7
-
-
 def test_float64_inputs_take_the_models_dtype_and_targets_keep_theirs() -> None:
     _, x, y = collected((X.double().numpy(), Y.double().numpy()))
     assert x.dtype == torch.float32
@@ -134,10 +116,6 @@ def test_any_real_array_is_an_input(x: np.ndarray) -> None:
     np.testing.assert_array_equal(found.numpy(), x.astype(np.float32))
 
 
-def test_targets_leave_their_graph() -> None:
-    assert not collected((X, Y.clone().requires_grad_()))[2].requires_grad
-
-
 def test_a_generator_is_read_once_and_lazily() -> None:
     read = []
 
@@ -151,48 +129,6 @@ def test_a_generator_is_read_once_and_lazily() -> None:
     assert read == [0]
     assert len(list(stream)) == 2
     assert read == [0, 1, 2]
-
-
-def test_inputs_of_several_parts_are_cut_together() -> None:
-    inputs = {"a": X, "b": (X[:, 0], [X.numpy()]), "name": "left alone", "weights": torch.zeros(3)}
-    parts = list(batches((inputs, Y), MODEL, size=4))
-    assert [len(y) for _, y in parts] == [4, 3]
-    last = parts[1][0]
-    assert torch.equal(last["a"], X[4:])
-    assert torch.equal(last["b"][0], X[4:, 0])
-    assert torch.equal(last["b"][1][0], X[4:])
-    assert last["name"] == "left alone"
-    assert last["weights"].shape == (3,)
-    pairs = list(batches(((X, X + 1), Y), MODEL, size=4))
-    assert torch.equal(pairs[1][0][1], X[4:] + 1)
-
-
-def test_unpack_makes_pairs() -> None:
-    rows = [{"x": X[:4], "y": Y[:4]}, {"x": X[4:], "y": Y[4:]}]
-    _, x, y = collected(rows, unpack=lambda row: (row["x"], row["y"]))
-    assert torch.equal(x, X)
-    assert torch.equal(y, Y)
-    triples = [(X, Y, "weights")]
-    assert torch.equal(collected(triples, unpack=lambda batch: batch[:2])[1], X)
-
-
-def test_a_series_is_targets_and_tables_nest() -> None:
-    y = pandas.Series(np.arange(7), index=list("gfedcba"), name="y")
-    ((x, target),) = batches(({"left": table(), "right": (y, X)}, y), MODEL)
-    assert torch.equal(target, torch.arange(7.0).double())
-    assert torch.equal(x["left"], X[:, :1])
-    assert x["right"][0].dtype == torch.float32
-    assert torch.equal(x["right"][0], torch.arange(7.0))
-
-
-def test_tables_of_polars() -> None:
-    polars = pytest.importorskip("polars")
-    x, y = polars.DataFrame({"a": X[:, 0].tolist(), "b": X[:, 1].int().tolist()}), polars.Series("y", Y[:, 0].tolist())
-    _, inputs, targets = collected((x, y))
-    assert torch.equal(inputs, X)
-    assert torch.equal(targets, Y[:, 0].double())
-    with pytest.raises(DataError, match=r"found column 'b' of type String\. Encode"):
-        list(batches((polars.DataFrame({"a": [1.0], "b": ["x"]}), Y[:1]), MODEL))
 
 
 class One(nn.Module):
@@ -228,11 +164,6 @@ def test_a_pair_that_cannot_be_inputs_is_inputs_and_targets() -> None:
         inputs_of([X, Y], Perhaps())
 
 
-def test_row_batches_cut_dicts_too() -> None:
-    assert [len(part["a"]) for part in row_batches({"a": X}, 4)] == [4, 3]
-    assert list(row_batches(X[:0], 4)) == []
-
-
 @pytest.mark.parametrize("size", [0, -1, None, 2.5, True, "3"])
 def test_a_batch_has_at_least_one_row(size: Any) -> None:
     match = re.escape(f"expected a batch size of at least 1; found {size!r}")
@@ -242,14 +173,6 @@ def test_a_batch_has_at_least_one_row(size: Any) -> None:
         list(batches([(X, Y)], MODEL, size=size))
     with pytest.raises(ArgumentError, match=match):
         list(batches((X, Y), MODEL, size=size))
-
-
-class Rows(Dataset):
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return X[i], Y[i]
-
-    def __len__(self) -> int:
-        return 7
 
 
 REFUSED = {
@@ -296,11 +219,6 @@ def test_what_is_no_data_is_refused(data: Any, match: str) -> None:
     row_total(data)  # what is wrong is for `batches` to say
     with pytest.raises(DataError, match=match):
         list(batches(data, MODEL))
-
-
-def test_targets_that_are_true_or_false_are_numbers() -> None:
-    assert as_target(Y > 0).tolist() == (Y > 0).long().tolist()
-    assert as_target(np.array([True, False])).tolist() == [1, 0]
 
 
 def test_unpack_must_give_a_pair() -> None:

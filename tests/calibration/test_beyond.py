@@ -143,11 +143,3 @@ def test_one_absurd_row_of_a_classifier(value: float, rate: float | None) -> Non
     assert not bool(found.kept()[ABSURD])
     assert found.novelty is not None
     assert float(found.novelty[ABSURD]) == pytest.approx(LARGEST)
-
-
-@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
-def test_a_detector_finds_it(default: latedrop.Predictor) -> None:
-    for scores in (None, ["neighbours", "std"]):
-        p = default.detector(X[:120], scores)(with_value(1e30)).p_value
-        assert float(p[ABSURD]) == float(p.min()) < 0.05
-        assert bool(p.isfinite().all())

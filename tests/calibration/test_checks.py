@@ -29,40 +29,6 @@ def noisy(model: nn.Module, x: Tensor, noise: float = 0.3) -> tuple[Tensor, Tens
     return x, y + noise * torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
 
 
-class TestRates:
-    def test_the_largest_rate(self) -> None:
-        """Errors much larger than any raw variance, which the unscaled criterion wants to grow."""
-        model = mlp(3, 30, 1)
-        data = noisy(model, torch.randn(100, 3), noise=3)
-        with pytest.warns(LatedropWarning, match=r"the best rate, 0.3, is the largest .* Try larger rates"):
-            calibrate(model, data, method=Sampling(rates=[0.1, 0.2, 0.3], criterion="unscaled"), progress=False)
-
-    def test_the_smallest_rate(self) -> None:
-        """A deep network whose mean over draws is ruined by large rates."""
-        model = mlp(3, 40, 40, 40, 1)
-        for layer in model[::2]:
-            nn.init.normal_(layer.weight, std=0.4)  # type: ignore[union-attr,arg-type]
-        data = noisy(model, torch.randn(200, 3), noise=0.01)
-        with pytest.warns(LatedropWarning, match=r"the best rate, 0.05, is the smallest .* smaller rates with more"):
-            calibrate(model, data, method=Sampling(rates=[0.5, 0.2, 0.05]), progress=False)
-
-    def test_a_flat_curve_two_rates_and_a_rate_inside_say_nothing(self) -> None:
-        model = mlp(3, 30, 1)
-        data = noisy(model, torch.randn(100, 3), noise=3)
-        calibrate(
-            model, data, method=Sampling(rates=[0.1, 0.2, 0.3], mean="model"), progress=False
-        )  # one site: all rates are alike
-        calibrate(model, data, method=Sampling(rates=[0.1, 0.2], criterion="unscaled"), progress=False)
-        inside = noisy(model, torch.randn(100, 3), noise=0.2)
-        found = calibrate(
-            model,
-            inside,
-            method=Sampling(rates=[0.001, 0.05, 0.1, 0.2, 0.3, 0.9], criterion="unscaled"),
-            progress=False,
-        )
-        assert 0.001 < found.calibration.rate < 0.9  # type: ignore[operator]
-
-
 WAYS = ["in place", "step", "replaced", "state_dict", "data", "through data", "one layer", "layer", "other model"]
 
 
@@ -105,13 +71,6 @@ class TestWeights:
             uq.predict(x)
         uq.predict(x)
         uq.scaled("relaxed").predict(x)
-
-    def test_a_new_scale_does_not_forget(self) -> None:
-        model, uq, x = self.made()
-        with torch.no_grad():
-            model[2].bias.add_(1)  # type: ignore[operator]
-        with pytest.warns(LatedropWarning, match="weights were changed"):
-            uq.scaled("relaxed").predict(x)
 
     def test_the_same_values_elsewhere_are_no_change(self) -> None:
         model, uq, x = self.made()

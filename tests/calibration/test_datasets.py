@@ -134,27 +134,6 @@ def test_what_looks_at_inputs_alone(net: nn.Module, rows: tuple[Tensor, Tensor],
                 assert found[name] == value
 
 
-@pytest.mark.parametrize("form", ["loader", "Hugging Face"])
-def test_a_loader_without_rows(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
-    pytest.importorskip("datasets")
-    none = FORMS[form](rows[0][:0], rows[1][:0])
-    for way in (latedrop.find_sites, latedrop.linearize, lambda model, x: latedrop.sample(model, x, 0.1)):
-        with pytest.raises(DataError, match="at least one batch of rows"):
-            way(net, none)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_one_row_is_explained(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
-    uq = latedrop.calibrate(net, rows, progress=False)
-    x, y = rows
-    expected = uq.explain(x[3:4])
-    assert str(uq.explain(FORMS[form](x[3:4], y[3:4]))) == str(expected)
-    with pytest.raises(ArgumentError, match="expected one example; found"):
-        uq.explain(FORMS[form](x[:3], y[:3]))
-    with pytest.raises(ArgumentError, match="expected one example; found several batches"):
-        uq.explain(DataLoader(TensorDataset(x, y), batch_size=1))
-
-
 def test_targets_of_another_name(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
     data = Dicts(*rows, names=("input", "price"))
     uq = latedrop.calibrate(net, data, batches=latedrop.Batches(unpack="price"), progress=False)
@@ -185,27 +164,6 @@ def test_inputs_go_by_their_names(rows: tuple[Tensor, Tensor]) -> None:
     expected = uq.predict({"values": x, "mask": batch["mask"]})
     (found,) = uq.predict_batches([batch])
     assert_same_up_to_rounding(found.std, expected.std)
-
-
-class OneDict(Two):
-    """Takes one dict."""
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
-        return self.layers(batch["values"] * batch.get("mask", torch.ones(1)))
-
-
-@pytest.mark.parametrize("names", [("values", "mask"), ("values",)], ids=["two", "one"])
-def test_a_model_that_takes_one_dict(rows: tuple[Tensor, Tensor], names: tuple[str, ...]) -> None:
-    torch.manual_seed(0)
-    x, y = rows
-    model, batch = OneDict(), {"values": x, "mask": (x > 0).float()}
-    inputs = {name: batch[name] for name in names}
-    uq = latedrop.calibrate(model, [(inputs, y)], progress=False)
-    (found,) = uq.predict_batches([inputs])
-    assert torch.equal(found.mean, model(inputs))  # the same call on the same batch
-    if len(names) > 1:
-        same = latedrop.calibrate(model, [{**inputs, "label": y}], progress=False)
-        assert_same_up_to_rounding(same.predict(inputs).std, uq.predict(inputs).std)
 
 
 class Splits(dict[str, Any]):
@@ -248,14 +206,6 @@ def test_what_cannot_be_told_apart(
         latedrop.calibrate(net, make(*rows), progress=False, **options)
 
 
-def test_items_of_a_data_set_stay_items(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
-    x, y = rows
-    uq = latedrop.calibrate(net, (list(x), y), batches=latedrop.Batches(collate=torch.stack), progress=False)
-    both, target = uq.predict_labelled((list(x), y))
-    assert_same_up_to_rounding(both.std, uq.predict(list(x)).std)
-    assert torch.equal(target, y)
-
-
 @pytest.mark.parametrize("form", [form for form in FORMS if "stream" not in form])
 def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> None:
     torch.manual_seed(0)
@@ -265,26 +215,6 @@ def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> No
     plain = latedrop.calibrate(net, (x, labels), progress=False)
     uq = latedrop.calibrate(net, data, progress=False)
     assert_same_up_to_rounding(uq.predict(data).probabilities, plain.predict(x).probabilities)
-
-
-class Both(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 1)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.last(self.first(a).relu() + self.second(b).relu())
-
-
-def test_two_inputs_together_and_targets() -> None:
-    torch.manual_seed(0)
-    model, a, b, y = Both(), torch.randn(40, 4), torch.randn(40, 4), torch.randn(40, 1)
-    loader = DataLoader([((a[i], b[i]), y[i]) for i in range(40)], 16)
-    uq = latedrop.calibrate(model, loader, progress=False)
-    assert_same_up_to_rounding(uq.predict(loader).mean, uq.predict((a, b)).mean)
-    found, wanted = (latedrop.sample(model, data, 0.1, 3).mean for data in (loader, (a, b)))
-    assert_same_up_to_rounding(found, wanted)
-    assert [s.name for s in latedrop.find_sites(model, loader)] == [s.name for s in latedrop.find_sites(model, (a, b))]
 
 
 def test_rows_of_several_batches_cannot_have_their_own_masks(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +11,8 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import calibrate, metrics
 from latedrop.calibration.cross_validation import crossed, folds
-from latedrop.calibration.shape import Block, fit_terms
-from latedrop.calibration.verdict import Verdict, judged
-from latedrop.errors import ArgumentError, DataError
+from latedrop.calibration.verdict import judged
+from latedrop.errors import DataError
 from latedrop.evaluation.evaluation import compare, verdict
 from rounding import assert_same_up_to_rounding, rounding
 
@@ -40,14 +36,6 @@ def noisy(model: nn.Module, rows: int, seed: int = 0, *, size: Any = 0.3) -> tup
 
 def default(model: nn.Module, data: Any, **options: Any) -> latedrop.Predictor:
     return calibrate(model, data, progress=False, **options)
-
-
-class TestFit:
-    def test_columns_of_a_block_share_a_coefficient(self) -> None:
-        columns = torch.rand(200, 2, 3, dtype=torch.float64)
-        error = columns.sum(2).sqrt() * torch.randn(200, 2, dtype=torch.float64)
-        found = fit_terms(error, columns, [Block([0, 2], 0.2), Block([1], 0.2)])
-        assert torch.equal(found.coefficients[:, 0], found.coefficients[:, 2])  # one number, read twice
 
 
 class TestDefault:
@@ -81,29 +69,6 @@ class TestDefault:
         new, target = noisy(model, 1000, seed + 100)
         assert verdict(uq.predict(new), target).gain > -0.02
 
-    def test_the_model_keeps_its_own_prediction(self) -> None:
-        model = network()
-        x, y = noisy(model, 100)
-        assert torch.equal(default(model, (x, y)).predict(x).mean, model(x).detach())  # the same call on the same batch
-
-    def test_a_prediction_does_not_depend_on_its_batch(self) -> None:
-        model = network()
-        x, y = noisy(model, 100)
-        uq = default(model, (x, y))
-        alone = torch.cat([uq.predict(x[i : i + 1]).variance for i in range(10)])
-        assert_same_up_to_rounding(alone, uq.predict(x[:10]).variance)
-        uq.batch_size = 3
-        assert_same_up_to_rounding(uq.predict(x[:10]).variance, alone)
-
-    def test_several_outputs_have_coefficients_of_their_own(self) -> None:
-        model = network(2)
-        x, y = noisy(model, 300, size=torch.tensor([0.1, 3.0]))
-        uq = default(model, (x, y))
-        assert uq.calibration.terms is not None
-        assert len(uq.calibration.terms.coefficients) == 2
-        ratio = (uq.predict(x).std[:, 1] / uq.predict(x).std[:, 0]).median()
-        assert float(ratio) > 5
-
     def test_maps(self) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)).eval()
@@ -129,20 +94,6 @@ class TestDefault:
         with pytest.raises(DataError, match="expected outputs of one shape in all batches"):
             default(maps, [(torch.randn(9, 1, size, size), torch.randn(9, 1, size, size)) for size in (4, 6)])
 
-    def test_it_takes_modules_only(self) -> None:
-        with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module; found int"):
-            default(3, noisy(network(), 20))  # type: ignore[arg-type]
-
-    def test_options_of_draws_ask_for_the_papers_procedure(self) -> None:
-        model = network()
-        x, y = noisy(model, 60)
-        assert default(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=5)).calibration.method == "sample"
-        assert default(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=5)).calibration.terms is None
-        with pytest.raises(
-            ArgumentError, match=r"expected reference= with method=Terms\(...\).*found it with FirstOrder"
-        ):
-            default(model, (x, y), method="linear", reference=x)
-
     def test_reference_rows_may_come_in_batches_with_targets(self) -> None:
         model = network()
         x, y = noisy(model, 100)
@@ -155,16 +106,6 @@ class TestDefault:
         assert_same_up_to_rounding(default(model, (x, y), reference=pair).predict(x).variance, whole)
         with pytest.raises(DataError, match="expected reference rows"):
             default(model, (x, y), reference=3)
-
-    def test_unpack_serves_reference_batches_too(self) -> None:
-        model = network()
-        x, y = noisy(model, 100)
-        batches, usual = [{"x": x, "y": y}], [{"x": torch.randn(40, 3), "y": None}] * 2
-        uq = default(
-            model, batches, batches=latedrop.Batches(unpack=lambda batch: (batch["x"], batch["y"])), reference=usual
-        )
-        assert uq.calibration.terms is not None
-        assert uq.calibration.terms.reference_rows == 80
 
     @pytest.mark.parametrize(
         "reference",
@@ -226,25 +167,6 @@ class TestBatches:
         )
         assert_same_up_to_rounding(batches.predict(items).novelty, together.novelty)
 
-    def test_padding_of_the_users_own_changes_nothing(self) -> None:
-        class Masked(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.first, self.second, self.head = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-
-            def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-                hidden = self.second(self.first(x).tanh()).tanh() * mask[..., None]
-                return self.head(hidden.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
-
-        torch.manual_seed(0)
-        model, x, mask = Masked().eval(), torch.randn(80, 5, 3), torch.ones(80, 5)
-        y = model(x, mask).detach() + 0.3 * torch.randn(80, 1)
-        uq = default(model, ((x, mask), y), method=latedrop.Terms(["leverage"]))
-        longer = torch.cat([x, torch.zeros(80, 4, 3)], 1), torch.cat([mask, torch.zeros(80, 4)], 1)
-        found, expected = uq.predict(longer), uq.predict((x, mask))
-        assert_same_up_to_rounding(found.novelty, expected.novelty)
-        assert_same_up_to_rounding(found.variance, expected.variance)
-
     def test_branches_that_the_batch_decides(self) -> None:
         class Branches(nn.Module):
             def __init__(self) -> None:
@@ -266,15 +188,6 @@ class TestBatches:
         for row in x.split(1):
             assert bool((uq.predict(row).variance > 0).all())
 
-    @pytest.mark.parametrize("size", [1, 2, 12])
-    def test_pictures_of_another_size(self, size: int) -> None:
-        torch.manual_seed(0)
-        pool = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
-        layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), *pool
-        model, x = nn.Sequential(*layers).eval(), torch.randn(50, 1, 6, 6)
-        uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(50, 1)), method=latedrop.Terms(["leverage"]))
-        assert uq.predict(torch.randn(3, 1, size, size)).std.shape == (3, 1)
-
 
 class TestGuard:
     def test_strange_rows_get_wide_intervals(self) -> None:
@@ -289,62 +202,8 @@ class TestGuard:
         assert bool((guarded.raw_variance > bare.raw_variance).all())
         assert_same_up_to_rounding(guarded.novelty, bare.novelty)  # it is told either way
 
-    def test_it_says_no_more_than_that_nothing_is_known(self) -> None:
-        model = network()
-        x, y = noisy(model, 200)
-        uq = default(model, (x, y))
-        far = 1e3 * x[:20]
-        p = uq.predict(far)
-        assert p.novelty is not None
-        assert float(p.novelty.min()) > 1e3
-        ignorant = y.double().var(correction=0) + (p.mean.double() - y.double().mean()).square()
-        assert_same_up_to_rounding(p.raw_variance.double(), ignorant)
-        # Without the targets there is no ceiling.
-        terms = uq.calibration.terms
-        assert terms is not None
-        assert terms.guard is not None
-        plain = replace(terms.guard, centres=(), spreads=())
-        assert bool((plain.grown(p.raw_variance, p.novelty, p.mean) > 10 * p.raw_variance).all())
-
-    def test_nine_in_ten_rows_are_not_strange(self) -> None:
-        model = network()
-        x, y = noisy(model, 200)
-        new = noisy(model, 2000, seed=3)[0]
-        both = default(model, (x, y)).predict(new).novelty
-        one = default(model, (x, y), method=latedrop.Terms(["leverage"])).predict(new).novelty
-        assert both is not None
-        assert one is not None
-        # Standard errors: 0.005 of 2000 rows, 0.015 of a quantile of 200. Of two kinds the larger counts.
-        assert float((one <= 1).float().mean()) == pytest.approx(0.95, abs=0.045)
-        assert float((both <= 1).float().mean()) == pytest.approx(0.92, abs=0.06)
-
-    def test_usual_rows_keep_their_variance(self) -> None:
-        model = network()
-        x, y = noisy(model, 200)
-        uq = default(model, (x, y))
-        rows = torch.cat([x, 4 * x])
-        guarded, terms = uq.predict(rows), uq.calibration.terms
-        assert guarded.novelty is not None
-        assert terms is not None
-        assert terms.guard is not None
-        bare = replace(terms, guard=replace(terms.guard, grows=False))
-        plain = latedrop.Predictor(model, replace(uq.calibration, terms=bare)).predict(rows)
-        usual = guarded.novelty <= 1
-        assert_same_up_to_rounding(guarded.raw_variance[usual], plain.raw_variance[usual])
-        assert bool((guarded.raw_variance[~usual] > plain.raw_variance[~usual]).any())
-
 
 class TestVerdict:
-    def test_it_is_a_sentence(self) -> None:
-        found = Verdict(500, "other rows", 0.02, 0.004, 0.21, 0.91, 0.015)
-        assert found.better
-        assert found.sentence == (
-            "90 % intervals hold 91 % (± 1.5) of 500 rows not used for fitting; better than one constant variance by "
-            "0.020 nats (± 0.004): negligible; it ranks the errors weakly: correlation 0.21 (± 0.04)."
-        )
-        assert Verdict(500, "other rows", 0.002, 0.004, 0, 0.9, 0).better is None
-        assert Verdict(500, "other rows", -0.02, 0.004, 0, 0.9, 0).better is False
-
     def test_the_gain_is_the_difference_of_two_likelihoods(self) -> None:
         error, variance = torch.randn(50, 2).double(), torch.rand(50, 2).double() + 0.1
         constant = torch.tensor([0.5, 2.0]).double()
@@ -354,26 +213,6 @@ class TestVerdict:
         assert found.gain == pytest.approx(float(expected))
         per_output = metrics.rank_correlation(zero, variance, error, per_output=True).mean()
         assert found.correlation == pytest.approx(float(per_output))
-
-    @pytest.mark.parametrize("options", [{}, {"method": "linear"}, {"method": latedrop.Sampling(rates=[0.1], draws=5)}])
-    def test_a_single_error_among_the_rows(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        """As of a model that counts, and counts nearly always right: the rest tells nothing about that row."""
-        model = network()
-        x = torch.randn(40, 3)
-        y = default(model, noisy(model, 40), **options).predict(x).mean.clone()
-        y[7] += 1
-        uq = default(model, (x, y), **options)
-        assert uq.calibration.verdict is not None
-        assert math.isfinite(uq.calibration.verdict.gain)
-        uq.save(tmp_path / "c.json")
-        latedrop.load(tmp_path / "c.json", model)
-
-    def test_outputs_of_other_units_are_ranked_apart(self) -> None:
-        model = network(2)
-        x = torch.randn(300, 3)
-        uq = default(model, (x, model(x).detach() + torch.tensor([1.0, 1000.0]) * torch.randn(300, 2)))
-        assert uq.calibration.verdict is not None
-        assert abs(uq.calibration.verdict.correlation) < 0.2  # together, the larger unit has the larger std and errors
 
     def test_rows_are_left_out_of_their_own_fits(self) -> None:
         error = torch.randn(25, 1)
@@ -404,58 +243,6 @@ class TestVerdict:
         assert rows["constant"].correlation == 0
         mean = uq.predict(x).mean
         assert uq.calibration.constant[0] == pytest.approx(float((y - mean).square().mean()), rel=rounding())
-
-    def test_tables_have_a_constant_and_no_raw_row_for_terms(self) -> None:
-        model = network()
-        x, y = noisy(model, 60)
-        other, truth = noisy(model, 60, seed=1)
-        found = compare(default(model, (x, y)).predict(other), truth)
-        assert [row.label for row in found] == ["terms", "relaxed", "constant"]
-
-
-class TestFiles:
-    def test_they_are_one_readable_file(self, tmp_path: Path) -> None:
-        model = network(width=5)
-        x, y = noisy(model, 60)
-        uq = default(model, (x, y))
-        uq.save(tmp_path / "c.json")
-        assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
-        again = latedrop.load(tmp_path / "c.json", model)
-        # A file keeps every digit, and the batch is the same.
-        assert torch.equal(again.predict(x).std, uq.predict(x).std)
-        assert again.calibration.verdict is not None
-        assert asdict(again.calibration.verdict) == asdict(uq.calibration.verdict or again.calibration.verdict)
-        assert str(again.calibration) == str(uq.calibration)
-
-
-def test_explain_gives_every_term_its_share() -> None:
-    model = network()
-    x, y = noisy(model, 200)
-    found = default(model, (x, y)).explain(x[:1])
-    assert {"2", "4", "floor"} <= set(found.sites) <= {"2", "4", "leverage", "gradients", "forest", "floor"}
-    assert sum(found.sites.values()) == pytest.approx(1)
-
-
-def test_conformal_and_isotonic_intervals_work_on_terms() -> None:
-    pytest.importorskip("sklearn")
-    model = network()
-    x, y = noisy(model, 300)
-    held = noisy(model, 200, seed=5)
-    new, target = noisy(model, 1000, seed=6)
-    fitted = default(model, (x, y)).conformal(held), default(model, (x, y), intervals="isotonic")
-    for uq in fitted:
-        low, high = uq.predict(new).interval(0.9)
-        # Standard errors: 0.009 of 1000 rows, 0.021 of a quantile of 200.
-        assert float(((low <= target) & (target <= high)).float().mean()) == pytest.approx(0.9, abs=0.05)
-
-
-def test_nan_inputs_are_refused_as_by_other_methods() -> None:
-    model = network()
-    x, y = noisy(model, 60)
-    uq = default(model, (x, y))
-    x[3, 1] = math.nan
-    with pytest.raises(DataError, match="found 1 NaN or inf among 180 input values"):
-        uq.predict(x)
 
 
 def test_a_verdict_on_another_scale_says_so() -> None:

@@ -31,14 +31,6 @@ def test_the_same_rows_are_kept_whatever_the_batches() -> None:
     assert kept([999], 1000) == list(range(999))
 
 
-def test_rows_are_kept_evenly() -> None:
-    numbers = torch.tensor(kept([1000] * 200, 4000))
-    assert 2000 <= len(numbers) <= 4000
-    by_tenth = torch.bincount(numbers // 20_000, minlength=10).double()
-    expected = len(numbers) / 10
-    assert bool(((by_tenth - expected).abs() < 4 * expected**0.5).all())  # standard deviation of a count: its root
-
-
 def table(rows: int, batch: int) -> DataLoader[tuple[Tensor, ...]]:
     dice = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 3, generator=dice)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, FileError, LatedropError
-from latedrop.named import as_arguments, example_inputs, load_function, load_model
+from latedrop.named import as_arguments, load_model
 
 CODE = """
 import torch
@@ -140,20 +140,6 @@ class TestCode:
         with pytest.raises(error, match=message):
             load_model(name)
 
-    def test_functions(self) -> None:
-        assert load_function("user_code:build")().__class__.__name__ == "Net"
-        with pytest.raises(ArgumentError, match="expected a function at user_code:number; found int"):
-            load_function("user_code:number")
-
-    @pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense"])
-    def test_devices(self, device: str) -> None:
-        with pytest.raises(
-            ArgumentError,
-            match=rf"expected (--device auto, .* '{device}'|a CUDA .*{device};)",
-        ):
-            load_model("user_code:build", device=device)
-        assert next(load_model("user_code:build", device="cpu", untrained=True).parameters()).device.type == "cpu"
-
 
 class TestWeights:
     def check(self, path: str, trained: nn.Module, **settings: Any) -> None:
@@ -196,33 +182,6 @@ class TestWeights:
         with pytest.raises(FileError, match=f"expected weights of user_code:Net in other.pt; {message}"):
             load_model("user_code:Net", "other.pt")
 
-    def test_weights_of_another_shape(self) -> None:
-        load_model("user_code:build", untrained=True)
-        weights = net().state_dict()
-        weights["second.weight"] = torch.zeros(2, 5)
-        torch.save(weights, "other.pt")
-        with pytest.raises(FileError, match=r"size mismatch for second.weight: .*\[2, 5\]\) from checkpoint"):
-            load_model("user_code:Net", "other.pt")
-
-    @pytest.mark.parametrize("name", ["none.pt", "none.safetensors"])
-    def test_missing_file(self, name: str) -> None:
-        if name.endswith("safetensors"):
-            pytest.importorskip("safetensors")
-        with pytest.raises(FileError, match=f"expected a file at {name}; the system says: .*No such file"):
-            load_model("user_code:Net", name)
-
-    def test_other_files(self) -> None:
-        Path("text.pt").write_text("hello")
-        with pytest.raises(FileError, match=r"expected tensors in text.pt; reading it raised"):
-            load_model("user_code:Net", "text.pt")
-        torch.save([torch.zeros(2)], "list.pt")
-        with pytest.raises(FileError, match=r"expected weights by name in list.pt; found list"):
-            load_model("user_code:Net", "list.pt")
-        pytest.importorskip("safetensors")
-        Path("text.safetensors").write_text("hello")
-        with pytest.raises(FileError, match=r"expected safetensors in text.safetensors; it is damaged"):
-            load_model("user_code:Net", "text.safetensors")
-
     def test_without_safetensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "safetensors", None)
         with pytest.raises(LatedropError, match=r"expected safetensors .*latedrop\[safetensors\]"):
@@ -247,17 +206,6 @@ class TestPickled:
             with pytest.raises(LatedropError):
                 load_model(name, weights)
         assert not Path("touched").exists()
-
-    def test_weights_alone(self) -> None:
-        load_model("user_code:build", untrained=True)
-        torch.save(net().state_dict(), "net.pt")
-        with pytest.raises(FileError, match=r"expected a whole module in net.pt; found OrderedDict.*--weights"):
-            load_model("net.pt", trust=True)
-
-    @pytest.mark.parametrize("name", ["whole.pt", "net.pt2"])
-    def test_no_weights_beside(self, name: str) -> None:
-        with pytest.raises(ArgumentError, match=f"expected no weights beside {name}, which has its own"):
-            load_model(name, "net.pt", trust=True)
 
 
 class TwoInputs(nn.Module):
@@ -292,21 +240,3 @@ class TestPrograms:
         found = as_arguments(program, {"shift": self.SHIFT, "x": self.X})
         assert isinstance(found, dict)
         assert program(**found).shape == (4, 1)
-
-    def test_example_inputs(self) -> None:
-        found = example_inputs(load_model(exported(self.X, self.SHIFT)))
-        assert [tuple(value.shape) for value in found] == [(3, 3), (3, 4)]
-        assert example_inputs(TwoInputs()) is None
-
-    def test_missing(self) -> None:
-        with pytest.raises(FileError, match=r"expected an exported program at none.pt2"):
-            load_model("none.pt2")
-
-
-def test_arguments_of_a_module() -> None:
-    one = {"anything": torch.zeros(2)}
-    assert as_arguments(TwoInputs(), one) is one["anything"]
-    named = {"shift": torch.zeros(2), "x": torch.ones(2)}
-    assert as_arguments(TwoInputs(), named) == named
-    other = as_arguments(TwoInputs(), {"a": torch.zeros(2), "b": torch.ones(2)})
-    assert [value.tolist() for value in other] == [[0, 0], [1, 1]]

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.data.names import in_order, names_of
 from latedrop.errors import DataError
 from latedrop.evaluation.evaluation import compare, verdict
 from latedrop.evaluation.judgement import judge
@@ -50,22 +49,6 @@ def test_frames_in_frames_out(options: dict[str, Any]) -> None:
     assert_same_up_to_rounding(whole, uq.predict(x).mean)
 
 
-def test_one_output_needs_no_name() -> None:
-    model, x, y = frames(1)
-    uq = latedrop.calibrate(model, (x, y["height"]), progress=False)
-    assert uq.calibration.output_names == ("height",)
-    assert list(uq.predict(x).to_pandas().columns)[:4] == ["mean", "std", "low", "high"]
-
-
-def test_to_polars() -> None:
-    polars = pytest.importorskip("polars")
-    model, x, y = frames()
-    uq = latedrop.calibrate(model, (polars.DataFrame(dict(x)), polars.DataFrame(dict(y))), progress=False)
-    p = uq.predict(polars.DataFrame(dict(x))[["c", "a", "b"]])
-    assert p.to_polars()["mean_width"].to_list() == uq.predict(x).mean[:, 1].tolist()
-    assert p.index is None
-
-
 @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @pytest.mark.parametrize("options", OPTIONS, ids=["terms", "sample"])
 def test_another_order_is_put_right(options: dict[str, Any], tmp_path: Path) -> None:
@@ -97,29 +80,6 @@ def test_missing_and_surplus_columns_are_refused_by_name() -> None:
     with pytest.raises(DataError, match="found a table without 'a' and with 'A' besides"):
         uq.predict(x.rename(columns={"a": "A"}))
     assert_same_up_to_rounding(uq.predict(x.to_numpy()).mean, uq.predict(x).mean)  # arrays have no names
-
-
-def test_columns_without_names_are_not_remembered() -> None:
-    model, x, y = frames()
-    bare = pandas.DataFrame(x.to_numpy())
-    assert names_of((bare, y.to_numpy())) is None
-    assert names_of([(x, y)]) is None
-    assert in_order(bare, {"inputs": tuple(NAMES)}) is bare
-    assert latedrop.calibrate(model, (bare, y.to_numpy()), progress=False).calibration.output_names is None
-
-
-def test_nothing_is_pooled_over_units() -> None:
-    model, x, y = frames()
-    rows = latedrop.calibrate(
-        model, (x, y), method=latedrop.Sampling(rates=[0.1, 0.3], draws=10), progress=False
-    ).calibration.table
-    other = latedrop.calibrate(model, (x, y), method="linear", progress=False).calibration
-    with torch.no_grad():
-        error = model(torch.tensor(x.to_numpy()).float()).numpy() - y.to_numpy()
-    assert_same_up_to_rounding(other.table[0].rmse, np.sqrt((error**2).mean(0)))
-    assert all(len(row.rmses) == 2 for row in rows)
-    again = latedrop.Calibration.from_json(other.to_json())
-    assert again.table == other.table
 
 
 def test_labelled_tables_in_any_order() -> None:

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation, effective_rows, standard_error
-from latedrop.calibration.fit_sites import fit_sites
+from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
-from latedrop.calibration.shape import Block, fit_terms
 from latedrop.errors import ArgumentError, DataError
-from latedrop.evaluation.evaluation import compare, verdict
-from rounding import assert_same_doubles, rounding
+from rounding import assert_same_doubles
 
 METHODS: list[dict[str, Any]] = [
     {},
-    {"method": latedrop.FirstOrder(floor=True, per_site=True)},
+    {"method": latedrop.FirstOrder(floor=True)},
     {"method": latedrop.Propagation(rates=[0.1, 0.3], floor=True)},
     {"method": latedrop.Sampling(rates=[0.1, 0.3], draws=10)},
 ]
@@ -90,14 +88,6 @@ def test_fits_count_a_row_as_often_as_its_weight() -> None:
     error = torch.randn(2000, 1, generator=dice, dtype=torch.float64) * (0.2 + columns.sum(-1)).sqrt()
     weights = torch.randint(1, 4, (2000,), generator=dice)
     normal = weights.double() / weights.double().mean()
-    for per_site in (False, True):
-        options: Any = {"per_site": per_site, "floor": True}
-        found = fit_sites(error, columns, weights=normal, **options)
-        again = fit_sites(repeated(error, weights), repeated(columns, weights), **options)
-        # A pull and the shrinkage count rows, and there are more of these in the one than in the other.
-        torch.testing.assert_close(
-            found.variance(columns), again.variance(columns), rtol=0.05 if per_site else 1e-3, atol=1e-4
-        )
     blocks = [Block([0], 0.2), Block([1], 0.2)]
     same: Any = {"worth": 2000.0, "sizes": columns.mean(0)}
     found_terms = fit_terms(error, columns, blocks, weights=normal, **same)
@@ -119,34 +109,6 @@ def test_equal_weights_change_nothing_and_others_do(options: dict[str, Any], out
     by_batch = [(x[:20], y[:20]), (x[20:], y[20:])]
     again = latedrop.calibrate(model, by_batch, row_weights=weights.numpy(), progress=False, **options)
     assert_same_doubles(again.predict(x).std, other.predict(x).std)
-
-
-def test_the_constant_and_the_table_are_those_of_the_rows_that_count() -> None:
-    x, y, weights = rows()
-    options: dict[str, Any] = {"method": "linear", "progress": False}
-    found = latedrop.calibrate(network(), (x, y), row_weights=weights, **options).calibration
-    again = latedrop.calibrate(network(), (repeated(x, weights), repeated(y, weights)), **options).calibration
-    assert found.constant == pytest.approx(again.constant)
-    assert found.scale == pytest.approx(again.scale)
-    for name in ("rmse", "nll_scaled", "nll_unscaled", "ma_scaled"):
-        assert getattr(found.table[0], name) == pytest.approx(getattr(again.table[0], name), rel=rounding())
-    np.testing.assert_allclose(found.curves["scaled"], again.curves["scaled"])
-
-
-@pytest.mark.parametrize("target", [None, latedrop.Log()], ids=["plain", "log"])
-def test_evaluations_count_rows(target: Any) -> None:
-    x, y, weights = rows()
-    y = y if target is None else y.exp()
-    uq = latedrop.calibrate(network(), (x + 1, y), target=target, method="linear", progress=False)
-    found = compare(uq.predict(x), y, weights=weights)
-    again = compare(uq.predict(repeated(x, weights)), repeated(y, weights))
-    for mine, theirs in zip(found, again, strict=True):
-        for name in ("rmse", "nll", "ma", "coverage", "width"):
-            assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=rounding())
-    one = verdict(uq.predict(x), y, weights=weights)
-    other = verdict(uq.predict(repeated(x, weights)), repeated(y, weights))
-    assert (one.gain, one.coverage) == pytest.approx((other.gain, other.coverage))
-    assert one.coverage_error > other.coverage_error  # as there are fewer rows than their weights sum up to
 
 
 def test_standard_errors() -> None:
@@ -218,12 +180,3 @@ def test_rows_of_weight_0_are_as_if_they_were_not_there(options: dict[str, Any])
     expected = latedrop.calibrate(network(), data, row_weights=weights[counted], progress=False, **options)
     assert found.calibration.rows == int(counted.sum())
     assert_same_doubles(found.predict(x).std, expected.predict(x).std)
-
-
-def test_rows_of_weight_0_do_not_make_a_forest() -> None:
-    x, y, _ = rows(count=80)
-    weights = torch.ones(80)
-    weights[:30] = 0.0
-    terms = latedrop.calibrate(network(), (x, y), row_weights=weights, progress=False).calibration.terms
-    assert terms is not None
-    assert "forest" not in [term.name for term in terms.terms]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import latedrop
-from latedrop import LatedropWarning, Log
-from latedrop.calibration.seen import feature_marks, marks_of, merged, share_seen, sketch
+from latedrop import LatedropWarning
+from latedrop.calibration.seen import feature_marks, marks_of, share_seen, sketch
 from latedrop.evaluation.class_judgement import judge_classes
-from latedrop.evaluation.evaluation import compare, verdict
+from latedrop.evaluation.evaluation import compare
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
@@ -62,18 +62,6 @@ def test_rounding_in_the_last_digits_does_not_matter() -> None:
     assert not np.isin(marks_of(x, y), marks_of(x + 0.1, y)).any()
 
 
-def test_rows_that_cannot_be_told_apart_have_no_sketch() -> None:
-    same = torch.zeros(50, 1)
-    assert sketch(marks_of(same, same)) == ""
-    assert share_seen("", marks_of(same, same)) == 0
-
-
-def test_merged_sketches() -> None:
-    one, other = torch.randn(2, 400, generator=torch.Generator().manual_seed(0))
-    both = torch.cat([one, other])
-    assert merged(sketch(marks_of(one, one)), sketch(marks_of(other, other))) == sketch(marks_of(both, both))
-
-
 @pytest.mark.parametrize("options", METHODS, ids=lambda o: str(o.get("method", "terms")))
 def test_the_calibrations_own_rows_are_noticed(options: dict[str, Any], tmp_path: Path) -> None:
     x, y = rows(0)
@@ -87,16 +75,6 @@ def test_the_calibrations_own_rows_are_noticed(options: dict[str, Any], tmp_path
     with pytest.warns(LatedropWarning, match=f"67% {OWN}"):
         compare(uq.predict(mixed[0]), mixed[1])
     compare(uq.predict(rows(1)[0]), rows(1)[1])  # other rows: no warning, which would be an error
-
-
-def test_conformal_rows_and_transformed_targets_are_noticed() -> None:
-    x, y = rows(0)
-    held, truth = rows(1)
-    uq = latedrop.calibrate(network(), (x, y.exp()), target=Log(), progress=False).conformal((held, truth.exp()))
-    for inputs, targets in ((x, y), (held, truth)):
-        with pytest.warns(LatedropWarning, match=OWN):
-            compare(uq.predict(inputs), targets.exp())
-    compare(uq.predict(rows(2)[0]), rows(2)[1].exp())
 
 
 def test_training_rows_as_validation_rows_are_noticed() -> None:
@@ -136,15 +114,6 @@ def test_a_rejection_by_the_rows_of_the_calibration_itself(tmp_path: Path) -> No
             with pytest.warns(LatedropWarning, match=HELD):
                 use((x[:100], y[:100]))
             use((x[100:], y[100:]))
-
-
-def test_a_verdict_on_the_calibrations_own_rows_says_so() -> None:
-    x, y = rows(0)
-    uq = latedrop.calibrate(network(), (x, y), progress=False)
-    own, other = verdict(uq.predict(x), y), verdict(uq.predict(rows(1)[0]), rows(1)[1])
-    assert (own.fitted, other.fitted) == ("own rows", "other rows")
-    assert "60 rows that the calibration was fitted to" in str(own)
-    assert "60 rows not used for fitting" in str(other)
 
 
 def test_a_classifiers_own_rows_are_noticed() -> None:

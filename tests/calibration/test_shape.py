@@ -8,9 +8,9 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from latedrop.calibration import shape
+from latedrop.calibration import fitted_terms as shape
+from latedrop.calibration.fitted_terms import Block, blocks_of, fit_terms
 from latedrop.calibration.guard import Guard
-from latedrop.calibration.shape import Block, blocks_of, fit_terms
 from latedrop.terms import Dropout, ErrorForest, Leverage
 from rounding import assert_same_doubles
 
@@ -79,14 +79,6 @@ def test_units_of_errors_and_columns_cancel() -> None:
     torch.testing.assert_close(1e6 * one.variance(columns), other.variance(columns * units), rtol=1e-5, atol=0)
 
 
-def test_a_column_without_size_is_left_out() -> None:
-    error, columns = rows_of(60)
-    columns[:, :, 1] = 0
-    fit = fit_terms(error, columns, BLOCKS)
-    assert float(fit.coefficients[0, 1]) == 0
-    assert bool((fit.variance(columns) > 0).all())
-
-
 def test_a_row_that_counts_twice_is_as_good_as_two() -> None:
     error, columns = rows_of(60)
     weights = torch.ones(60)
@@ -96,14 +88,6 @@ def test_a_row_that_counts_twice_is_as_good_as_two() -> None:
     one = fit_terms(error, columns, BLOCKS, sizes, weights=weights, worth=80)
     other = fit_terms(*twice, BLOCKS, sizes)
     torch.testing.assert_close(one.variance(columns), other.variance(columns), rtol=1e-5, atol=0)
-
-
-def test_outputs_are_fitted_apart() -> None:
-    first, second = rows_of(50, seed=1), rows_of(50, (1.0, 0.1, 3.0), seed=2)
-    error, columns = (torch.cat(part, 1) for part in zip(first, second, strict=True))
-    both = fit_terms(error, columns, BLOCKS).variance(columns)
-    for k, (e, u) in enumerate((first, second)):
-        assert_same_doubles(both[:, k], fit_terms(e, u, BLOCKS).variance(u)[:, 0])
 
 
 def test_a_forest_has_a_fit_without_it_beside() -> None:

@@ -77,35 +77,6 @@ def test_few_rows_have_as_many_degrees_however_many_entries_they_have() -> None:
     assert [fit_tail(light[:count]).nu for count in (40, 60, 400)] == [40, 60, math.inf]
 
 
-def test_intervals_from_few_gaussian_rows_cover_what_they_say() -> None:
-    """With the scale of ten rows a Gaussian interval would cover 85 %."""
-    rng = np.random.default_rng(0)
-    scales = np.sqrt(np.square(rng.normal(size=(20_000, 10))).mean(1))
-    half = fit_tail(torch.zeros(10)).quantile(0.95)
-    inside = np.abs(rng.normal(size=20_000)) <= half * scales
-    assert inside.mean() == pytest.approx(0.9, abs=4 * np.sqrt(0.09 / 20_000))
-
-
-def test_a_row_that_counts_twice_is_as_good_as_two() -> None:
-    z = torch.from_numpy(stats.t(3).rvs(60, random_state=2))
-    counts = torch.ones(60).double()
-    counts[:10] = 2
-    twice = fit_tail(torch.cat([z, z[:10]]), rows=60)
-    weighted = fit_tail(z, counts)
-    assert weighted.nu == twice.nu
-    assert weighted.scale == pytest.approx(twice.scale, rel=1e-9)
-
-
-def test_errors_that_are_all_zero_leave_a_finite_tail() -> None:
-    assert fit_tail(torch.zeros(50)).scale > 0
-
-
-def test_the_tail_of_standardised_errors_has_a_variance_of_one() -> None:
-    assert [Tail.unit(degrees).variance for degrees in (None, 4.0)] == pytest.approx([1, 1])
-    assert Tail.unit(7).degrees == 7
-    assert Tail.unit(None).degrees is None
-
-
 def test_degrees_that_are_no_whole_number_are_refused() -> None:
     for nu, scale in ((3.5, 1.0), (2.0, 1.0), (3.0, 0.0)):
         with pytest.raises(ArgumentError, match="whole or infinite degrees of freedom"):

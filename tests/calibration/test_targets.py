@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.targets import as_output, warn_of_poor_fit
+from latedrop.calibration.targets import as_output
 from latedrop.errors import DataError, LatedropWarning
 from latedrop.evaluation.evaluation import compare, evaluate
 from quick import quick
@@ -74,15 +74,6 @@ def test_the_output_is_named_and_only_that() -> None:
     assert ["output 1: RMSE 50" in str(one.message) for one in seen] == [True]
 
 
-@pytest.mark.filterwarnings("error")
-def test_chance_is_not_warned_of() -> None:
-    """Predictions of the average plus noise that a few rows cannot tell from none."""
-    dice = torch.Generator().manual_seed(1)
-    target = torch.randn(40, generator=dice)
-    warn_of_poor_fit(0.05 * torch.randn(40, generator=dice), target, "rows", per_output=False, stacklevel=1)
-    warn_of_poor_fit(torch.zeros(1), torch.ones(1), "rows", per_output=False, stacklevel=1)
-
-
 def test_constant_targets_are_warned_of() -> None:
     x, y = rows()
     with pytest.warns(LatedropWarning, match="the targets of all 60 validation rows are the same: 3. "):
@@ -111,14 +102,6 @@ def test_targets_whose_squares_overflow(size: float) -> None:
     prediction = calibrated(Sum(), y).predict(x)
     with pytest.raises(DataError, match=message):
         compare(prediction, y.double() * size)
-
-
-@pytest.mark.parametrize("x", [torch.zeros(3), torch.zeros(3).numpy(), torch.zeros(5), torch.zeros(1)])
-def test_one_row_without_its_axis(x: Tensor) -> None:
-    uq = calibrated(Sum(), rows()[1])
-    with pytest.raises(DataError, match=r"found shape \(\d,\), which looks like a single row. Pass x\[None\]"):
-        uq.predict(x)
-    assert uq.predict(torch.zeros(1, 3)).mean.shape == (1, 1)
 
 
 def test_inputs_that_the_dtype_cannot_hold() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from latedrop.calibration.cross_validation import CrossValidation, leading
-from latedrop.calibration.fit_classes import ALONE, Measured, chosen, entropy, information
+from latedrop.calibration.fit_classes import ALONE, Measured, chosen
 
 ROWS = 400
 
@@ -51,12 +51,3 @@ def test_draws_must_gain_a_thousandth_of_a_nat(shift: float, taken: bool) -> Non
     draws = next(each for each in picked.candidates if each.name == "draws at rate 0.1")
     assert draws.gain > draws.gain_error
     assert (draws.gain > 1e-3, picked.name == draws.name) == (taken, taken)
-
-
-def test_entropy_of_certain_and_even_rows() -> None:
-    logs = torch.tensor([[0.0, -torch.inf], [-0.6931471806, -0.6931471806]])
-    assert entropy(logs).tolist() == pytest.approx([0, 0.6931471806])
-    sure = torch.tensor([[0.0, -1e9, -torch.inf]])
-    for values in (entropy(sure), information(torch.stack([sure] * 4))):
-        assert values.tolist() == [0.0]
-        assert not bool(values.signbit().any())  # no -0.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import DataError
 from latedrop.metrics import auroc
 from latedrop.metrics import classes as metrics
 from rounding import rounding
@@ -51,40 +51,11 @@ def test_bins_of_equal_mass_by_hand() -> None:
     assert count.tolist() == [2.0, 2.0]
 
 
-def test_bins_of_equal_mass() -> None:
-    """Quantile bins of as many rows each, by scikit-learn."""
-    curve = pytest.importorskip("sklearn.calibration").calibration_curve
-    p, y = _case(k=4)
-    sure, place = p.max(1)
-    share, confidence = curve((place == y).int(), sure, n_bins=10, strategy="quantile")
-    assert float(metrics.ece(p, y, bins=10, mass=True)) == pytest.approx(
-        np.abs(share - confidence).mean(), rel=rounding(torch.float64)
-    )
-
-
 def test_classwise_error_is_the_mean_over_classes() -> None:
     torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     p, y = _case(k=3)
     each = [torchmetrics.binary_calibration_error(p[:, k].contiguous(), (y == k).long(), n_bins=15) for k in range(3)]
     assert float(metrics.classwise_ece(p, y)) == pytest.approx(float(sum(each)) / 3, rel=rounding(torch.float64))
-
-
-def test_brier_of_several_classes() -> None:
-    p, y = _case(k=5)
-    each = [sklearn_metrics.brier_score_loss((y == k).int(), p[:, k]) for k in range(5)]
-    assert float(metrics.brier(p, y)) == pytest.approx(sum(each))
-
-
-def test_confusion() -> None:
-    p, y = _case(k=4)
-    said, kept = p.argmax(1), p.amax(1) > 0.6
-    assert np.array_equal(metrics.confusion(y, said, 4), sklearn_metrics.confusion_matrix(y, said))
-    found = metrics.confusion(y, said, 4, kept)
-    assert np.array_equal(found[:, :4], sklearn_metrics.confusion_matrix(y[kept], said[kept], labels=range(4)))
-    assert found[:, 4].tolist() == [int(((y == k) & ~kept).sum()) for k in range(4)]
-    for wrong in ((y, said[:3], 4), (y, said, 3), (y.float(), said, 4), (y, said, 4, kept[:2])):
-        with pytest.raises(DataError, match="expected"):
-            metrics.confusion(*wrong)
 
 
 def test_area_under_risk_coverage_is_the_mean_risk() -> None:
@@ -106,19 +77,6 @@ def test_detection_scores() -> None:
     assert float(metrics.fpr_at(up, down)) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
 
 
-def test_risk_coverage_by_hand_and_ties() -> None:
-    kept, risk = metrics.risk_coverage([0.1, 0.2, 0.3], [0, 1, 0])
-    assert kept.tolist() == pytest.approx([1 / 3, 2 / 3, 1])
-    assert risk.tolist() == pytest.approx([0, 0.5, 1 / 3])
-    assert metrics.risk_coverage([0.2, 0.2], [0, 1])[1].tolist() == [0.5, 0.5]
-
-
-def test_sets() -> None:
-    members = torch.tensor([[True, False, True], [False, True, False]])
-    assert float(metrics.set_size(members)) == 1.5
-    assert float(metrics.set_coverage(members, torch.tensor([2, 0]))) == 0.5
-
-
 @pytest.mark.parametrize(
     ("p", "y", "message"),
     [
@@ -132,12 +90,3 @@ def test_sets() -> None:
 def test_bad_input(p: list, y: list, message: str) -> None:
     with pytest.raises(DataError, match=message):
         metrics.accuracy(p, y)
-
-
-def test_bad_options() -> None:
-    with pytest.raises(ArgumentError, match="at least 1 bin"):
-        metrics.ece([[0.5, 0.5]], [0], bins=0)
-    with pytest.raises(ArgumentError, match="recall"):
-        metrics.fpr_at([1.0], [0.0], recall=0)
-    with pytest.raises(DataError, match="at least one positive"):
-        metrics.aupr([], [0.0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.calibration.fit_classes import ClassFit
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, OutputError
 from latedrop.metrics import classes as metrics
 from latedrop.prediction.class_predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
@@ -75,11 +73,6 @@ class TestDigits:
         assert float((strange.novelty > 1).double().mean()) > 0.95
         assert float(strange.entropy.mean()) > 1.5 * float(usual.entropy.mean())
 
-    def test_a_row_does_not_depend_on_its_batch(self, uq: ClassPredictor, digits: Any) -> None:
-        x, _ = digits[1]["test"]
-        whole, alone = uq.predict(x[:20]), uq.predict(x[7:8])
-        assert_same_up_to_rounding(whole.probabilities[7:8], alone.probabilities)
-
     def test_a_file_brings_it_back(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
         held = uq.conformal(digits[1]["held"], "raps", per_class=True)
         held.save(tmp_path / "c.json")
@@ -89,19 +82,6 @@ class TestDigits:
         assert_same_up_to_rounding(back.predict(x).log_probabilities, uq.predict(x).log_probabilities)
         assert torch.equal(back.predict(x).prediction_set(0.8), held.predict(x).prediction_set(0.8))
         assert str(back.calibration) == str(uq.calibration)
-
-    def test_an_edited_file_is_refused(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
-        path = tmp_path / "c.json"
-        uq.save(path)
-        path.write_text(path.read_text().replace('"temperature": ', '"temperature": 9'))
-        with pytest.raises(FileError, match="edited or damaged"):
-            latedrop.load(path, digits[0])
-
-    def test_another_models_weights_are_noticed(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
-        uq.save(tmp_path / "c.json")
-        other = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 10))
-        with pytest.warns(LatedropWarning, match="weights are not those"):
-            latedrop.load(tmp_path / "c.json", other)
 
     def test_sets_and_rejection(self, uq: ClassPredictor, digits: Any) -> None:
         x, y = digits[1]["test"]
@@ -114,30 +94,6 @@ class TestDigits:
         assert 0 < rule.kept <= 1
         assert float((uq.predict(x).label != y)[kept].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
 
-    @pytest.mark.parametrize("used", [True, False])
-    def test_draws_and_their_mutual_information(self, used: bool, uq: ClassPredictor, digits: Any) -> None:
-        c, x = uq.calibration, digits[1]["test"][0][:30]
-        uq = uq._with(replace(c, rate=0.1 if used else None, draws=12 if used else 0))
-        p = uq.predict(x) if used else uq.predict(x, rate=0.1)
-        outputs = latedrop.sample(uq.model, x, 0.1, 12 if used else 30, sites=c.sites, keep_draws=True).outputs
-        each = torch.softmax(torch.as_tensor(outputs).double() / c.alone, 2)
-        mean = each.mean(0)
-        expected = -(mean * mean.log()).sum(1) + (each * each.clamp_min(1e-300).log()).sum(2).mean(0)
-        assert_same_up_to_rounding(p.mutual_information, expected)
-        assert_same_up_to_rounding(p.entropy, -(p.probabilities * p.log_probabilities).sum(1))
-        if used:
-            t = c.fit.temperatures(p.novelty, p.logits)[:, None]
-            assert_same_up_to_rounding(p.probabilities, torch.softmax(torch.as_tensor(outputs) / t, 2).mean(0))
-
-    def test_the_guard_does_not_hide_disagreement(self, uq: ClassPredictor, digits: Any) -> None:
-        """At the temperature of a strange row all draws would agree that nothing is known."""
-        far = 20 * digits[1]["test"][0][:20]
-        c = replace(uq.calibration, fit=ClassFit(uq.calibration.alone))
-        plain = ClassPredictor(uq.model, c).predict(far, rate=0.1)
-        guarded = uq.predict(far, rate=0.1)
-        assert float(guarded.confidence.mean()) < float(plain.confidence.mean())
-        assert_same_up_to_rounding(guarded.mutual_information, plain.mutual_information)  # type: ignore[arg-type]
-
     def test_it_reads_a_loader_once_and_leaves_the_model_alone(self, digits: Any) -> None:
         net, parts = digits
         state = {name: value.clone() for name, value in net.state_dict().items()}
@@ -148,22 +104,6 @@ class TestDigits:
         )
         assert_same_up_to_rounding(found.predict(parts["test"][0]).probabilities, same(parts["test"][0]).probabilities)
         assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
-
-    def test_names(self, digits: Any) -> None:
-        pandas = pytest.importorskip("pandas")
-        net, parts = digits
-        names = [f"digit {k}" for k in range(10)]
-        found = latedrop.calibrate(
-            net,
-            parts["val"],
-            method=latedrop.Terms(["leverage"]),
-            task=latedrop.Classification(names=names),
-            progress=False,
-        )
-        frame = found.predict(parts["test"][0][:5]).to_pandas()
-        assert isinstance(frame, pandas.DataFrame)
-        assert frame["label"].tolist() == found.predict(parts["test"][0][:5]).names
-        assert "p_digit 3" in frame
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -197,17 +137,6 @@ def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
         warnings.simplefilter("error", LatedropWarning)
         warnings.filterwarnings("ignore", "the model predicts")
         latedrop.calibrate(net, (x[200:], y[200:].reshape(-1, *shape)), task="regression", progress=False)
-
-
-def test_many_classes() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(5, 30), nn.ReLU(), nn.Linear(30, 40)).eval()
-    x = 2 * torch.randn(300, 5)
-    y = torch.multinomial(torch.softmax(1.5 * net(x), 1), 1)[:, 0]
-    found = latedrop.calibrate(net, (x, y), progress=False)
-    p = found.predict(x[:20], rate=0.1)
-    assert_same_up_to_rounding(p.probabilities.sum(1), torch.ones(20, dtype=torch.float64))
-    assert p.mutual_information is not None
 
 
 class TestBadInput:

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.calibration.fit_classes import Measured, fitted, losses
 from latedrop.errors import ArgumentError, DataError, OutputError
 from latedrop.prediction.class_predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
-
-NAMES = ["a", "b", "c", "d"]
 
 
 class Times(nn.Module):
@@ -57,38 +54,6 @@ def test_labels_of_any_whole_type(dtype: torch.dtype, task: Any) -> None:
     model, x, y = case()
     y = y.clamp_max(1)
     same(calibrated(model, (x, y.to(dtype)), task=task).predict(x), calibrated(model, (x, y)).predict(x))
-
-
-def test_a_binary_classifier_takes_bools() -> None:
-    model, x, _ = case(classes=1)
-    y = x[:, 0] > 0
-    expected = calibrated(model, (x, y.long()), task="classification").predict(x)
-    same(calibrated(model, (x, y), task="classification").predict(x), expected)
-
-
-@pytest.mark.parametrize("kind", ["int64", "Int64", "uint8", "category"])
-def test_labels_in_tables_are_classes(kind: str) -> None:
-    pandas = pytest.importorskip("pandas")
-    model, x, y = case()
-    labels = pandas.Series(y.numpy()).astype(kind)
-    same(calibrated(model, (x, labels)).predict(x), calibrated(model, (x, y)).predict(x))
-
-
-@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
-def test_columns_in_any_order(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    model, x, y = case()
-    table, labels = pandas.DataFrame(x.numpy(), columns=NAMES), pandas.Series(y.numpy(), name="kind")
-    turned = table[NAMES[::-1]]
-    uq = calibrated(model, (table, labels), reference=turned).conformal((turned, labels))
-    plain = calibrated(model, (x, y), reference=x).conformal((x, y))
-    uq.save(tmp_path / "uq.json")
-    for each in (uq, latedrop.load(tmp_path / "uq.json", model)):
-        same(each.predict(turned), plain.predict(x))
-        assert torch.equal(each.predict(turned).prediction_set(), plain.predict(x).prediction_set())
-        assert each.rejection((turned, labels), risk=0.4) == plain.rejection((x, y), risk=0.4)
-        with pytest.raises(DataError, match="without 'd'"):
-            each.predict(table[NAMES[:3]])
 
 
 def test_rows_that_the_model_does_not_take() -> None:
@@ -158,17 +123,3 @@ def test_a_softmax_is_refused_in_any_precision_and_batch(size: int, dtype: torch
     ended = nn.Sequential(model, nn.Softmax(1)).to(dtype)
     with pytest.raises(OutputError, match="before a softmax"):
         calibrated(ended, DataLoader(TensorDataset(x.to(dtype), y), batch_size=size))
-
-
-@pytest.mark.parametrize("factor", [1e-3, 0.02, 1e3])
-def test_the_size_of_the_logits_hardly_matters(factor: float) -> None:
-    """Cosines as logits want a temperature of 0.01: few rows must be enough to find it."""
-    g = torch.Generator().manual_seed(0)
-    z = 3 * torch.randn(2060, 5, generator=g, dtype=torch.float64)
-    y = torch.multinomial(torch.softmax(z, 1), 1, generator=g)[:, 0]
-    usual, other = (fitted(Measured(size * z[:60], y[:60]), sloped=None) for size in (1.0, factor))
-    nll = [
-        float(losses(fit.log_probabilities(size * z[60:]), y[60:]).mean())
-        for fit, size in ((usual, 1.0), (other, factor))
-    ]
-    assert nll[1] == pytest.approx(nll[0], abs=0.01)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import Measured
-from latedrop.calibration.measure_classes import Pixels
+from latedrop.calibration.measure_classes import Labelled
 from latedrop.errors import ArgumentError, DataError, OutputError
 from rounding import assert_same_up_to_rounding
 
@@ -99,28 +99,6 @@ def test_scores_of_images(uq: latedrop.ClassPredictor) -> None:
     assert len(p.to_pandas()) == 6
 
 
-def test_mutual_information_is_that_of_the_draws(uq: latedrop.ClassPredictor, net: Net) -> None:
-    x, _ = scenes(3, seed=5)
-    p = uq.predict(x, rate=0.2)
-    drawn = latedrop.sample(net, x, 0.2, 30, sites=uq.calibration.sites, keep_draws=True).outputs
-    each = torch.softmax(torch.as_tensor(drawn) / uq.calibration.alone, 2)
-    mean = each.mean(0)
-    wanted = -(mean * mean.log()).sum(1) + (each * each.clamp_min(1e-30).log()).sum(2).mean(0)
-    assert_same_up_to_rounding(p.mutual_information, wanted)
-
-
-def test_an_image_does_not_depend_on_its_batch(uq: latedrop.ClassPredictor) -> None:
-    x, _ = scenes(5, seed=6)
-    together = uq.predict(x, rate=0.1)
-    alone = uq.predict(x[2:3], rate=0.1)
-    assert_same_up_to_rounding(together.log_probabilities[2:3], alone.log_probabilities)
-    assert_same_up_to_rounding(together.mutual_information[2:3], alone.mutual_information)
-    parts = list(uq.predict_batches([x[:2], x[2:]]))
-    assert_same_up_to_rounding(torch.cat([part.probabilities for part in parts]), together.probabilities)
-    larger, _ = scenes(2, size=20)
-    assert uq.predict(larger).label.shape == (2, 20, 20)
-
-
 def test_ignored_pixels_do_not_count(net: Net) -> None:
     x, y = scenes(40, seed=2)
     void = torch.ones_like(y, dtype=torch.bool)
@@ -137,13 +115,6 @@ def test_ignored_pixels_do_not_count(net: Net) -> None:
     )
     assert first.verdict.rows == second.verdict.rows == 40 * 6 * 12
     assert first.alone == second.alone
-
-
-def test_batches_of_images_of_any_size(net: Net) -> None:
-    data = [scenes(10, size=size, seed=size) for size in (8, 12, 16)]
-    found = latedrop.calibrate(net, data, task=latedrop.Classification(ignore_index=VOID), progress=False)
-    assert found.calibration.rows == 30
-    assert found.calibration.verdict.rows == 10 * (7 * 8 + 11 * 12 + 15 * 16)
 
 
 def test_saved_and_loaded(uq: latedrop.ClassPredictor, net: Net, tmp_path: Path) -> None:
@@ -168,14 +139,6 @@ def test_draws_of_maps(net: Net) -> None:
     assert_same_up_to_rounding(p.probabilities, torch.softmax(torch.as_tensor(outputs) / t, 2).mean(0))
 
 
-def test_one_logit_for_two_classes(net: Net) -> None:
-    x, y = scenes(20, seed=9)
-    torch.manual_seed(0)
-    found = latedrop.calibrate(Net(1), (x, (y > 0).long()), task="classification", progress=False)
-    assert found.calibration.binary
-    assert found.predict(x).probabilities.shape == (20, 2, 12, 12)
-
-
 def test_folds_are_images_and_so_are_errors() -> None:
     image = torch.arange(12).repeat_interleave(50)
     rows = Measured(torch.zeros(600, 3), torch.zeros(600, dtype=torch.long), image=image)
@@ -188,12 +151,11 @@ def test_folds_are_images_and_so_are_errors() -> None:
 
 
 def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
-    pixels = Pixels(None, most=3000)
+    pixels = Labelled(True, most=3000)
     for batch in range(4):
         y = torch.arange(40 * 40).reshape(1, 40, 40).expand(5, -1, -1) % 3
         z = torch.nn.functional.one_hot(y, 3).movedim(-1, 1).float() * 5 + batch - 2
         pixels.add(z, y)
-        pixels.check()
         assert pixels.column("logits").numel() <= 3000
     logits, labels, images = pixels.column("logits"), pixels.column("labels"), pixels.images
     assert torch.equal(logits.argmax(1), labels)  # a pixel stays with its label
@@ -256,14 +218,3 @@ def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
     for use in (uq.conformal, uq.rejection):
         with pytest.raises(ArgumentError, match="found maps, whose pixels depend on each other"):
             use((x, y))
-
-
-def test_a_detector_of_images(uq: latedrop.ClassPredictor, net: Net) -> None:
-    usual, strange = scenes(60, seed=11)[0], 5 * scenes(10, seed=12)[0]
-    detector = uq.detector(usual, scores=["novelty", "entropy", "confidence", "energy", "neighbours"])
-    found = detector(strange)
-    assert found.p_value.shape == (10,)
-    assert bool(found.strange(alarm=0.1).all())
-    assert uq.detector(usual)(usual[:3]).p_value.shape == (3,)
-    with pytest.raises(ArgumentError, match="different scores among"):
-        uq.detector(usual, scores=["sites"])

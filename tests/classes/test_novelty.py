@@ -129,24 +129,3 @@ def test_a_model_without_derivatives_has_features_alone() -> None:
     assert uq.predict(x).novelty is not None
     with pytest.raises(OutputError, match="expected an output that autograd can differentiate"):
         calibrated(Detached(), x, y, method=latedrop.Terms(["gradients"]))
-
-
-class Roots(nn.Module):
-    """A classifier whose derivatives are not finite where a unit is off."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = made()[0]
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.inner(x)
-        return self.head((z * (z > 0)).sqrt())
-
-
-def test_derivatives_that_are_not_finite_leave_features() -> None:
-    _, x, y = made()
-    uq = calibrated(Roots(), x, y)
-    assert uq.calibration.guard is not None
-    assert uq.calibration.guard.terms == ("leverage",)
-    assert bool(uq.predict(x).probabilities.isfinite().all())

@@ -271,9 +271,9 @@ class TestCalibrate:
             (["user_model:net", "--data", "val.npz", "--scale", "best"], 2, "expected scale 'optimal', 'relaxed'"),
             (["user_model:net", "--data", "val.npz", "--intervals", "x"], 2, "expected intervals to be one of"),
             (
-                ["user_model:net", "--data", "val.npz", "--per-site"],
+                ["user_model:net", "--data", "val.npz", "--method", "linear", "--draws", "5"],
                 2,
-                "expected options that belong to --method sample; found --per-site",
+                "expected options that belong to --method linear; found --draws",
             ),
             (
                 ["user_model:net", "--data", "val.npz", "--rates", "a"],

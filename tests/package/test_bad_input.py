@@ -469,7 +469,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("kind", "name"),
         [
-            *((Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "per_site"), (FirstOrder, "floor")),
+            *((Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "floor")),
             *((Propagation, "floor"), (Terms, "guard")),
         ],
     )

@@ -57,7 +57,7 @@ def calibrated(outputs: int = 1, count: int = 40, **options: Any) -> latedrop.Pr
 
 
 def by_terms() -> latedrop.Predictor:
-    terms = ["dropout", "leverage", "gradients", "neighbours", latedrop.terms.InputNoise(0.1), latedrop.terms.Size()]
+    terms = ["dropout", "leverage", "gradients", "neighbours", latedrop.terms.Size()]
     terms += [latedrop.terms.ErrorForest(trees=2)]
     method = latedrop.Terms(terms, mean="corrected")
     return calibrated(count=64, method=method, reference=rows(60, 1), target=latedrop.Standardized(1.0, 2.0))
@@ -83,7 +83,7 @@ def write_all(folder: Path) -> None:
     uq, two, classes = by_terms(), by_rates(), classifier()
     CALIBRATION.write(folder / "terms.json", uq.calibration, inline)
     CALIBRATION.write(folder / "rates.json", two.calibration, inline)
-    per_site = calibrated(method=latedrop.FirstOrder(per_site=True, floor=True)).calibration
+    per_site = calibrated(method=latedrop.Propagation([{"2": 0.1, "4": 0.2}], floor=True)).calibration
     CALIBRATION.write(folder / "per_site.json", per_site, inline)
     CLASSES.write(folder / "classes.json", classes.calibration, inline)
     classes.detector(rows(50, 5), ["novelty", "entropy", "neighbours"]).save(folder / "detector.json")

@@ -14,10 +14,10 @@ import torch
 
 import latedrop
 from latedrop.detection.detector import Detector
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import DataError, FileError
 from latedrop.records import FORMAT, Format, checksum_of, plain
 from latedrop.stored_tensors import inline
-from records.examples import GOLDEN, KINDS, by_rates, by_terms, calibrated, classifier, network, rows
+from records.examples import GOLDEN, KINDS, by_rates, by_terms, classifier, network, rows
 
 NAN, INF = float("nan"), float("inf")
 STRANGE: list[Any] = [None, True, "x", "", -1, 0, 0.5, NAN, INF, -INF, 1e300, 10**400, 10**12, [], [[]], {}, [NAN]]
@@ -111,12 +111,6 @@ class TestGolden:
             KINDS[name].read(path)
         assert "file.json" in str(raised.value)
 
-    def test_a_mark_of_the_byte_order_is_no_damage(self, name: str, tmp_path: Path) -> None:
-        golden(name)
-        path = tmp_path / "file.json"
-        path.write_bytes(b"\xef\xbb\xbf" + (GOLDEN / f"{name}.json").read_bytes())
-        KINDS[name].read(path)
-
 
 def at(value: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
@@ -202,12 +196,6 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         (
             "rates",
             ("table", 0, "scale"),
-            [1e300, 1.0],
-            r"calibration.table\[0\].scale\[0\] to be at most 3.4e\+38; found 1e",
-        ),
-        (
-            "rates",
-            ("table", 0, "scale"),
             [1.0],
             r"table\[0\].scale to be 2 numbers, one per output or for all; found \(1.0,\)",
         ),
@@ -223,14 +211,9 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
             "magic",
             "calibration.method to be 'terms', 'sample', 'linear' or 'propagate'; found 'm",
         ),
-        ("rates", ("draws",), 10**12, "calibration.draws to be at most 1000000; found 1000000000000"),
-        ("rates", ("draws",), 2.5, "calibration.draws to be a valid integer"),
         ("rates", ("draws",), 1, "calibration.draws to be 2 or more; found 1"),
-        ("rates", ("rate",), 1.0, "calibration.rate to be at most 0.99"),
-        ("rates", ("rate",), "x", "calibration.rate to be a valid number or an object; found 'x'"),
         ("rates", ("rate",), {"nowhere": 0.1}, r"calibration.rate to be rates of its sites .*; found \['nowhere'\]"),
         ("rates", ("rate",), 0.2, "calibration.rate to be a rate of its table; found 0.2"),
-        ("rates", ("choice",), -2, "calibration.choice to be"),
         ("rates", ("choice", "scale"), [1.0], "calibration.choice.scale to be 2 numbers"),
         ("rates", ("output_shape",), [2**20, 2**20], "calibration.output_shape to be a shape of at most"),
         ("rates", ("table", 0, "rmse"), [0.1], r"calibration.table\[0\].rmse to be 2 numbers"),
@@ -250,7 +233,6 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
             [1.0],
             r"calibration.terms.coefficients\[0\] to be one number for each",
         ),
-        ("terms", ("terms", "coefficients"), [], "calibration.terms.coefficients to"),
         (
             "terms",
             ("terms", "features", "sites", 0),
@@ -267,33 +249,17 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
             "calibration.terms.choice to be the name of a candidate; found 'other'",
         ),
         ("terms", ("terms", "guard", "constants"), [1.0, 2.0], "calibration.terms.guard.constants to be 1 numbers"),
-        (
-            "terms",
-            ("terms", "terms", 1, "root", "shape"),
-            [2, 2],
-            r"calibration.terms.terms\[1\].root.data to be 32 byt",
-        ),
-        (
-            "terms",
-            ("terms", "terms", 1, "root", "dtype"),
-            "int64",
-            r"calibration.terms.terms\[1\].root.dtype to be one",
-        ),
         ("terms", ("terms", "terms", 1, "root", "data"), "?", r"calibration.terms.terms\[1\].root.data to be bytes"),
-        ("terms", ("terms", "terms", 1, "root"), None, "calibration.terms.terms to be all that leverage has learned"),
         ("terms", ("terms", "terms", 1, "ridge"), -1.0, r"in calibration.terms.terms\[1\]: expected a ridge above 0"),
         ("terms", ("target", "std"), [0.0], r"calibration.target.std\[0\] to be at least"),
         ("terms", ("seen",), "xyz", "calibration.seen"),
         ("classes", ("names",), ["a"], r"calibration.names to be 3 names, or none; found \('a',\)"),
         ("classes", ("features", "sites", 0), "another", "calibration.features.sites to be some of the sites"),
         ("classes", ("rate",), 0.5, "calibration.draws to be how many draws are averaged, 2 or more; found 0"),
-        ("classes", ("guard", "limits"), [1.0], r"calibration.guard.limits\[0\] to"),
         ("classes", ("guard", "limits", 0, 0), 0.0, r"calibration.guard.limits\[0\]\[0\] to be at least"),
         ("classes", ("guard", "limits"), [[1.0]], "calibration.guard.limits to be 2 rows, as terms"),
-        ("classes", ("guard", "terms"), [], "calibration.guard.terms to"),
         ("classes", ("guard", "terms", 0), "forest", "calibration.guard.terms to be the names of terms"),
         ("classes", ("terms", 0, "name"), "forest", "calibration.terms"),
-        ("classes", ("terms", 1, "root"), None, "calibration.terms to be all that leverage has learned"),
         ("classes", ("features",), None, "calibration.features to be the sites that the leverage looks at"),
         ("classes", ("sets", "score"), "another", "calibration.sets.score to be 'lac', 'aps' or 'raps'"),
         ("classes", ("sets", "scores"), [[0.2, 0.1]], r"calibration.sets.scores\[0\] to be scores in rising order"),
@@ -317,12 +283,8 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         ("onnx", ("model", "task"), "other", "metadata.model"),
         ("onnx", ("model", "level"), 2.0, "metadata.model.level to be at most 1"),
         ("crowd", ("pixels", "rate"), {"2": 0.4, "4": 0.4}, "crowd.pixels.rate to be a rate of its table"),
-        ("crowd", ("fingerprint",), 3, "crowd.fingerprint to be a valid string; found 3"),
-        ("crowd", ("policy", "threshold"), -1, "crowd.policy.threshold to be at least 0; found -1"),
         ("crowd", ("policy", "objective"), "best", "crowd.policy.objective to be 'count' or 'regions'"),
         ("crowd", ("roi",), [], "crowd.roi to be an object"),
-        ("crowd", ("roi", "shape"), [1, 2, 3], "crowd.roi.shape"),
-        ("crowd", ("about",), [], "crowd.about to be an object"),
         ("crowd", ("count",), {}, "expected a field crowd.count.rate; it is missing"),
         ("crowd", ("count", "terms", "floors", 0), -1.0, r"crowd.count.terms.floors\[0\] to be at least"),
         (
@@ -332,7 +294,6 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
             "crowd.count.custom_readout to be Trained.count_of; found 'm",
         ),
         ("crowd", ("recalibration", "dof"), 1.0, "crowd.recalibration.dof to be at least 2.001"),
-        ("crowd", ("usual", "size"), [0, 1], r"crowd.usual.size\[0\] to be at least 1"),
     ],
 )
 def test_a_file_names_the_field(name: str, path: tuple[Any, ...], value: Any, message: str, tmp_path: Path) -> None:
@@ -378,22 +339,9 @@ class TestLoad:
         ):
             latedrop.load(path, network())
 
-    def test_a_floor_that_the_model_cannot_hold(self, tmp_path: Path) -> None:
-        path, uq = tmp_path / "c.json", calibrated(method=latedrop.Sampling([0.1], draws=5))
-        data = json.loads(uq.calibration.to_json())["latedrop"]
-        path.write_text(resealed(KINDS["rates"], changed(data, ("table", 0, "floor"), [1e60])))
-        with pytest.raises(FileError, match=r"expected scales and floors in .*c.json that give a finite variance"):
-            latedrop.load(path, network())
-        with pytest.warns(latedrop.LatedropWarning, match="the model's weights are not those"):
-            latedrop.load(path, network().double())
-
     def test_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"expected a calibration file at .*; the system says"):
             latedrop.load(tmp_path, network())
-
-    def test_draws_without_end_are_refused_in_python_too(self) -> None:
-        with pytest.raises(ArgumentError, match="expected at most 1000000 draws; found 1000000000000"):
-            latedrop.sample(network(), torch.zeros(2, 3), 0.1, 10**12)
 
 
 def test_calibration_and_prediction_work_without_pydantic(tmp_path: Path) -> None:

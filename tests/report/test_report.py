@@ -143,7 +143,7 @@ def test_compare_has_raw_scaled_and_relaxed() -> None:
     assert [row.scale for row in rows[:3]] == [
         (1.0,),
         prediction.calibration.scales,
-        prediction.calibration.relaxed_scales,
+        prediction.calibration.row.relaxed_scale,
     ]
     assert rows[0].nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
 
@@ -357,7 +357,7 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"method": latedrop.FirstOrder(per_site=True, floor=True)}, ["to first order, without draws"]),
+        ({"method": latedrop.FirstOrder(floor=True)}, ["to first order, without draws"]),
         ({"method": "propagate"}, ["carried through its layers"]),
         ({"method": latedrop.Sampling(rates=[{"*": 0.1}, {"*": 0.2}])}, ["*: 0.1", "*: 0.2"]),
         ({"method": latedrop.Sampling(rates=[0.1])}, ["at one rate"]),

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop import find_sites
-from latedrop.errors import DataError, LatedropError, LatedropWarning
+from latedrop.errors import DataError
 from latedrop.records import FieldError
-from latedrop.terms import BatchContext, ErrorForest, forest
-from latedrop.terms.trees import Trees
+from latedrop.terms import BatchContext, ErrorForest
+from latedrop.terms.forest import Trees
 
 
 def rows_of(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -76,14 +76,6 @@ def test_values_at_a_threshold_go_where_scikit_learn_sends_them() -> None:
     np.testing.assert_allclose(sums(trees, grid)[:, 0], model.predict(grid), rtol=1e-5, atol=1e-6)
 
 
-def test_rows_in_parts_are_predicted_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, error = rows_of()
-    model = learned(x, error, trees=10)
-    expected = predicted(model, x)
-    monkeypatch.setattr("latedrop.terms.trees._CELLS", 70)
-    np.testing.assert_array_equal(predicted(model, x), expected)
-
-
 def test_the_forest_finds_where_errors_are_large() -> None:
     x, error = rows_of()
     model = learned(x, error)
@@ -94,44 +86,11 @@ def test_the_forest_finds_where_errors_are_large() -> None:
     assert np.median(columns[x[:, 0] > 0]) > 5 * np.median(columns[x[:, 0] <= 0])
 
 
-def test_columns_of_noise_are_out_of_bag() -> None:
-    """In bag a tree's own rows would make the column follow the squared errors, though nothing can be predicted."""
-    rng = np.random.default_rng(3)
-    x, error = rng.normal(size=(500, 3)), rng.normal(size=(500, 1))
-    model = learned(x, error)
-    inside = np.corrcoef(predicted(model, x)[:, 0], error[:, 0] ** 2)[0, 1]
-    outside = np.corrcoef(columns_of(model)[:, 0], error[:, 0] ** 2)[0, 1]
-    assert inside > 0.5
-    assert abs(outside) < 4 / np.sqrt(500)
-    validation = batch(x, fitted=True)
-    np.testing.assert_allclose(model.values(validation), columns_of(model), rtol=1e-6)
-
-
 def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
     x, error = rows_of()
     model = learned(x, np.concatenate([error, 1e4 * error], 1), trees=20)
     for found in (columns_of(model), predicted(model, x, 2)):
         np.testing.assert_allclose(found[:, 1], 1e8 * found[:, 0], rtol=1e-5)
-
-
-def test_of_many_rows_a_tree_sees_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, error = rows_of(500)
-    monkeypatch.setattr(forest, "_TREE_ROWS", 100)
-    model = learned(x, error, trees=20)
-    assert model.grown is not None
-    assert len(model.grown.roots) == 20
-    assert len(model.grown.nodes) <= 20 * (2 * 100 // 5)
-    columns = columns_of(model)
-    assert np.median(columns[x[:, 0] > 0]) > 3 * np.median(columns[x[:, 0] <= 0])
-
-
-def test_rows_that_count_nothing_change_nothing() -> None:
-    x, error = rows_of(300)
-    weights = np.r_[np.ones(200), np.zeros(100)]
-    wrong = error.copy()
-    wrong[200:] *= 100
-    one, other = (predicted(learned(x, e, weights, trees=20), x) for e in (error, wrong))
-    np.testing.assert_allclose(one, other)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +150,6 @@ def test_rows_that_are_no_table_have_components_of_features() -> None:
     assert numbers.shape == (80, 33)
 
 
-def test_without_scikit_learn_the_default_goes_without_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    x = torch.randn(80, 4)
-    data = x, x[:, :1] + 0.1 * torch.randn(80, 1)
-    with pytest.warns(LatedropWarning, match="it is not installed.*the default goes without it"):
-        uq = latedrop.calibrate(net, data, progress=False)
-    assert "forest" not in uq.calibration.terms.choice
-    with pytest.raises(LatedropError, match="expected scikit-learn, which fits the error forest"):
-        latedrop.calibrate(net, data, method=latedrop.Terms(["forest"]), progress=False)
-
-
 def test_predictions_do_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     x, error = rows_of(200)
@@ -216,38 +163,3 @@ def test_predictions_do_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch, t
     for name in ("sklearn", "sklearn.ensemble"):
         monkeypatch.setitem(sys.modules, name, None)
     torch.testing.assert_close(latedrop.load(tmp_path / "uq.json", net).predict(table).std, expected)
-
-
-@pytest.mark.parametrize("unit", [1e-8, 1e6])
-def test_the_units_of_inputs_do_not_matter(unit: float) -> None:
-    x, error = rows_of(200)
-    one = columns_of(learned(x, error, trees=20))
-    other = columns_of(learned(x * unit, error, trees=20))
-    np.testing.assert_allclose(other, one, rtol=0.02)
-
-
-def test_what_a_forest_looks_at_does_not_grow_when_terms_are_measured_again() -> None:
-    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    x, error = rows_of(200)
-    table = torch.from_numpy(x).float()
-    with torch.no_grad():
-        y = net(table) + torch.from_numpy(error).float()
-    uq = latedrop.calibrate(net, (table, y), progress=False)
-    terms = uq.calibration.terms
-    rows = BatchContext(net, table, uq.calibration.sites, None, terms.features, gradients=True)
-    assert "forest" in terms.parts(rows)
-    first = dict(rows.totals)
-    terms.parts(rows)
-    torch.testing.assert_close(rows.totals, first)
-
-
-def test_components_that_are_rounding_are_not_looked_at() -> None:
-    """Features of low rank: trees would split on noise that depends on the batch."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Linear(2, 24), nn.Linear(24, 1))  # features of low rank
-    x = torch.randn(200, 3)
-    y = net(x).detach() + x[:, :1].exp() * torch.randn(200, 1)
-    found = latedrop.calibrate(net, (x[:, None], y), method=latedrop.Terms(["forest"]), progress=False)
-    assert found.calibration.terms is not None
-    looking = [term for term in found.calibration.terms.terms if isinstance(term, ErrorForest)]
-    assert [term.basis.shape[1] <= 3 for term in looking if term.basis is not None] == [True]

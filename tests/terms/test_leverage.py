@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from latedrop import find_sites, linearize
 from latedrop.errors import DataError
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
-from latedrop.terms import gradients as folding
-from latedrop.terms.gradients import folded
+from latedrop.terms.features import folded
 from rounding import assert_same_doubles, assert_same_up_to_rounding
 
 
@@ -114,14 +113,6 @@ def test_a_reference_row_is_left_out_for_itself() -> None:
     assert_same_doubles(sample[:, 0], torch.stack(expected))
 
 
-def test_the_unit_of_the_output_cancels() -> None:
-    torch.manual_seed(5)
-    reference, phi = torch.randn(40, 1, 6).double(), torch.randn(9, 1, 6).double()
-    expected = measured(GradientLeverage().learned_from([reference], False), phi)
-    for unit in (1e-6, 1e6):
-        assert_same_doubles(measured(GradientLeverage().learned_from([reference * unit], False), phi * unit), expected)
-
-
 def test_a_long_reference_is_sampled_evenly() -> None:
     torch.manual_seed(6)
     rows = torch.randn(5000, 1, 3).double()
@@ -139,25 +130,6 @@ def test_a_fold_keeps_inner_products_on_average() -> None:
     off = (narrow[:, 0] * narrow[:, 1]).sum(1) - (pairs[:, 0] * pairs[:, 1]).sum(1)
     assert abs(float(off.mean())) < 4 * float(off.std()) / 20
     assert folded(pairs, 300) is pairs
-
-
-def test_many_units_are_ordered_as_without_a_fold() -> None:
-    """Units of real networks are correlated: here 3000 of them follow 20 factors, and new rows leave these."""
-    torch.manual_seed(8)
-    loadings = torch.randn(20, 3000).double()
-    reference = (torch.randn(600, 20).double() @ loadings)[:, None]
-    off = torch.linspace(0, 2, 50).double()[:, None] * torch.randn(50, 3000).double()
-    new = (torch.randn(50, 20).double() @ loadings + off)[:, None]
-    whole, found = (
-        measured(GradientLeverage().learned_from([folded(reference, width)], False), folded(new, width))[:, 0]
-        for width in (3000, 256)
-    )
-    assert float(torch.corrcoef(torch.stack([whole.log(), found.log()]))[0, 1]) > 0.95
-
-
-def test_many_units_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "WIDEST", 10)
-    assert gradients(mlp(2), torch.randn(4, 3))[1].shape == (4, 2, 10)
 
 
 def test_rows_of_other_widths_and_single_rows_are_refused() -> None:

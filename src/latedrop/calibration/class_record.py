@@ -1,4 +1,4 @@
-"""What a calibration of a classifier found, as plain data."""
+"""The record of a calibrated classifier, and its verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Kind: TypeAlias = Annotated[Leverage | GradientLeverage, Tagged("name")]
 @record
 @dataclass(frozen=True)
 class ClassVerdict:
-    """What the probabilities are worth on rows that they were not fitted to.
+    """The worth of probabilities on rows that they were not fitted to.
 
     Attributes:
         rows: how many.

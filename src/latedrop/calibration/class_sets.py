@@ -31,7 +31,7 @@ Score = Literal["lac", "aps", "raps"]
 Probability: TypeAlias = Annotated[float, Limits(0, 1)]
 _PENALTY, _FREE = 0.01, 5
 _THRESHOLDS = tuple(1 - 10 ** (-step / 40) for step in range(240, -1, -1))
-"""Of the confidence, from 1 - 1e-6 to 0; fixed, as tests of thresholds that the rows choose would not hold."""
+"""Thresholds of the confidence, from 1 - 1e-6 to 0; fixed, as tests of thresholds chosen by the rows would not hold."""
 _FIRST = 5
 
 
@@ -50,8 +50,8 @@ def scores_of(probabilities: Tensor, score: Score, seed: int = 0) -> Tensor:
     order = p.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(1)
     sums = p.gather(1, order).cumsum(1).gather(1, rank)  # up to the class itself, and with it
-    found = sums - p + _uniform(p, seed)[:, None] * p
-    return found if score == "aps" else found + _PENALTY * (rank + 1 - _FREE).clamp_min(0)
+    scores = sums - p + _uniform(p, seed)[:, None] * p
+    return scores if score == "aps" else scores + _PENALTY * (rank + 1 - _FREE).clamp_min(0)
 
 
 def _uniform(p: Tensor, seed: int) -> Tensor:
@@ -63,7 +63,7 @@ def _uniform(p: Tensor, seed: int) -> Tensor:
 @record
 @dataclass(frozen=True)
 class ClassSets:
-    """What makes sets: the sorted scores of the true classes of rows used for nothing else.
+    """Makes sets from the sorted scores of the true classes of rows used for nothing else.
 
     Attributes:
         score: which one.
@@ -82,8 +82,8 @@ class ClassSets:
     @classmethod
     def fit(cls, probabilities: Tensor, labels: Tensor, score: Score, *, per_class: bool) -> ClassSets:
         """From probabilities `(N, K)` of the rows and their labels."""
-        own = scores_of(probabilities, score).gather(1, labels[:, None])[:, 0]
-        parts = [own[labels == k] for k in range(probabilities.shape[1])] if per_class else [own]
+        true_scores = scores_of(probabilities, score).gather(1, labels[:, None])[:, 0]
+        parts = [true_scores[labels == k] for k in range(probabilities.shape[1])] if per_class else [true_scores]
         return cls(score, tuple(tuple(part.sort().values.tolist()) for part in parts))
 
     def members(self, probabilities: Tensor, level: float) -> Tensor:
@@ -150,22 +150,20 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
     best: tuple[float, int, int] | None = None
     for threshold in _THRESHOLDS:
         keep = sure >= threshold
-        kept, errors = int(keep.sum()), int(wrong[keep].sum())
-        if kept < least:
+        rows, errors = int(keep.sum()), int(wrong[keep].sum())
+        if rows < least:
             continue
-        if at_most(errors, kept, risk) > 1 - probability:  # so few errors would be no surprise at this risk
+        if at_most(errors, rows, risk) > 1 - probability:  # so few errors would be no surprise at this risk
             break
-        best = threshold, kept, errors
+        best = threshold, rows, errors
     if best is None:
         return Rejection(math.inf, risk, probability, 0.0, 0.0, n)
-    threshold, kept, errors = best
-    return Rejection(threshold, risk, probability, kept / n, errors / kept, n)
+    threshold, rows, errors = best
+    return Rejection(threshold, risk, probability, rows / n, errors / rows, n)
 
 
 def at_most(errors: int, rows: int, rate: float) -> float:
-    """The probability of at most so many errors among so many rows."""
-    k = torch.arange(errors + 1, dtype=torch.float64)
-    n = torch.tensor(float(rows), dtype=torch.float64)
-    log = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-    log = log + k * math.log(rate) + (n - k) * math.log1p(-rate) if rate > 0 else log.fill_(0)
-    return float(log.exp().sum())
+    """Return the probability of at most so many errors among so many rows."""
+    from scipy.stats import binom
+
+    return float(binom.cdf(errors, rows, rate))

@@ -25,8 +25,7 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.forest import LEAST_ROWS
-from latedrop.terms.trees import Trees, require_sklearn
+from latedrop.terms.forest import LEAST_ROWS, Trees
 
 __all__ = ["Correction", "fit_correction"]
 
@@ -63,9 +62,9 @@ class Correction:
 
     def values(self, inputs: Tensor, directions: Tensor) -> Tensor:
         """Return what is added to rows, `(n, K)`, from the inputs of trees and mask gradients in their metric."""
-        found = torch.einsum("knd,kd->nk", directions, self.slopes.to(directions))
-        columns = [0 * found[:, 0] if trees is None else trees.sums(inputs)[:, 0] for trees in self.trees]
-        return found + torch.stack(columns, 1)
+        total = torch.einsum("knd,kd->nk", directions, self.slopes.to(directions))
+        columns = [0 * total[:, 0] if trees is None else trees.sums(inputs)[:, 0] for trees in self.trees]
+        return total + torch.stack(columns, 1)
 
     def checked(self) -> Correction:
         """Check lengths against each other after reading."""
@@ -93,7 +92,6 @@ def fit_correction(
         variance: `(n, K)`, of the errors, as fitted without a correction; rows count by its inverse.
         weights: `(n,)`, what else each row counts.
     """
-    require_sklearn("the corrected mean")
     count, outputs = error.shape
     if count < LEAST_ROWS:
         raise DataError(
@@ -160,8 +158,8 @@ def _ridge(phi: _Floats, target: _Floats, weight: _Floats) -> tuple[_Floats, _Fl
     best, lowest = (np.zeros(phi.shape[1]), np.zeros(len(target))), np.mean(wanted**2)
     for penalty in _PENALTIES:
         coefficients = moment / (values + penalty)
-        own = np.minimum(np.square(turned) @ (1 / (values + penalty)), 1 - 1e-9)
-        left = (wanted - turned @ coefficients) / (1 - own)
+        leverage = np.minimum(np.square(turned) @ (1 / (values + penalty)), 1 - 1e-9)
+        left = (wanted - turned @ coefficients) / (1 - leverage)
         if (cost := np.mean(left**2)) < lowest:
             lowest, best = cost, (axes @ coefficients, target - left / np.where(root > 0, root, 1))
     return best

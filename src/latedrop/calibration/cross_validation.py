@@ -27,7 +27,6 @@ __all__ = [
     "crossed",
     "effective_rows",
     "folds",
-    "lead",
     "leading",
     "share_error",
     "standard_error",
@@ -164,18 +163,16 @@ def leading(
 
     `scores` `(N,)` are large where a candidate is good; `among` are those that may be taken.
     """
-    names = list(scores if among is None else among)
-    return max(names, key=lambda name: lead(scores[name] - scores[home], left, least))
 
+    def lead(name: str) -> float:
+        ahead = scores[name] - scores[home]
+        return float(left.mean(ahead)) - max(standard_error(ahead, left), least) if bool(ahead.any()) else 0.0
 
-def lead(difference: Tensor, left: CrossValidation, least: float = 0.0) -> float:
-    """By how much a difference `(N,)` is above its standard error, or the least gain; 0 where it is 0 in every row."""
-    found = float(left.mean(difference)) - max(standard_error(difference, left), least)
-    return found if bool(difference.any()) else 0.0
+    return max(scores if among is None else among, key=lead)
 
 
 def standard_error(values: Tensor, left: CrossValidation | None = None) -> float:
-    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`.
+    """Return the standard error of the weighted mean of `(N,)`: `sqrt(n / (n - 1) sum w^2 (x - mean)^2) / sum w`.
 
     Where rows of a run are alike, it comes from the means of runs; where rows of a group are, from sums over groups.
     """
@@ -205,7 +202,7 @@ def effective_rows(weights: Tensor | None, rows: int) -> float:
 
 
 def share_error(values: Tensor, left: CrossValidation | None = None) -> float:
-    """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
+    """Return the standard error of the mean of shares `(N,)`; where all are 0 or 1, as if one of two more differed."""
     left = left or CrossValidation()
     rows, share = left.worth(len(values)), float(left.mean(values))
     if share in (0.0, 1.0):
@@ -231,10 +228,10 @@ def crossed(
     squares = error.square().mean(axes, keepdim=True) if axes else error.square()
     variance, constant = torch.empty_like(error), torch.empty_like(error)
     least = _LEAST * squares.mean(0)
-    for rest, held in left.splits(len(error)):
+    for rest, out in left.splits(len(error)):
         size = replace(left, weights=left.at(rest)).mean(squares[rest])
-        constant[held] = torch.maximum(size, least).expand_as(constant[held])
-        variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
+        constant[out] = torch.maximum(size, least).expand_as(constant[out])
+        variance[out] = fit(rest)(out).to(variance) if bool(size.all()) else constant[out]
     return variance, constant
 
 

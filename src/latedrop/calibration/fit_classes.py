@@ -39,7 +39,7 @@ _USUAL_SPREAD = 2.0  # of the logits of a row
 
 @dataclass(frozen=True)
 class Measured:
-    """What a fit looks at of some validation rows.
+    """Validation rows as a fit sees them.
 
     Attributes:
         logits: `(N, K)`, or of draws `(T, N, K)`.
@@ -147,7 +147,7 @@ def starts(logits: Tensor) -> list[float]:
 
 
 def prior(log_t: Tensor) -> Tensor:
-    """What a temperature costs, in units of `price / n`."""
+    """Return the cost of a temperature, in units of `price / n`."""
     return log_t.square().clamp_max(_FAR**2) / 2
 
 
@@ -162,7 +162,7 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Sequence[float]) -> tuple
         value.backward()
         return value
 
-    optimiser.step(step)  # type: ignore[no-untyped-call]
+    optimiser.step(step)
     return float(step().detach()), parameters.detach()
 
 

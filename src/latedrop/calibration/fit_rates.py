@@ -2,23 +2,21 @@
 
 The scaled criterion takes the rate with the smallest NLL of `scale(rate) · variance(rate) (+ floor)`, each rate with
 its own best scale (Ledda, Fumera, Roli 2023); the unscaled one takes the rate with the smallest NLL of the variance as
-it is (Loquercio et al. 2020). To first order all rates are known from one pass, and what is searched is how much each
-site counts.
+it is (Loquercio et al. 2020). To first order one pass serves all rates, and the best scale says which rate it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 from warnings import warn
 
 import torch
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed, standard_error
-from latedrop.calibration.fit_sites import fit_sites
+from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed
 from latedrop.calibration.intervals import Isotonic, residuals
 from latedrop.calibration.measure import MeasuredRates
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Terms
@@ -31,22 +29,20 @@ from latedrop.calibration.scale import (
     least_positive,
     lifted,
     optimal_scale,
-    refuse_no_errors,
     relaxed_scale,
     tradeoff,
 )
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.transforms import Transform
-from latedrop.calibration.verdict import losses
 from latedrop.errors import LatedropWarning, OutputError
 from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.sites import Rate
 
-__all__ = ["RatesFit", "ScaleFit", "fit_rates", "fit_scale"]
+__all__ = ["ScaleFit", "fit_rates", "fit_scale"]
 
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
-_GAIN = 0.02  # nats that are worth a word
-_LEVEL = 5  # of warnings, up to the caller of `calibrate`
+_NOMINAL_ODDS = 0.01  # of first order where a floor explains everything
+_LEVEL = 4  # of warnings, up to the caller of `calibrate`
 
 
 @dataclass(frozen=True)
@@ -54,9 +50,7 @@ class ScaleFit:
     """Scale, floor and relaxed scale of one variance of the validation rows, and what they give.
 
     Attributes:
-        mean: `(N, ...)`.
-        variance: `(N, ...)`, raw, with `least` in the place of zeros.
-        target: `(N, ...)`.
+        mean, variance, target: `(N, ...)`; the variance is raw, with `least` in the place of zeros.
         per_output: whether each index of axis 1 has its own scale and floor.
         zeros: how many raw variances were 0.
         least: the smallest positive raw variance, one value or one for each output.
@@ -79,14 +73,13 @@ class ScaleFit:
 
     def row(self, rate: Rate) -> RateRow:
         """Return the metrics of the raw, the scaled and the relaxed variance at a rate, in the original unit."""
-        options: dict[str, Any] = {"weights": self.weights}
-        values: dict[str, float] = {}
-        shift = self._nll_shift()
-        ideal = metrics.ideal_nll(self.mean, None, self.target, mask=self.mean != self.target, **options)
+        shift, values = self._nll_shift(), {}
+        wrong = self.mean != self.target
+        ideal = metrics.ideal_nll(self.mean, None, self.target, mask=wrong, weights=self.weights)
         for name, variance in self._variances().items():
-            both = self.mean, variance, self.target
-            values[f"nll_{name}"] = float(metrics.nll(*both, **options)) + shift
-            values[f"ma_{name}"] = float(metrics.miscalibration_area(*both, **options))
+            rows = self.mean, variance, self.target
+            values[f"nll_{name}"] = float(metrics.nll(*rows, weights=self.weights)) + shift
+            values[f"ma_{name}"] = float(metrics.miscalibration_area(*rows, weights=self.weights))
         return RateRow(
             rate=dict(rate) if isinstance(rate, Mapping) else float(rate),
             rmse=self._rmse(),
@@ -135,8 +128,7 @@ class ScaleFit:
         constant = torch.zeros_like(self.mean) + along_outputs(self.constant(), self.mean)
         for name, variance in {**self._variances(), "constant": constant}.items():
             levels, observed = metrics.calibration_curve(self.mean, variance, self.target, weights=self.weights)
-            curves["levels"] = tuple(levels.tolist())
-            curves[name] = tuple(observed.tolist())
+            curves |= {"levels": tuple(levels.tolist()), name: tuple(observed.tolist())}
         return curves
 
     def isotonic(self, choice: Choice) -> Isotonic:
@@ -175,28 +167,27 @@ def fit_scale(
     mean: Tensor,
     variance: Tensor,
     target: Tensor,
-    *,
+    plan: Plan,
     per_output: bool,
-    floor: bool = False,
+    *,
     optimal: tuple[Tensor, Tensor] | None = None,
-    unit: Transform | None = None,
-    weights: Tensor | None = None,
 ) -> ScaleFit | None:
-    """Fit scale, floor (if asked for) and relaxed scale; None where some output does not vary at all.
+    """Fit scale, floor (if the method has one) and relaxed scale; None where some output does not vary at all.
 
-    `optimal` are scales and floors that were fitted already; `unit` says how the targets were transformed for training,
-    `weights` `(N,)` what each row counts.
+    `optimal` are scales and floors that were fitted already.
     """
+    weights = plan.weights
     least = least_positive(variance, per_output)
     if bool(least.isinf().any()):
         return None
     zeros = int((variance == 0).sum())
     variance = lifted(variance, least)
-    optimal = optimal or _likeliest(mean, variance, target, floor, per_output, weights)
+    if optimal is None:
+        optimal = _likeliest(mean, variance, target, plan.has_floor, per_output, weights)
     total = apply_scale(variance.double(), *optimal)
     factor = relaxed_scale(mean, total, target, per_output=per_output, weights=weights)
     relaxed = (optimal[0] * factor, optimal[1] * factor)
-    return ScaleFit(mean, variance, target, per_output, zeros, least, optimal, relaxed, unit, weights)
+    return ScaleFit(mean, variance, target, per_output, zeros, least, optimal, relaxed, plan.target, weights)
 
 
 def _likeliest(
@@ -209,36 +200,24 @@ def _likeliest(
     return scale, torch.zeros_like(scale)
 
 
-@dataclass(frozen=True)
-class RatesFit:
-    """The fit to all rates.
+def fit_rates(
+    measured: MeasuredRates, plan: Plan
+) -> tuple[Rate, ScaleFit, tuple[RateRow, ...], dict[str, float] | None]:
+    """Fit scale and floor at every rate, and take the best.
 
-    Attributes:
-        rate: the best.
-        fit: of scale and floor at that rate.
-        table: one row for each rate.
-        shares: each site's share of the raw variance; None where the sites are not told apart.
+    Returns:
+        The best rate, its fit, a row for each rate, and each site's share of the raw variance to first order; None
+        where the sites are not told apart.
     """
-
-    rate: Rate
-    fit: ScaleFit
-    table: tuple[RateRow, ...]
-    shares: dict[str, float] | None
-
-
-def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
-    """Fit scale and floor at every rate, and take the best."""
-    method, target = plan.method, measured.target
+    method, target, shares = plan.method, measured.target, None
+    per_output = plan.has_outputs(target.shape)
     assert not isinstance(method, Terms)
-    per_output, shares = plan.has_outputs(target.shape), None
-    options: dict[str, Any] = {"per_output": per_output, "unit": plan.target, "weights": plan.weights}
     fits: list[tuple[Rate, ScaleFit | None]]
     if isinstance(method, FirstOrder):
-        rate, raw, optimal, shares = _fit_sites(measured, method, plan)
-        fits = [(rate, fit_scale(measured.means[0], raw, target, optimal=optimal, **options))]
+        fits, shares = [_first_order(measured, plan, per_output)], _site_shares(measured)
     else:
         triples = zip(method.rates or PAPER_RATES, measured.means, measured.variances, strict=True)
-        fits = [(rate, fit_scale(m, v, target, floor=method.floor, **options)) for rate, m, v in triples]
+        fits = [(rate, fit_scale(mean, variance, target, plan, per_output)) for rate, mean, variance in triples]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
     if not usable:
         _refuse_no_variance(measured.variances[-1], per_output)
@@ -250,39 +229,28 @@ def fit_rates(measured: MeasuredRates, plan: Plan) -> RatesFit:
     if table[best].zero_variances or len(table) < len(fits):
         _warn_of_zeros(table, len(fits), target.numel())
     warn_of_poor_fit(
-        fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL - 1, hint=plan.target is None
+        fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL, hint=plan.target is None
     )
-    _warn_of_edge(usable, best, method.criterion)
-    return RatesFit(rate, fit, table, shares)
+    return rate, fit, table, shares
 
 
-def _fit_sites(
-    measured: MeasuredRates, method: FirstOrder, plan: Plan
-) -> tuple[Rate, Tensor, tuple[Tensor, Tensor], dict[str, float]]:
-    """Fit how much each site counts; return rate, raw variance, scales and floors, and the sites' shares."""
-    (mean,), (variances,), target, sites = measured.means, measured.variances, measured.target, measured.sites
-    per_output = plan.has_outputs(target.shape)
-    outputs = target.shape[1] if per_output else 1
+def _first_order(measured: MeasuredRates, plan: Plan, per_output: bool) -> tuple[Rate, ScaleFit | None]:
+    """Fit the variance at one rate of all sites: its odds are the (geometric) mean of the outputs' scales."""
+    (mean,), (by_site,), target = measured.means, measured.variances, measured.target
+    total = by_site.double().sum(-1).reshape(target.shape)
+    least = least_positive(total, per_output)
+    if bool(least.isinf().any()):
+        return 0.0, None
+    scales, floors = _likeliest(mean, lifted(total, least), target, plan.has_floor, per_output, plan.weights)
+    odds = float(scales[scales > 0].log().mean().exp()) if bool(scales.any()) else _NOMINAL_ODDS
+    return odds / (1 + odds), fit_scale(mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors))
 
-    def entries(values: Tensor) -> Tensor:
-        """Return `(M, K)`, one column for each output with a scale of its own; a row's entries stay together."""
-        return values.double().reshape(len(values), outputs, -1).movedim(1, 2).reshape(-1, outputs)
 
-    error = entries(target - mean)
-    stacked = torch.stack([entries(v) for v in variances.unbind(-1)], -1)
-    if not bool(stacked.sum(2).gt(0).any(0).all()):
-        _refuse_no_variance(stacked.sum(2), per_output)
-    if not bool(error.any(0).all()):
-        refuse_no_errors()
-    counts = None if plan.weights is None else plan.weights.repeat_interleave(len(error) // len(target))
-    fitted = fit_sites(error, stacked, per_site=method.per_site, floor=method.floor, weights=counts)
-    rates = (fitted.odds / (1 + fitted.odds)).tolist()
-    names = [site.name for site in sites]
-    rate: Rate = dict(zip(names, rates, strict=True)) if method.per_site else rates[0]
-    part = stacked * fitted.odds
-    shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
-    raw = (variances.double() @ fitted.odds).reshape(target.shape)
-    return rate, raw, (fitted.scales, fitted.floors), dict(zip(names, shares, strict=True))
+def _site_shares(measured: MeasuredRates) -> dict[str, float]:
+    """Return the share of every site in the first-order variance, on average over rows and outputs."""
+    by_site = measured.variances[0].double().flatten(0, -2)
+    shares = by_site / by_site.sum(-1, keepdim=True).clamp_min(torch.finfo(by_site.dtype).tiny)
+    return dict(zip([site.name for site in measured.sites], shares.mean(0).tolist(), strict=True))
 
 
 def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:
@@ -305,31 +273,5 @@ def _warn_of_zeros(table: Sequence[RateRow], tried: int, values: int) -> None:
         "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen where "
         "another is there; more draws, larger rates or floor=True avoid it.",
         LatedropWarning,
-        stacklevel=_LEVEL,
+        stacklevel=_LEVEL + 1,
     )
-
-
-def _warn_of_edge(fits: Sequence[tuple[Rate, ScaleFit]], best: int, criterion: str) -> None:
-    """Warn where the best of several rates is the smallest or the largest, and the NLL still falls towards it."""
-    chosen = fits[best]
-    ordered = sorted((pair for pair in fits if isinstance(pair[0], float)), key=lambda pair: float(pair[0]))  # type: ignore[arg-type]
-    if len(ordered) < 3 or (chosen is not ordered[0] and chosen is not ordered[-1]):
-        return
-    lowest = chosen is ordered[0]
-    beside = ordered[1] if lowest else ordered[-2]
-    gain, weights = _losses(beside[1], criterion) - _losses(chosen[1], criterion), chosen[1].weights
-    if float(average(gain, weights)) > max(_GAIN, 2 * standard_error(gain, CrossValidation(weights=weights))):
-        side, more = ("smallest", "smaller rates with more draws") if lowest else ("largest", "larger rates")
-        warn(
-            f"the best rate, {chosen[0]:g}, is the {side} that was tried, and the NLL still falls towards it: a better "
-            f"one may lie beyond. Try {more}, rates=[...].",
-            LatedropWarning,
-            stacklevel=_LEVEL,
-        )
-
-
-def _losses(fit: ScaleFit, criterion: str) -> Tensor:
-    """Return the NLL of every validation row, but for a constant."""
-    variance = fit.variance.double()
-    variance = apply_scale(variance, *fit.optimal) if criterion == "scaled" else variance
-    return losses(fit.target.double() - fit.mean.double(), variance)

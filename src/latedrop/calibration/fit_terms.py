@@ -2,7 +2,7 @@
 
     variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      theta >= 0
 
-The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration.shape`.
+The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration.fitted_terms`.
 
 Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
 for every site. All terms with one rate for all sites are used, or those before the forest where these are better,
@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, crossed, leading
-from latedrop.calibration.fitted_terms import FittedTerms, shares_of_terms
+from latedrop.calibration.fitted_terms import Block, FittedTerms, TermFit, blocks_of, fit_terms, shares_of_terms
 from latedrop.calibration.groups import Held, Inputs, by_input
 from latedrop.calibration.guard import Guard
 from latedrop.calibration.measure import MeasuredTerms
 from latedrop.calibration.methods import Plan, Terms
 from latedrop.calibration.scale import refuse_no_errors
-from latedrop.calibration.shape import Block, TermFit, blocks_of, fit_terms
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
@@ -62,26 +61,31 @@ class TermRows:
     student: bool
 
     @classmethod
-    def of(cls, found: MeasuredTerms, guard: Guard | None, plan: Plan) -> TermRows:
-        """Those that were measured; `DataError` where there is no error to fit to."""
-        error, per_output = found.entries(found.target - found.mean), found.per_output
+    def of(cls, measured: MeasuredTerms, guard: Guard | None, plan: Plan) -> TermRows:
+        """Take what was measured; raise `DataError` where there is no error to fit to."""
+        error, per_output = measured.entries(measured.target - measured.mean), measured.per_output
         if not bool(error.any(2).any(0).all()):
             refuse_no_errors()
         warn_of_poor_fit(
-            found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4, hint=plan.target is None
+            measured.mean,
+            measured.target,
+            "validation rows",
+            per_output=per_output,
+            stacklevel=4,
+            hint=plan.target is None,
         )
-        columns = [found.entries(column) for column in found.columns.values()]
+        columns = [measured.entries(column) for column in measured.columns.values()]
         stacked = torch.stack(columns, -1) if columns else error.new_zeros(*error.shape, 0)
         assert isinstance(plan.method, Terms)
         left = CrossValidation(plan.method.folds, plan.weights)
         sizes = left.mean(stacked.mean(2))
-        for j, name in enumerate(found.columns):
-            if name in found.sizes:
-                known = found.sizes[name].double()
-                sizes[:, j] = known if per_output else known.mean()
-        novelty = None if guard is None or found.leverage is None else guard.ratio(found.leverage.unbind(1))
+        for j, name in enumerate(measured.columns):
+            if name in measured.sizes:
+                usual = measured.sizes[name].double()
+                sizes[:, j] = usual if per_output else usual.mean()
+        novelty = None if guard is None or measured.leverage is None else guard.ratio(measured.leverage.unbind(1))
         student = plan.intervals == "student"
-        return cls(error, found.entries(found.mean), stacked, sizes, novelty, guard, left, student)
+        return cls(error, measured.entries(measured.mean), stacked, sizes, novelty, guard, left, student)
 
     def fit(self, blocks: Sequence[Block], rows: Tensor | None = None) -> TermFit:
         """Fit the coefficients of a candidate to some rows, or to all."""
@@ -143,26 +147,26 @@ class Picked:
     candidates: tuple[Candidate, ...]
 
 
-def set_guard(found: MeasuredTerms, plan: Plan) -> Guard | None:
+def set_guard(measured: MeasuredTerms, plan: Plan) -> Guard | None:
     """Set the limits of the guard; None where nothing tells how novel a row is."""
     assert isinstance(plan.method, Terms)
-    if not found.guard or found.leverage is None:
+    if not measured.guard or measured.leverage is None:
         return None
     left = CrossValidation(weights=plan.weights)
-    error, target = found.entries(found.target - found.mean), found.entries(found.target)
+    error, target = measured.entries(measured.target - measured.mean), measured.entries(measured.target)
     centres = left.mean(target.mean(2))
     moments = error.square(), target, (target - centres[:, None]).square()
     constants, centre, spreads = (tuple(left.mean(part.mean(2)).tolist()) for part in moments)
-    most = _MOST_OF_FEW if _is_few(found, plan) else None
-    guard = Guard.of(found.guard, found.leverage, found.usual, left.weights)
+    most = _MOST_OF_FEW if _is_few(measured, plan) else None
+    guard = Guard.of(measured.guard, measured.leverage, measured.usual, left.weights)
     return replace(guard, constants=constants, centres=centre, spreads=spreads, grows=plan.method.guard, most=most)
 
 
-def nested(found: MeasuredTerms, plan: Plan) -> dict[str, list[Block]]:
-    """The candidates by name, the simplest first: each adds a term; the last tells the sites apart."""
-    names = list(found.columns)
-    blocks = {term.name: blocks_of(term, names) for term in found.terms}
-    blocks = {} if _is_few(found, plan) else {name: each for name, each in blocks.items() if each}
+def nested(measured: MeasuredTerms, plan: Plan) -> dict[str, list[Block]]:
+    """Return the candidates by name, the simplest first: each adds a term; the last tells the sites apart."""
+    names = list(measured.columns)
+    blocks = {term.name: blocks_of(term, names) for term in measured.terms}
+    blocks = {} if _is_few(measured, plan) else {name: each for name, each in blocks.items() if each}
     tried, terms = {_name(()): list[Block]()}, list(blocks)
     for count in range(1, len(terms) + 1):
         tried[_name(terms[:count])] = [block for name in terms[:count] for block in blocks[name]]
@@ -196,66 +200,68 @@ def compare(rows: TermRows, tried: Mapping[str, Sequence[Block]]) -> Picked:
     return Picked(name, rows.fit(tried[name]), *left_out[name], tails[name], trivial, gains[name], candidates)
 
 
-def judge(found: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> Verdict:
-    """What the candidate in use is worth, on rows of other folds."""
+def judge(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> Verdict:
+    """Judge the candidate in use, on rows of other folds."""
     values = [part[..., 0] if part.shape[2] == 1 else part for part in (rows.error, picked.variance, picked.constant)]
     verdict = judged(*values, fitted="cross-validation", rows=rows.left, tail=picked.tail, gain=picked.gain)
-    return verdict if found.mean.dim() > 2 else replace(verdict, slices=_slices(found, rows, picked, plan))
+    return verdict if measured.mean.dim() > 2 else replace(verdict, slices=_slices(measured, rows, picked, plan))
 
 
-def described(found: MeasuredTerms, rows: TermRows, picked: Picked) -> FittedTerms:
-    """The terms with their coefficients, as a record."""
+def described(measured: MeasuredTerms, rows: TermRows, picked: Picked) -> FittedTerms:
+    """Make the record of the terms with their coefficients."""
     fit = picked.fit
     parts = [*(rows.columns * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
-    named = dict(zip([*found.columns, "floor"], parts, strict=True))
+    named = dict(zip([*measured.columns, "floor"], parts, strict=True))
     total = torch.stack(parts).sum(0)
     shares = {name: float(rows.left.mean((part / total).mean((1, 2)))) for name, part in named.items()}
     return FittedTerms(
-        terms=found.terms,
-        columns=tuple(found.columns),
+        terms=measured.terms,
+        columns=tuple(measured.columns),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
         without=() if fit.without is None else fit.without.with_floors(),
         shares=shares,
         guard=rows.guard,
-        features=found.features,
+        features=measured.features,
         candidates=picked.candidates,
         choice=picked.name,
-        reference_rows=found.reference_rows,
-        correction=found.correction,
+        reference_rows=measured.reference_rows,
+        correction=measured.correction,
         usual=_usual(rows, named) if rows.error.shape[2] == 1 else None,
     )
 
 
-def _is_few(found: MeasuredTerms, plan: Plan) -> bool:
+def _is_few(measured: MeasuredTerms, plan: Plan) -> bool:
     """Return True if rows are too few to tell what is usual: then the constant stands."""
-    return plan.reference is None and len(found.target) < _FEW_ROWS
+    return plan.reference is None and len(measured.target) < _FEW_ROWS
 
 
 def _name(names: Sequence[str]) -> str:
     return " + ".join(names) or "floor alone"
 
 
-def _slices(found: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> tuple[Slice, ...]:
-    """Ranges of inputs, predictions and deviations in which 90 % intervals of rows left out hold something else."""
+def _slices(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> tuple[Slice, ...]:
+    """Return ranges of inputs, predictions and deviations where 90 % intervals of rows left out hold something else."""
     error, std = rows.error.flatten(1), picked.variance.flatten(1).sqrt()
     outputs = error.shape[1]
     inside = error.abs() <= picked.tail.quantile(0.95) * std
     each = np.arange(len(error)).repeat(outputs)
     held = Held(0.9, each, error.flatten().numpy(), std.flatten().numpy(), inside.flatten().numpy(), None)
-    own = {"the deviation": held.std, "the prediction": found.mean.double().flatten().numpy()}
+    others = {"the deviation": held.std, "the prediction": measured.mean.double().flatten().numpy()}
     if outputs > 1:
-        own = {"the relative deviation": (std / picked.fit.constants.sqrt()).flatten().numpy()}
+        others = {"the relative deviation": (std / picked.fit.constants.sqrt()).flatten().numpy()}
     columns: dict[str, Any] = {}
-    if found.table is not None:
+    if measured.table is not None:
         names = (plan.columns or {}).get("inputs") or ()
-        names = names if len(names) == found.table.shape[1] else [f"input {k}" for k in range(found.table.shape[1])]
-        columns = dict(zip(names, found.table.double().T.numpy(), strict=True))
-    return off_slices(group for groups in by_input(held, Inputs(columns), own, None) for group in groups)
+        names = (
+            names if len(names) == measured.table.shape[1] else [f"input {k}" for k in range(measured.table.shape[1])]
+        )
+        columns = dict(zip(names, measured.table.double().T.numpy(), strict=True))
+    return off_slices(group for groups in by_input(held, Inputs(columns), others, None) for group in groups)
 
 
 def _usual(rows: TermRows, parts: dict[str, Tensor]) -> Usual:
-    """How the validation rows are spread, for streams; of the terms that are in use."""
+    """Return how the validation rows are spread, for streams; of the terms that are in use."""
     used = {name: part for name, part in parts.items() if bool(part.any()) or name == "floor"}
     shares = {name: share.tolist() for name, share in shares_of_terms(used).items()}
     novelty, weights = (None if part is None else part.tolist() for part in (rows.novelty, rows.left.weights))

@@ -3,6 +3,15 @@
     fitted(x) = floor + sum_j theta_j t_j(x)
 
 grows with the novelty of a row, see `latedrop.calibration.guard`.
+
+The coefficients are shrunk to a typical shape. With `u_j = t_j / size_j`, columns brought to a mean of about 1, and
+typical shares `w`, write
+
+    v = s · (w_0 exp(d_0) + sum_j w_j exp(d_j) u_j).
+
+The scale s is free. The departures d cost `k / 4 · sum_j w_j (d_j - d)^2` with `d` their mean weighted by w, as if k
+rows more had the typical shape: few rows change little but the scale, many rows have their way. Fisher scoring in the
+logarithms of the coefficients minimises the negative log-likelihood of the errors plus that cost.
 """
 
 from __future__ import annotations
@@ -10,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.corrected_mean import Correction
-from latedrop.calibration.cross_validation import Candidate
+from latedrop.calibration.cross_validation import Candidate, effective_rows
 from latedrop.calibration.guard import Guard, finite
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
@@ -27,10 +36,8 @@ from latedrop.terms import (
     Dropout,
     ErrorForest,
     GradientLeverage,
-    InputNoise,
     Leverage,
     Neighbours,
-    OwnDropout,
     Size,
     Term,
     VarianceHead,
@@ -40,20 +47,23 @@ from latedrop.terms.term import Missing
 
 __all__ = [
     "KINDS",
+    "TYPICAL",
+    "Block",
     "FittedTerms",
+    "TermFit",
     "add_totals",
     "aligned",
+    "blocks_of",
     "checked_terms",
     "compared",
+    "fit_terms",
     "is_site",
     "measured_columns",
     "shares_of_terms",
     "term_of",
 ]
 
-_Kind: TypeAlias = (
-    Dropout | OwnDropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead | InputNoise
-)
+_Kind: TypeAlias = Dropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead
 KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(_Kind)}
 _Stored: TypeAlias = Annotated[_Kind | Missing, Tagged("name", otherwise=Missing)]
 _Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
@@ -108,13 +118,11 @@ class FittedTerms:
         match(len(set(columns)) == len(columns), "columns", "different columns", columns)
         match({term_of(name) for name in columns} <= set(names), "columns", f"columns of the terms {names}", columns)
         match(len(self.coefficients) == outputs, "coefficients", f"{outputs} rows, as floors", len(self.coefficients))
-        for i, theta in enumerate(self.coefficients):
-            match(len(theta) == len(columns), f"coefficients[{i}]", f"one number for each of {columns}", theta)
         match(len(self.without) in (0, outputs), "without", f"{outputs} rows, as floors", len(self.without))
-        for i, theta in enumerate(self.without):
-            match(
-                len(theta) == len(columns) + 1, f"without[{i}]", f"one number for each of {columns} and a floor", theta
-            )
+        for name, rows, count in (("coefficients", self.coefficients, 0), ("without", self.without, 1)):
+            for i, theta in enumerate(rows):
+                wanted = f"one number for each of {columns}{' and a floor' * count}"
+                match(len(theta) == len(columns) + count, f"{name}[{i}]", wanted, theta)
         match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for term in self.terms:
@@ -124,15 +132,15 @@ class FittedTerms:
             elif term.needs_features or term.needs_gradients:
                 match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
         if self.correction is not None:
-            wanted = {ErrorForest.name, GradientLeverage.name}
-            match(wanted <= set(names) and self.guard is not None, "correction", f"with terms {wanted}, guarded", names)
+            wanted_terms = {ErrorForest.name, GradientLeverage.name}
+            fits = wanted_terms <= set(names) and self.guard is not None
+            match(fits, "correction", f"with terms {wanted_terms}, guarded", names)
         looking = any(term.needs_features for term in self.terms)
         match(self.features is not None or not looking, "features", "the sites that terms look at", None)
         if self.guard is not None:
             learned = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
             match(set(self.guard.terms) <= set(learned), "guard.terms", f"some of {learned}", self.guard.terms)
-            for name in ("constants", "centres"):
-                values = getattr(self.guard, name)
+            for name, values in (("constants", self.guard.constants), ("centres", self.guard.centres)):
                 fits = len(values) == outputs or (name == "centres" and not values)
                 match(fits, f"guard.{name}", f"{outputs} numbers, as floors", values)
         return self
@@ -140,17 +148,15 @@ class FittedTerms:
     @property
     def active(self) -> tuple[Term, ...]:
         """The terms that have a coefficient above 0."""
-        pairs = [pair for theta in self.coefficients for pair in zip(self.columns, theta, strict=True)]
-        used = {term_of(name) for name, value in pairs if value > 0}
+        used = {term_of(name) for name, *theta in zip(self.columns, *self.coefficients, strict=True) if any(theta)}
         return tuple(term for term in self.terms if term.name in used)
 
     @property
     def needs_gradients(self) -> bool:
         """Whether predictions need mask gradients."""
         guard = () if self.guard is None else self.guard.terms
-        return self._corrects or any(
-            term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard))
-        )
+        looked = (*self._measured, *(self._named[name] for name in guard))
+        return self._corrects or any(term.needs_gradients for term in looked)
 
     @property
     def _corrects(self) -> bool:
@@ -163,10 +169,10 @@ class FittedTerms:
     @cached_property
     def _measured(self) -> tuple[Term, ...]:
         """The terms in use, and those that a forest in use looks at."""
-        trees = [term for term in self.terms if isinstance(term, ErrorForest)]
-        trees = trees if self._corrects else [term for term in trees if term in self.active]
+        active = self.active
+        trees = [term for term in self.terms if isinstance(term, ErrorForest) and (self._corrects or term in active)]
         read = {name for term in trees for name in term.beside}
-        return tuple(term for term in self.terms if term in self.active or term.name in read)
+        return tuple(term for term in self.terms if term in active or term.name in read)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
         """The coefficient of each site's first-order variance for one index of axis 1, 0 where it has none."""
@@ -175,17 +181,15 @@ class FittedTerms:
         return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
 
     def parts(self, rows: BatchContext) -> dict[str, Tensor]:
-        """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
+        """Return what each column and the floor add to the variance, `(N, ...)`; the guard multiplies their sum."""
         return self._weighted(measured_columns(self._measured, rows), rows.mean, self.coefficients, self.floors)
 
     def _weighted(
         self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
     ) -> dict[str, Tensor]:
-        used = [
-            name for name, *theta in zip(self.columns, *coefficients, strict=True) if any(theta) and name in columns
-        ]
-        named = [dict(zip(self.columns, theta, strict=True)) for theta in coefficients]
-        numbers = [theta[name] for name in used for theta in named]
+        thetas = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True)}
+        used = [name for name, theta in thetas.items() if any(theta) and name in columns]
+        numbers = [value for name in used for value in thetas[name]]
         factors = constants((*numbers, *floors)).to(mean).reshape(len(used) + 1, 1, -1, *[1] * (mean.dim() - 2))
         factors = factors if mean.dim() > 1 else factors[..., 0]
         values = torch.stack([*(columns[name] for name in used), torch.ones_like(mean)])
@@ -193,23 +197,22 @@ class FittedTerms:
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
-        columns = measured_columns(self._measured, rows)
-        parts = self._weighted(columns, rows.mean, self.coefficients, self.floors)
+        columns, mean = measured_columns(self._measured, rows), rows.mean
+        parts = self._weighted(columns, mean, self.coefficients, self.floors)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
-            return rows.mean, total, None, shares
+            return mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
         if self.without:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
-            without = torch.stack(list(self._weighted(columns, rows.mean, theta, floors).values())).sum(0)
-        mean = rows.mean
+            without = torch.stack(list(self._weighted(columns, mean, theta, floors).values())).sum(0)
         if self._corrects:
             mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
         return mean, self.guard.grown(total, novelty, mean, without), finite(novelty), shares
 
     def _correction(self, rows: BatchContext) -> Tensor:
-        """What is added to the mean of usual rows, `(N, K)`."""
+        """Return what is added to the mean of usual rows, `(N, K)`."""
         forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
         assert isinstance(forest, ErrorForest)
         assert isinstance(metric, GradientLeverage)
@@ -232,9 +235,9 @@ class FittedTerms:
         ]
         return [["term", "coefficient", "share of variance"], *cells]
 
-    def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
-        """The same with the user's own terms, which a file cannot hold, in their places."""
-        named = {term.name: term for term in checked_terms(own)}
+    def with_terms(self, given: Sequence[Term], path: object) -> FittedTerms:
+        """Put the user's own terms, which a file cannot hold, in their places."""
+        named = {term.name: term for term in checked_terms(given)}
         absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
         if absent:
             raise FileError(
@@ -248,82 +251,85 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
     """Terms from names or objects, or `ArgumentError`."""
     if isinstance(terms, (str, Term)) or not isinstance(terms, Iterable):
         terms = (terms,)
-    found: list[Term] = []
+    chosen: list[Term] = []
     for item in terms:
         if isinstance(item, str) and item in KINDS:
             try:
-                found.append(KINDS[item]())
+                chosen.append(KINDS[item]())
             except TypeError as error:
                 raise ArgumentError(
                     f"expected latedrop.terms.{KINDS[item].__name__}(...), as term {item!r} has to be told what to "
                     "read; found its name alone."
                 ) from error
         elif isinstance(item, Term):
-            found.append(item)
+            chosen.append(item)
         else:
             raise ArgumentError(f"expected terms among {sorted(KINDS)}, or objects of latedrop.terms; found {item!r}.")
-    names = [getattr(term, "name", None) for term in found]
+    names = [getattr(term, "name", None) for term in chosen]
     if not all(isinstance(name, str) and name for name in names):
         raise ArgumentError(f"expected terms with a name, as in name = 'night'; found {names}.")
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice or "floor" in names or any(":" in str(name) for name in names):
         raise ArgumentError(f"expected terms of different names, without ':' and none of them 'floor'; found {names}.")
-    return tuple(found)
+    return tuple(chosen)
 
 
 def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Tensor]:
     """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
-    found: dict[str, Tensor] = {}
+    measured: dict[str, Tensor] = {}
     for term in terms:
-        own: dict[str, Tensor] = {}
-        for part, value in term.columns(rows).items():
-            name, mean = f"{term.name}:{part}" if part else term.name, rows.mean
-            if not isinstance(value, Tensor) or value.is_complex():
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
-            if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
-                raise DataError(
-                    f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
-                    f"{tuple(value.shape)}."
-                )
-            value = value.to(mean)
-            full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
-            own[name] = full.expand(mean.shape)
-        _check_sound(own)
-        add_totals(rows, own)
-        found |= own
-    return found
+        columns = {f"{term.name}:{part}" if part else term.name: value for part, value in term.columns(rows).items()}
+        columns = {name: _as_column(name, value, rows.mean) for name, value in columns.items()}
+        values = torch.stack([*columns.values()])
+        if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
+            _refuse_unsound(columns)
+        add_totals(rows, columns)
+        measured |= columns
+    return measured
 
 
-def _check_sound(columns: Mapping[str, Tensor]) -> None:
-    """Raise `DataError` where a column is below 0 or not finite; a device is waited for once."""
-    values = torch.stack([*columns.values()])
-    if any_true(~(torch.isfinite(values) & (values >= 0))):
-        name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
-        other = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
+    """Return what a term gives in the shape of the mean; `DataError` where it is of another one."""
+    if not isinstance(value, Tensor) or value.is_complex():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
+    if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
         raise DataError(
-            f"expected term {name!r} to be finite and not below 0; found other values.",
-            rows=None if any_true(value < 0) else other,
+            f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
+            f"{tuple(value.shape)}."
         )
+    column: Tensor = value.to(mean)
+    column = column.reshape(-1, *[1] * (mean.dim() - 1)) if column.dim() == 1 else column
+    return column.expand(mean.shape)
+
+
+def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
+    name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
+    infinite = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+    raise DataError(
+        f"expected term {name!r} to be finite and not below 0; found other values.",
+        rows=None if any_true(value < 0) else infinite,
+    )
 
 
 def add_totals(rows: BatchContext, columns: Mapping[str, Tensor]) -> None:
     """Note the sum of each term's columns, for terms that look at others."""
-    by_term: dict[str, list[Tensor]] = {}
-    for name, column in columns.items():
-        by_term.setdefault(term_of(name), []).append(column)
-    # Measured again, a term has the same.
-    rows.totals |= {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in by_term.items()}
+    rows.totals |= _by_term(columns)  # measured again, a term has the same
 
 
 def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
     values = torch.stack(list(parts.values()))
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
+    return _by_term(dict(zip(parts, each.unbind(), strict=True)))
+
+
+def _by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum the columns of each term."""
     by_term: dict[str, list[Tensor]] = {}
-    for name, share in zip(parts, each.unbind(), strict=True):
-        by_term.setdefault(term_of(name), []).append(share)
-    return {name: torch.stack(shares).sum(0) if len(shares) > 1 else shares[0] for name, shares in by_term.items()}
+    for name, column in columns.items():
+        by_term.setdefault(term_of(name), []).append(column)
+    return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in by_term.items()}
 
 
 def is_site(column: str) -> bool:
@@ -349,3 +355,141 @@ def aligned(cells: list[list[str]]) -> list[str]:
     """Lines with every column as wide as its widest cell."""
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+
+
+TYPICAL = {"floor": 0.5, "gradients": 0.2, "leverage": 0.2, "dropout": 0.1, "forest": 1.0}
+"""Shares of the variance of usual rows; they are divided by the sum of those in use."""
+_OTHER = 0.2  # the share of a term that is not named there
+_TYPICAL_ROWS = 60.0  # that the typical shape counts for
+_STEPS = 100
+_FARTHEST = 12.0  # departure in logarithms
+_LEAST_FLOOR = 1e-4  # of the mean squared error
+
+
+class Block(NamedTuple):
+    """Columns that share a coefficient, by their places, and what share of the variance they typically have."""
+
+    places: Sequence[int]
+    share: float
+    of_forest: bool = False
+
+
+@dataclass(frozen=True)
+class TermFit:
+    """`variance = floors + columns @ coefficients`, one row of coefficients and one floor for each of K outputs.
+
+    Attributes:
+        coefficients: `(K, J)`.
+        floors: `(K,)`.
+        constants: `(K,)`, the mean squared errors.
+        without: the fit without a forest, where there is one.
+    """
+
+    coefficients: Tensor
+    floors: Tensor
+    constants: Tensor
+    without: TermFit | None = None
+
+    def variance(self, columns: Tensor) -> Tensor:
+        """The fitted variance `(n, K, ...)` from `(n, K, ..., J)`."""
+        along = [-1, *[1] * (columns.dim() - 3)]
+        return torch.einsum("nk...j,kj->nk...", columns, self.coefficients) + self.floors.reshape(along)
+
+    def with_floors(self) -> tuple[tuple[float, ...], ...]:
+        """Coefficients and floors, these last, for each output."""
+        return tuple(tuple(row) for row in torch.cat([self.coefficients, self.floors[:, None]], 1).tolist())
+
+
+def fit_terms(
+    error: Tensor,
+    columns: Tensor,
+    blocks: Sequence[Block],
+    sizes: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    worth: float | None = None,
+) -> TermFit:
+    """Fit errors `(n, K, ...)` with columns `(n, K, ..., J)`; each output has coefficients of its own.
+
+    Args:
+        error: target minus prediction; of several entries per row and output all have the same coefficients.
+        columns: not negative.
+        blocks: the columns that share a coefficient, with their typical shares.
+        sizes: `(K, J)`, what a column is on usual rows; its mean over these where None.
+        weights: `(n,)`, what each row counts.
+        worth: how many independent rows they are, where neighbours are alike or weights differ.
+    """
+    errors = [each.flatten() for each in error.double().unbind(1)]
+    units = [each.flatten(0, -2) for each in columns.double().unbind(1)]
+    sizes = torch.stack([each.mean(0) for each in units]) if sizes is None else sizes.double()
+    counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
+    counts = counts.repeat_interleave(len(errors[0]) // len(error))
+    counts = counts / counts.sum() * (effective_rows(counts, len(counts)) if worth is None else worth)
+    fits = [_fit_one(*each, blocks, counts) for each in zip(errors, units, sizes, strict=True)]
+    coefficients, floors, constants = (torch.stack(part) for part in zip(*fits, strict=True))
+    fit = TermFit(coefficients, floors, constants)
+    if not any(block.of_forest for block in blocks):
+        return fit
+    rest = [block for block in blocks if not block.of_forest]
+    return replace(fit, without=fit_terms(error, columns, rest, sizes, weights, worth=worth))
+
+
+def _fit_one(
+    error: Tensor, columns: Tensor, sizes: Tensor, blocks: Sequence[Block], counts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return coefficients `(J,)`, floor and mean squared error of one output."""
+    used = [(b, columns[:, list(b.places)].sum(1), float(sizes[list(b.places)].sum())) for b in blocks]
+    used = [part for part in used if part[2] > 0]
+    size = (counts @ error.square() / counts.sum()).clamp_min(torch.finfo(torch.float64).tiny)
+    units = torch.stack([torch.ones_like(error), *(column / mean for _, column, mean in used)], 1)
+    typical = torch.tensor([TYPICAL["floor"], *(block.share for block, _, _ in used)], dtype=torch.float64)
+    typical = typical / typical.sum()
+    theta = _shrunk(error.square() / size, units, typical, counts)
+    coefficients = torch.zeros_like(sizes)
+    for (block, _, mean), value in zip(used, theta[1:], strict=True):
+        coefficients[list(block.places)] = value * size / mean
+    return coefficients, theta[0].clamp_min(_LEAST_FLOOR) * size, size
+
+
+def _shrunk(squares: Tensor, units: Tensor, typical: Tensor, counts: Tensor) -> Tensor:
+    """Return the coefficients `(1 + J,)` of units `(n, 1 + J)` that fit squares best, at a price for departures."""
+    scale = counts @ (squares / (units @ typical)) / counts.sum()
+    start = typical.log() + scale.clamp_min(1e-9).log()
+    centred = torch.eye(len(typical), dtype=torch.float64) - typical
+    cost = _TYPICAL_ROWS / 2 * centred.T @ torch.diag(typical) @ centred  # curvature of the price
+
+    def objective(logs: Tensor) -> float:
+        variance, off = units @ logs.exp(), logs - start
+        return float(counts @ (squares / variance + variance.log())) / 2 + float(off @ cost @ off) / 2
+
+    logs, value = start, objective(start)
+    for _ in range(_STEPS):
+        theta = logs.exp()
+        variance = units @ theta
+        part = units * theta / variance[:, None]
+        gradient = part.T @ (counts * (1 - squares / variance)) / 2 + cost @ (logs - start)
+        curvature = part.T @ (counts[:, None] * part) / 2 + cost
+        curvature = curvature + 1e-9 * curvature.diagonal().mean() * torch.eye(len(theta), dtype=torch.float64)
+        move = -torch.linalg.solve(curvature, gradient)
+        step = min(1.0, 3.0 / float(move.abs().max().clamp_min(1e-300)))
+        while step > 1e-6:
+            moved = (logs + step * move).clamp(start - _FARTHEST, start + _FARTHEST)
+            new = objective(moved)
+            if new < value:
+                break
+            step /= 2
+        else:
+            break
+        done = value - new < 1e-9 * max(1.0, float(counts.sum()))
+        logs, value = moved, new
+        if done:
+            break
+    return logs.exp()
+
+
+def blocks_of(term: Term, names: Sequence[str]) -> list[Block]:
+    """The places of a term's columns among those of these names, those that share a coefficient together."""
+    places = [i for i, name in enumerate(names) if term_of(name) == term.name]
+    together = [places] if term.is_block and places else [[place] for place in places]
+    share = TYPICAL.get(term.name, _OTHER) / max(1, len(together))
+    return [Block(each, share, isinstance(term, ErrorForest)) for each in together]

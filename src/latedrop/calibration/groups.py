@@ -124,14 +124,14 @@ def by_input(
 
     `most` of them, or all where None.
     """
-    found = []
+    telling = []
     count = len(inputs.columns) + len(own)
     for name in [*inputs.columns, *own]:
         by = own[name] if name in own else inputs.at(name, held.rows)
         groups = _parts(held, name, by, _PARTS, _PARTS * count)
         if len(groups) > 1:
-            found.append(groups)
-    return tuple(sorted(found, key=_difference, reverse=True)[:most])
+            telling.append(groups)
+    return tuple(sorted(telling, key=_difference, reverse=True)[:most])
 
 
 def _difference(groups: Sequence[Group]) -> float:
@@ -142,15 +142,15 @@ def _difference(groups: Sequence[Group]) -> float:
 
 def _parts(held: Held, name: str, by: Floats, most: int, groups: int) -> tuple[Group, ...]:
     """Groups of about as many values each; what is equal stays together, and NaN out."""
-    known = np.flatnonzero(np.isfinite(by))
-    values = np.unique(by[known])
-    parts = min(most, len(known) // _FEWEST)
+    finite = np.flatnonzero(np.isfinite(by))
+    values = np.unique(by[finite])
+    parts = min(most, len(finite) // _FEWEST)
     if parts < 2 or len(values) < 2:
         return ()
-    edges = np.unique(np.quantile(by[known], np.arange(1, parts) / parts))
-    places = np.searchsorted(values if len(values) <= parts else edges, by[known], side="left")
+    edges = np.unique(np.quantile(by[finite], np.arange(1, parts) / parts))
+    places = np.searchsorted(values if len(values) <= parts else edges, by[finite], side="left")
     total = len(np.unique(places)) if groups == 1 else groups
-    cuts = [known[places == place] for place in np.unique(places)]
+    cuts = [finite[places == place] for place in np.unique(places)]
     return tuple(held.group(name, by, chosen, total) for chosen in cuts)
 
 
@@ -189,9 +189,9 @@ def input_columns(inputs: Any, rows: int) -> Inputs:
     elif inputs is not None:
         array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
         columns = {f"input {k}": part for k, part in enumerate(array.T)} if array.ndim == 2 else {}
-    found = {}
+    numbers = {}
     for name, column in columns.items():
         values = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
         if values.shape == (rows,) and values.dtype.kind in "fiub":
-            found[name] = values.astype(np.float64)
-    return Inputs(found)
+            numbers[name] = values.astype(np.float64)
+    return Inputs(numbers)

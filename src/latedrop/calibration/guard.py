@@ -71,8 +71,8 @@ class Guard:
 
     def novelty(self, rows: BatchContext, terms: Mapping[str, Term]) -> Tensor:
         """`(N,)`: below 1 for rows like 95 % of the reference rows, infinite for those beyond numbers."""
-        found = self.ratio([rows.values_of(terms[name]).reshape(len(rows.mean), -1) for name in self.terms])
-        return found if being_traced() else found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        novelty = self.ratio([rows.values_of(terms[name]).reshape(len(rows.mean), -1) for name in self.terms])
+        return novelty if being_traced() else novelty.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def ratio(self, values: Sequence[Tensor]) -> Tensor:
         """`(N,)`, the largest of all values `(N, K)` of the terms in units of their limits."""
@@ -110,7 +110,7 @@ def finite(novelty: Tensor) -> Tensor:
 
 
 def upper_quantile(leverage: Tensor, weights: Tensor | None = None) -> float:
-    """What rows of 95 % of the weight stay below, `(n,)`."""
+    """Return the leverage that rows of 95 % of the weight stay below."""
     leverage = leverage.double().clamp_min(1e-30)
     if weights is None:
         return float(np.quantile(leverage.numpy(), _INSIDE, method="higher"))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.errors import DataError, LatedropError
+from latedrop.errors import DataError
 from latedrop.metrics.entries import by_output
 from latedrop.quantiles import ConformalScores, IsotonicKnots
 from latedrop.records import Tagged, record
@@ -49,12 +49,8 @@ class Isotonic(IsotonicKnots, _Standardised):
     @classmethod
     def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Isotonic:
         """Fit on standardised residuals `(target - mean) / std`, one flat tensor per output."""
-        try:
-            from sklearn.isotonic import IsotonicRegression
-        except ImportError as error:
-            raise LatedropError(
-                "expected scikit-learn for isotonic intervals; it is not installed. Run: pip install scikit-learn"
-            ) from error
+        from sklearn.isotonic import IsotonicRegression
+
         all_knots, all_observed = [], []
         for residual in _finite(residuals):
             z = np.sort(residual.double().cpu().numpy())

@@ -16,7 +16,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
-from warnings import warn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +24,11 @@ from torch import Tensor, nn
 
 from latedrop.calibration.corrected_mean import Correction, fit_correction
 from latedrop.calibration.cross_validation import CrossValidation, crossed
-from latedrop.calibration.fitted_terms import add_totals, measured_columns, term_of
+from latedrop.calibration.fitted_terms import add_totals, blocks_of, fit_terms, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
-from latedrop.calibration.shape import blocks_of, fit_terms
-from latedrop.calibration.targets import as_output, check_rows, check_shapes, joined
+from latedrop.calibration.targets import as_output, check_rows, check_shapes
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
 from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
@@ -42,7 +40,7 @@ from latedrop.dropout.masks import STEP, mixed
 from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
-from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.network.calling import Readout
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network
@@ -65,6 +63,7 @@ __all__ = [
     "moments",
     "usable_features",
     "validation_batches",
+    "whole_batch",
 ]
 
 _log = logging.getLogger(__name__)
@@ -123,7 +122,8 @@ class _RowChoice:
         start, self.read = self.read, self.read + rows
         if not self._mask:
             return None
-        return np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+        places: list[int] = np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+        return places
 
 
 def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
@@ -201,9 +201,10 @@ def measure_rates(network: Network, data: Any, plan: Plan) -> MeasuredRates:
                 parts = [(each.mean if own is None else own, each.variance) for each in drawn]
             targets.append(as_output(parts[0][0], y).cpu())
             pairs.append([(mean.cpu(), variance.cpu()) for mean, variance in parts])
-    target = joined(targets, stacklevel=3)
+    check_rows(sum(map(len, targets)), stacklevel=3)
+    check_shapes(part.shape[1:] for part in targets)
     columns = [tuple(map(torch.cat, zip(*each, strict=True))) for each in zip(*pairs, strict=True)]
-    return MeasuredRates(sites, target, [mean for mean, _ in columns], [variance for _, variance in columns])
+    return MeasuredRates(sites, torch.cat(targets), [mean for mean, _ in columns], [v for _, v in columns])
 
 
 def draw_options(plan: Plan) -> DrawOptions:
@@ -286,6 +287,11 @@ class RowParts(NamedTuple):
         """Take some rows."""
         return RowParts(*(None if part is None else part[rows] for part in self))
 
+    @property
+    def shapes(self) -> list[Any]:
+        """The shapes of features and mask gradients of one row."""
+        return [None if part is None else part.shape[1:] for part in self[:2]]
+
 
 def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     """Measure the terms on the validation rows."""
@@ -296,7 +302,8 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     positions: Tensor | None = None
-    sites, shape, axis = Sites(), (), 1
+    shape: tuple[int, ...] = ()
+    sites, axis = Sites(), 1
     asked: dict[str, bool] = {}
     noted: list[RowParts] = []
     columns: dict[str, list[Tensor]] = {}
@@ -331,12 +338,11 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
                 columns.setdefault(name, []).append(some.cpu())
             noted.append(parts)
             tick()
-    joined_columns = {name: torch.cat(parts) for name, parts in columns.items()}
-    check_rows(len(joined_columns.get(_TARGET, ())), stacklevel=3)
-    mean, target = joined_columns.pop(_MEAN), joined_columns.pop(_TARGET)
-    per_output = plan.has_outputs((0, *shape))
-    result = MeasuredTerms(sites, mean, target, terms, joined_columns, features, shape, per_output)
-    return _with_learned(result, network, noted, plan)
+    joined = {name: torch.cat(parts) for name, parts in columns.items()}
+    check_rows(len(joined.get(_TARGET, ())), stacklevel=3)
+    mean, target = joined.pop(_MEAN), joined.pop(_TARGET)
+    result = MeasuredTerms(sites, mean, target, terms, joined, features, shape, plan.has_outputs((0, *shape)))
+    return _with_learned(result, network, RowParts.joined(noted), plan)
 
 
 def _learns(term: Term) -> bool:
@@ -379,13 +385,11 @@ def _usable_terms(
         except LatedropError as error:
             if method.chosen:
                 raise
-            if isinstance(term, ErrorForest) and "scikit-learn" in str(error):
-                warn(f"{error} Until then the default goes without it.", LatedropWarning, stacklevel=4)
             _log.info("without %s: %s", term.name, error)
     return tuple(usable)
 
 
-def _with_learned(measured: MeasuredTerms, network: Network, noted: list[RowParts], plan: Plan) -> MeasuredTerms:
+def _with_learned(measured: MeasuredTerms, network: Network, noted: RowParts, plan: Plan) -> MeasuredTerms:
     """Measure the terms that learn, after they saw the reference rows and the errors."""
     method = plan.method
     assert isinstance(method, Terms)
@@ -394,10 +398,11 @@ def _with_learned(measured: MeasuredTerms, network: Network, noted: list[RowPart
     if not guard and measured.features is not None:
         guard = [Leverage()]
         terms += guard
-    reference = Reference(network, plan, measured.sites, measured.features, noted)
-    learned = reference.teach([term for term in terms if type(term).learned_from is not Term.learned_from])
+    learning = [term for term in terms if type(term).learned_from is not Term.learned_from]
+    reference = Reference.of(network, plan, measured.sites, measured.features, noted, learning)
+    learned = reference.teach(learning)
     warn_of_training_rows(reference.share_seen, stacklevel=4)
-    rows = reference.validation_rows(measured.mean)
+    rows = whole_batch(network, plan, measured.sites, measured.features, noted, measured.mean)
     rows.weights = plan.weights
     error, columns, correction = measured.target - measured.mean, dict(measured.columns), None
     add_totals(rows, columns)
@@ -476,64 +481,66 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.expand(-1, outputs) for part in flat], 1)
 
 
+def whole_batch(
+    network: Network, plan: Plan, sites: Sites, features: Features | None, noted: RowParts, mean: Tensor | None
+) -> BatchContext:
+    """Return all validation rows as one batch that knows what was noted, and perhaps the mean."""
+    index = torch.arange(len(noted.features if mean is None else mean))  # type: ignore[arg-type]
+    rows = BatchContext(network, None, sites, plan.readout, features, index)
+    rows.remember(noted.features, mean, noted.gradients, noted.table)
+    return rows
+
+
+@dataclass(frozen=True)
 class Reference:
     """The reference rows, which tell what is usual. Without any, the validation rows stand in.
 
     Attributes:
-        count: how many reference rows were read; 0 where the validation rows stood in.
+        parts: features and mask gradients, in batches.
+        own: whether the validation rows stand in.
+        count: how many reference rows were read.
         share_seen: an estimate of the share of the validation rows that are among them.
         dropout: what the first-order variance of each site is on average over them, `(K,)` by the names of columns;
             empty where that was not measured.
     """
 
-    def __init__(
-        self, network: Network, plan: Plan, sites: Sites, features: Features | None, noted: Sequence[RowParts]
-    ) -> None:
-        """`noted` are those of the validation rows, in batches."""
-        self.count, self.share_seen = 0, 0.0
-        self.dropout: dict[str, Tensor] = {}
-        self._network, self._plan, self._sites, self._features = network, plan, sites, features
-        self._validation = RowParts.joined(noted)
+    parts: list[RowParts]
+    own: bool = False
+    count: int = 0
+    share_seen: float = 0.0
+    dropout: dict[str, Tensor] = field(default_factory=dict)
 
-    def teach(self, terms: Sequence[Term]) -> dict[Term, Term]:
-        """Show the reference rows to each term, their features or mask gradients; return what each has become."""
-        if not terms:
-            return {}
-        alone = self._plan.reference is None
-        shown = [self._validation] if alone else self._read(any(term.needs_gradients for term in terms))
-        names = [("gradients" if term.needs_gradients else "features", term) for term in terms]
-        return {term: term.learned_from([getattr(part, name) for part in shown], alone) for name, term in names}
-
-    def validation_rows(self, mean: Tensor | None = None) -> BatchContext:
-        """Return all validation rows as one batch that knows what was noted, and perhaps the mean."""
-        noted = self._validation
-        index = torch.arange(len(noted.features if mean is None else mean))  # type: ignore[arg-type]
-        rows = BatchContext(self._network, None, self._sites, self._plan.readout, self._features, index)
-        rows.remember(noted.features, mean, noted.gradients, noted.table)
-        return rows
-
-    def _read(self, gradients: bool) -> list[RowParts]:
-        """Return features and perhaps mask gradients of the reference rows, of very many only of some."""
-        shapes = [None if part is None else part.shape[1:] for part in self._validation[:2]]
-        numbers = sum(part[0].numel() for part in self._validation if part is not None and len(part))
-        total, batches = _reference_batches(self._plan, self._network.model)
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        plan: Plan,
+        sites: Sites,
+        features: Features | None,
+        validation: RowParts,
+        terms: Sequence[Term],
+    ) -> Reference:
+        """Read what these terms learn from; of very many rows only some."""
+        if plan.reference is None or not terms:
+            return cls([validation], own=True)
+        gradients = any(term.needs_gradients for term in terms)
+        numbers = sum(part[0].numel() for part in validation[:2] if part is not None and len(part))
+        total, batches = _reference_batches(plan, network.model)
         choice = _RowChoice(total, min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, numbers))))
         shown: list[RowParts] = []
         sums: list[Tensor] = []
         run = 0
         for x in batches:
-            x = as_items(x, None, self._sites)
+            x = as_items(x, None, sites)
             chosen, nodes = choice.next(row_count(x)), rows_are_nodes(x)
             try:
                 x = x if chosen is None or nodes else take_rows(x, chosen)
                 if not row_count(x):
                     continue
-                rows = BatchContext(
-                    self._network, x, self._sites, self._plan.readout, self._features, gradients=gradients
-                )
-                parts = RowParts.of(rows, features=self._features is not None, gradients=gradients)
-                if [None if part is None else part.shape[1:] for part in parts[:2]] != shapes:
-                    raise ValueError(f"numbers of other shapes than {shapes}")
+                rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
+                parts = RowParts.of(rows, features=features is not None, gradients=gradients)
+                if parts.shapes != validation.shapes:
+                    raise ValueError(f"numbers of other shapes than {validation.shapes}")
                 if gradients:
                     sums.append(rows.linear.variance_by_site.double().sum(0).cpu())
             except (LatedropError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
@@ -545,15 +552,23 @@ class Reference:
                 ) from error
             run += row_count(x)
             shown.append(parts.at(chosen) if nodes and chosen is not None else parts)
-        self.count = choice.read
+        share, dropout = 0.0, {}
         if sums:
-            named = zip(self._sites, (torch.stack(sums).sum(0) / run).unbind(1), strict=True)
-            self.dropout = {f"{Dropout.name}:{site.name}": size for site, size in named}
-        if self._validation.features is not None and shown:
+            sizes = (torch.stack(sums).sum(0) / run).unbind(1)
+            dropout = {f"{Dropout.name}:{site.name}": size for site, size in zip(sites, sizes, strict=True)}
+        if validation.features is not None and shown:
             marks = feature_marks(torch.cat([part.features for part in shown]))  # type: ignore[misc]
-            known = np.isin(feature_marks(self._validation.features), marks).mean()
-            self.share_seen = min(1.0, float(known) * self.count / len(marks))
-        return shown
+            among = float(np.isin(feature_marks(validation.features), marks).mean())
+            share = min(1.0, among * choice.read / len(marks))
+        return cls(shown, False, choice.read, share, dropout)
+
+    def teach(self, terms: Sequence[Term]) -> dict[Term, Term]:
+        """Show the reference rows to each term, their features or mask gradients; return what each has become."""
+        names = ["gradients" if term.needs_gradients else "features" for term in terms]
+        return {
+            term: term.learned_from([getattr(part, name) for part in self.parts], self.own)
+            for name, term in zip(names, terms, strict=True)
+        }
 
 
 def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterator[Any]]:

@@ -29,6 +29,7 @@ from latedrop.calibration.measure import (
     leverages,
     usable_features,
     validation_batches,
+    whole_batch,
 )
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.data.batches import row_total
@@ -41,7 +42,7 @@ from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["MOST", "MeasuredClasses", "Pixels", "largest_logit", "measure_classes"]
+__all__ = ["MOST", "Labelled", "MeasuredClasses", "largest_logit", "measure_classes"]
 
 MOST = 2**18
 """Numbers in the logits of all pixels that are kept."""
@@ -79,11 +80,10 @@ class MeasuredClasses(Measured):
 
 def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     """Measure all validation rows, or pixels of the validation images."""
-    task, rates = plan.task, _rates(plan.method)
+    task, rates, names = plan.task, _rates(plan.method), _names(plan.method)
     assert isinstance(task, Classification)
-    names = _names(plan.method)
     features: Features | None = None
-    collected: Rows | Pixels | None = None
+    collected: Labelled | None = None
     gradients, binary, sites = False, False, Sites()
     noted: list[RowParts] = []
     with closing(validation_batches(network.model, data, plan)) as stream:
@@ -91,7 +91,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
             if collected is None:
                 output = own_output(network, x, plan.readout)
                 binary, maps = output.dim() == 1 or output.shape[1] == 1, _are_maps(output, y, plan, task)
-                collected = Pixels(task.ignore_index) if maps else Rows()
+                collected = Labelled(maps, task.ignore_index)
                 if not maps:
                     check_row_count(row_total(data), 2 if binary else output.shape[1])
                 features = usable_features(network, x, sites, plan.readout)
@@ -106,7 +106,6 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
             tick()
     if collected is None:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
-    collected.check()
     logits, labels, image = collected.column("logits"), collected.column("labels"), collected.images
     check_labels(labels, logits.shape[1])
     check_logits(logits, labels, binary=binary)
@@ -114,15 +113,17 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     rows = MeasuredClasses(logits, labels, None, image, drawn, sites, features, binary=binary)
     if features is None:
         return rows
-    if gradients and not all(bool(part.gradients.isfinite().all()) for part in noted):  # type: ignore[union-attr]
-        gradients, noted = False, [RowParts(part.features) for part in noted]
+    parts = RowParts.joined(noted)
+    if parts.gradients is not None and not bool(parts.gradients.isfinite().all()):
+        gradients, parts = False, RowParts(parts.features)
     kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
     if "leverage" in names or not gradients:
         kinds.append(Leverage())
-    scalar = replace(plan, readout=lambda output: largest_logit(part_of(output, plan.readout)))
-    reference = Reference(network, scalar if gradients else plan, sites, features, noted)
-    validation = reference.validation_rows(logits if gradients else None)
+    if gradients:
+        plan = replace(plan, readout=_of_largest_logit(plan.readout))
+    reference = Reference.of(network, plan, sites, features, parts, kinds)
     terms: list[Any] = list(reference.teach(kinds).values())
+    validation = whole_batch(network, plan, sites, features, parts, logits if gradients else None)
     leverage, usual = leverages(terms, validation)
     guard = Guard.of([term.name for term in terms], leverage, usual)
     novelty = guard.ratio(leverage.unbind(1))
@@ -136,119 +137,97 @@ def largest_logit(output: Tensor) -> Tensor:
     return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
 
 
-class Rows:
-    """The logits and labels of all rows."""
-
-    images: Tensor | None = None
-
-    def __init__(self) -> None:
-        self._columns: dict[Any, list[Tensor]] = {}
-
-    def add(self, output: Tensor, labels: Tensor) -> None:
-        """Take the next batch."""
-        logits = as_logits(output)
-        self._note("logits", logits)
-        self._note("labels", as_labels(labels, logits.shape[1], (len(logits),)))
-
-    def add_draws(self, rates: list[float], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
-        """Take the logits of draws of the last batch, of inputs `x`."""
-        options = replace(draw_options(plan), keep=True)
-        for rate, moments in zip(rates, sample_rates(network, x, rates, sites, options), strict=True):
-            assert moments.outputs is not None
-            self._note(rate, torch.stack([as_logits(part) for part in moments.outputs], 1))
-        drawn = [part for name, parts in self._columns.items() if isinstance(name, float) for part in parts]
-        if sum(part.numel() for part in drawn) > _MOST_NUMBERS:
-            raise ArgumentError(
-                f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. "
-                "Pass fewer rates=, draws= or validation rows."
-            )
-
-    def _note(self, name: Any, values: Tensor) -> None:
-        self._columns.setdefault(name, []).append(values.cpu())
-
-    def check(self) -> None:
-        """Do nothing: the labels tell whether rows are too few."""
-
-    def column(self, name: Any) -> Tensor:
-        """Return `(N, ...)`, the `"logits"`, the `"labels"`, or those of draws `(N, T, K)` by their rate."""
-        return torch.cat(self._columns[name])
+def _of_largest_logit(readout: Any) -> Any:
+    return lambda output: largest_logit(part_of(output, readout))
 
 
-class Pixels:
-    """Pixels of images, drawn by chance and in an order of chance, so that the first ones of each are a sample, too.
+class Labelled:
+    """Logits and labels of all rows, or of some pixels of images, in an order of chance: the first are a sample.
 
     Args:
-        ignore_index: the label of pixels that have none.
-        most: numbers in all logits.
+        maps: whether every pixel has a class.
+        ignored: the label of pixels that have none.
+        most: numbers in all logits of pixels.
     """
 
-    def __init__(self, ignore_index: int | None, most: int = MOST) -> None:
-        self._ignored, self._most, self._each = ignore_index, most, _EACH
-        self._columns: list[dict[Any, Tensor]] = []  # for each image that has any label
-        self._places: dict[int, Tensor] = {}  # pixels that were kept of the last batch, by row
+    def __init__(self, maps: bool, ignored: int | None = None, most: int = MOST) -> None:
+        self._maps, self._ignored, self._most, self._each = maps, ignored, most, _EACH
+        self._parts: list[dict[Any, Tensor]] = []  # for each batch of rows, or each image that has any label
+        self._last: list[tuple[dict[Any, Tensor], Any, Tensor | None]] = []  # of the last batch: rows, and their pixels
         self._images: list[int] = []
         self._seen = 0
 
     def add(self, output: Tensor, labels: Tensor) -> None:
-        """Take the next images, of outputs `(N, K, ...)`."""
-        self._thin()
-        logits = as_logits(output, maps=True)
+        """Take the next rows of outputs `(N, K)`, or images of outputs `(N, K, ...)`."""
+        logits = as_logits(output, maps=self._maps)
         shape = len(logits), *logits.shape[2:]
         truth = as_labels(labels.to(logits.device), logits.shape[1], shape, self._ignored)
-        self._places = {}
+        if not self._maps:
+            self._parts.append({"logits": logits.cpu(), "labels": truth.cpu()})
+            self._last = [(self._parts[-1], None, None)]
+            return
+        self._thin()
+        self._last = []
         for row, (z, y) in enumerate(zip(logits.flatten(2), truth.flatten(1), strict=True)):
             usable = torch.arange(len(y)) if self._ignored is None else (y != self._ignored).nonzero()[:, 0].cpu()
             order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(self._seen))
             chosen = usable[order[: self._each]]
             if len(chosen):
                 at = chosen.to(z.device)
-                self._places[row] = chosen
-                self._columns.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu()})
+                self._parts.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu()})
+                self._last.append((self._parts[-1], slice(row, row + 1), chosen))
                 self._images.append(self._seen)
             self._seen += 1
 
     def add_draws(self, rates: list[float], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
-        """Take the logits of draws of the last images, of inputs `x`; of every draw only their pixels are kept."""
-        for number, (row, place) in enumerate(self._places.items(), -len(self._places)):
+        """Take the logits of draws of the last rows, or pixels, of inputs `x`."""
+        for part, rows, pixels in self._last:
 
-            def taken(output: Any, place: Tensor = place) -> Tensor:
-                maps = as_logits(part_of(output, plan.readout), maps=True).flatten(2)
-                return maps[:, :, place.to(maps.device)]
+            def taken(output: Any, pixels: Tensor | None = pixels) -> Tensor:
+                logits = as_logits(part_of(output, plan.readout), maps=self._maps)
+                return logits if pixels is None else logits.flatten(2)[:, :, pixels.to(logits.device)]
 
             options = replace(draw_options(plan), readout=taken, keep=True)
-            image = take_rows(x, slice(row, row + 1))
-            for rate, moments in zip(rates, sample_rates(network, image, rates, sites, options), strict=True):
+            some = x if rows is None else take_rows(x, rows)
+            for rate, moments in zip(rates, sample_rates(network, some, rates, sites, options), strict=True):
                 assert moments.outputs is not None
-                self._columns[number][rate] = torch.stack([part[0].T for part in moments.outputs], 1).cpu()
+                part[rate] = torch.stack([one[0].T if self._maps else one for one in moments.outputs], 1).cpu()
+        if sum(part[rate].numel() for part in self._parts for rate in rates) > _MOST_NUMBERS:
+            raise ArgumentError(
+                f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. "
+                "Pass fewer rates=, draws= or validation rows."
+            )
+
+    def column(self, name: Any) -> Tensor:
+        """Return `(N, ...)`, the `"logits"`, the `"labels"`, or those of draws `(N, T, K)` by their rate."""
+        if self._maps:
+            self._thin()
+            self._check_images()
+        return torch.cat([part[name] for part in self._parts])
+
+    @property
+    def images(self) -> Tensor | None:
+        """`(P,)`, which image each pixel is from, counted among all that were added; None of rows."""
+        counts = torch.tensor([len(part["labels"]) for part in self._parts])
+        return torch.tensor(self._images).repeat_interleave(counts) if self._maps else None
 
     def _thin(self) -> None:
         """Bring memory back below its bound."""
-        while sum(part["logits"].numel() for part in self._columns) > self._most and self._each > 1:
+        while sum(part["logits"].numel() for part in self._parts) > self._most and self._each > 1:
             self._each //= 2
-            self._columns = [{k: v[: self._each].clone() for k, v in part.items()} for part in self._columns]
+            for part in self._parts:
+                part.update({name: values[: self._each].clone() for name, values in part.items()})
 
-    def check(self) -> None:
-        """Raise `DataError` where there is too little to fit to."""
-        self._thin()
-        if self._seen and not self._columns:
+    def _check_images(self) -> None:
+        if self._seen and not self._parts:
             raise DataError(
                 f"expected pixels with a label; found the ignore_index, {self._ignored}, at all pixels of all "
                 f"{self._seen} images. Check ignore_index= and the labels."
             )
-        if len(self._columns) < 2:
+        if len(self._parts) < 2:
             raise DataError(
-                f"expected at least 2 validation images with labels, and better fifty; found {len(self._columns)}."
+                f"expected at least 2 validation images with labels, and better fifty; found {len(self._parts)}."
             )
-
-    def column(self, name: Any) -> Tensor:
-        """Return `(P, ...)` of all pixels, see `Rows.column`."""
-        return torch.cat([part[name] for part in self._columns])
-
-    @property
-    def images(self) -> Tensor:
-        """`(P,)`, which image each pixel is from, counted among all that were added."""
-        counts = torch.tensor([len(part["labels"]) for part in self._columns])
-        return torch.tensor(self._images).repeat_interleave(counts)
 
 
 def _are_maps(output: Tensor, labels: Tensor, plan: Plan, task: Classification) -> bool:

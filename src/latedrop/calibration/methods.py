@@ -1,4 +1,4 @@
-"""What a calibration is asked for: a method, a task, and how batches are read. Each option is checked here, once.
+"""Options of a calibration: a method, a task, and how batches are read. Each option is checked here, once.
 
 `calibrate(model, data, method=Sampling(rates=[0.1], draws=50), task=Classification(names=["cat", "dog"]))`
 """
@@ -73,7 +73,7 @@ class Terms:
     mean: Literal["model", "corrected"] = "model"
     chosen: bool = field(init=False, repr=False)
     """Whether the terms were named, and must not be left out silently."""
-    name: ClassVar[str] = "terms"
+    name: ClassVar[Literal["terms"]] = "terms"
     scale: ClassVar[Choice] = "optimal"
     seed: ClassVar[int] = 0
 
@@ -115,7 +115,7 @@ class Sampling:
     shared: bool = True
     seed: int = 0
     chunk: Annotated[int, AtLeast(1)] | None = None
-    name: ClassVar[str] = "sample"
+    name: ClassVar[Literal["sample"]] = "sample"
 
     def __post_init__(self) -> None:
         _set(self, rates=_checked_rates(self.rates), draws=checked_draws(self.draws), scale=checked_choice(self.scale))
@@ -127,15 +127,13 @@ class FirstOrder:
     """The variance to first order in the masks, for all rates at once and without draws.
 
     Attributes:
-        per_site: fit a rate for each site; False: one for all.
         floor: also fit a constant, `scale · variance + floor`.
         scale: which scale predictions use, see `Sampling`.
     """
 
-    per_site: bool = False
     floor: bool = False
     scale: Choice = "optimal"
-    name: ClassVar[str] = "linear"
+    name: ClassVar[Literal["linear"]] = "linear"
     criterion: ClassVar[_Criterion] = "scaled"
     mean: ClassVar[_Mean] = "model"
     seed: ClassVar[int] = 0
@@ -163,7 +161,7 @@ class Propagation:
     mean: _Mean = "draws"
     floor: bool = False
     scale: Choice = "optimal"
-    name: ClassVar[str] = "propagate"
+    name: ClassVar[Literal["propagate"]] = "propagate"
     seed: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -171,15 +169,13 @@ class Propagation:
         _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale))
 
 
-Method: TypeAlias = "Terms | Sampling | FirstOrder | Propagation"
+Method: TypeAlias = Terms | Sampling | FirstOrder | Propagation
 _METHODS: dict[str, type[Any]] = {kind.name: kind for kind in (Terms, Sampling, FirstOrder, Propagation)}
 
 
 def checked_method(method: Any) -> Method:
-    """The method that a name stands for, or that was passed; else `ArgumentError`."""
-    if isinstance(method, str) and method in _METHODS:
-        found: Method = _METHODS[method]()
-        return found
+    """Return the method that a name stands for, or that was passed; else `ArgumentError`."""
+    method = _METHODS[method]() if isinstance(method, str) and method in _METHODS else method
     if isinstance(method, (Terms, Sampling, FirstOrder, Propagation)):
         return method
     raise ArgumentError(
@@ -207,31 +203,16 @@ class Classification:
         if len(set(self.names)) < len(self.names):
             raise ArgumentError(f"expected different names of classes; found {shown(self.names)}. Rename some.")
 
-    def check_method(self, method: Method) -> None:
-        """`ArgumentError` where a method, or an option of it, does not serve classes."""
-        wrong: list[str] = []
-        if isinstance(method, Sampling):
-            usual, theirs = Sampling(), ("criterion", "mean", "floor", "scale", "shared")
-            wrong = [name for name in theirs if getattr(method, name) != getattr(usual, name)]
-        if isinstance(method, Terms):
-            wrong = ["mean"] if method.mean != "model" else []
-        if wrong or not isinstance(method, (Terms, Sampling)):
-            raise ArgumentError(
-                f"expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
-                f"{type(method).__name__}({', '.join(f'{name}=' for name in wrong)}). Numbers that are no classes are "
-                "task='regression'."
-            )
-
 
 Task: TypeAlias = "Literal['auto', 'regression', 'classification'] | Classification"
 
 
 def checked_task(task: Any) -> Literal["auto", "regression"] | Classification:
-    """The task, `"classification"` without options of its own; else `ArgumentError`."""
-    if isinstance(task, Classification):
-        return task
-    if isinstance(task, str) and task in ("auto", "regression", "classification"):
-        return Classification() if task == "classification" else task  # type: ignore[return-value]
+    """Return the task, `"classification"` without options of its own; else `ArgumentError`."""
+    if isinstance(task, Classification) or (isinstance(task, str) and task in ("auto", "regression")):
+        return task  # type: ignore[return-value]
+    if isinstance(task, str) and task == "classification":
+        return Classification()
     raise ArgumentError(
         "expected task to be 'auto', 'regression', 'classification' or Classification(names, ...); found "
         f"{shown(task)}. Leave it out to let the targets tell."
@@ -280,7 +261,7 @@ class Plan:
             )
 
     def for_numbers(self) -> Plan:
-        """The same for a regression; `ArgumentError` where the reference rows would be left unheard."""
+        """Check the plan of a regression; `ArgumentError` where the reference rows would be left unheard."""
         if self.reference is not None and not isinstance(self.method, Terms):
             raise ArgumentError(
                 f"expected reference= with method=Terms(...), the default; found it with {type(self.method).__name__}, "
@@ -289,16 +270,28 @@ class Plan:
         return self
 
     def for_classes(self, task: Classification) -> Plan:
-        """The same for classes; `ArgumentError` where an option has no meaning for them."""
+        """Return the plan for classes; `ArgumentError` where an option has no meaning for them."""
         wrong = [name for name in ("target", "row_weights", "per_output") if getattr(self, name) is not None]
         wrong += ["intervals"] if self.intervals == "isotonic" else []
+        advice = "Numbers that are no classes are task='regression'."
         if wrong:
             raise ArgumentError(
-                f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. Numbers that "
-                "are no classes are task='regression'."
+                f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. {advice}"
             )
-        task.check_method(self.method)
+        unused = {Sampling: ("criterion", "mean", "floor", "scale", "shared"), Terms: ("mean",)}
+        kind = type(self.method)
+        wrong = [f"{name}=" for name in unused.get(kind, ()) if getattr(self.method, name) != getattr(kind, name)]
+        if wrong or kind not in unused:
+            raise ArgumentError(
+                "expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
+                f"{kind.__name__}({', '.join(wrong)}). {advice}"
+            )
         return replace(self, task=task)
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether a constant is fitted beside a scaled variance."""
+        return not isinstance(self.method, Terms) and self.method.floor
 
     @property
     def weighs_later(self) -> bool:
@@ -307,27 +300,27 @@ class Plan:
 
     @cached_property
     def counted(self) -> Tensor | None:
-        """What every row counts, those of weight 0 among them; None where all count the same."""
+        """The weight of every row, those of weight 0 among them; None where all count the same."""
         if self.row_weights is None:
             return None
         weights = np.asarray(self.row_weights) if self.weighs_later else self.row_weights
-        found = checked_weights(weights, len(weights))
-        return None if bool((found == found[0]).all()) else found
+        weights_of_rows = checked_weights(weights, len(weights))
+        return None if bool((weights_of_rows == weights_of_rows[0]).all()) else weights_of_rows
 
     def check_weights(self, rows: int) -> None:
         """`DataError` unless there is a weight for each of the rows that were read, and two of them count."""
         if self.row_weights is not None:
-            found = checked_weights(self.row_weights, rows)
-            if int((found > 0).sum()) < 2:
+            weights = checked_weights(self.row_weights, rows)
+            if int((weights > 0).sum()) < 2:
                 raise DataError(f"expected a weight above 0 for at least 2 validation rows; found one among {rows}.")
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """What each row that counts counts, with mean 1; None where all count the same."""
+        """The weights of rows whose weight is above 0, with mean 1; None where all count the same."""
         if self.counted is None:
             return None
-        found = self.counted[self.counted > 0]
-        return None if bool((found == found[0]).all()) else found / found.mean()
+        counting = self.counted[self.counted > 0]
+        return None if bool((counting == counting[0]).all()) else counting / counting.mean()
 
     def has_outputs(self, shape: Sequence[int]) -> bool:
         """Whether each index of axis 1 of outputs `(N, ...)` of this shape has its own scale."""
@@ -348,16 +341,16 @@ def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
         rates = [rates]
     if isinstance(rates, str) or not isinstance(rates, Iterable):
         raise ArgumentError(f"expected a sequence of rates; found {shown(rates)}.")
-    found: list[Rate] = []
+    checked: list[Rate] = []
     for rate in rates:
         values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
         named = not isinstance(rate, Mapping) or all(isinstance(name, str) for name in rate)
         if not named or not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
             raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
-        found.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
-    if not found:
+        checked.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
+    if not checked:
         raise ArgumentError("expected at least one rate; found none.")
-    return tuple(found)
+    return tuple(checked)
 
 
 def _is_rate(value: Any) -> bool:

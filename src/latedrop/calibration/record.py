@@ -58,7 +58,7 @@ _Least: TypeAlias = Annotated[tuple[Annotated[float, Limits(5e-324, 1e300)], ...
 @record
 @dataclass(frozen=True)
 class RateRow:
-    """What one rate gave on the validation data; scales and floors are one per output, or one for all.
+    """Metrics of one rate on the validation data; scales and floors are one per output, or one for all.
 
     So is the RMSE, as outputs may have different units: a number, or one per output. The NLL is per value, averaged
     over outputs: a change of unit adds the same to that of every rate.
@@ -151,28 +151,29 @@ class Calibration:
 
     def checked(self) -> Calibration:
         """Check names and lengths against each other after reading."""
-        shape, names = self.output_shape, [site.name for site in self.sites]
+        shape, names, curves = self.output_shape, [site.name for site in self.sites], self.curves
         match(prod(shape) <= _MOST_ENTRIES, "output_shape", f"a shape of at most {_MOST_ENTRIES} entries", shape)
         match(bool(shape) or not self.per_output, "per_output", "false, as there is one output", True)
         count = shape[0] if self.per_output else 1
         lengths: dict[str, Any] = {"least_variance": self.least_variance, "constant": self.constant}
         steps = {f"path[{i}]": step for i, step in enumerate(self.path)}
         steps |= {"choice": self.choice} if isinstance(self.choice, TradeoffPoint) else {}
-        lengths |= {
-            f"{place}.{name}": getattr(step, name) for place, step in steps.items() for name in ("scale", "floor")
-        }
+        for place, step in steps.items():
+            lengths |= {f"{place}.scale": step.scale, f"{place}.floor": step.floor}
         for i, row in enumerate(self.table):
-            parts = ("scale", "relaxed_scale", "floor", "relaxed_floor", "rmses")
-            lengths |= {f"table[{i}].{name}".replace("rmses", "rmse"): getattr(row, name) for name in parts}
+            lengths |= {f"table[{i}].{name}": getattr(row, name) for name in ("scale", "relaxed_scale", "floor")}
+            lengths |= {f"table[{i}].relaxed_floor": row.relaxed_floor, f"table[{i}].rmse": row.rmses}
         if self.terms is not None:
             lengths["terms.floors"] = self.terms.floors
+            looked = () if self.terms.features is None else self.terms.features.sites
+            match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
         if self.intervals is not None:
             lengths["intervals.scale"] = self.intervals.scale
             outputs = self.intervals.outputs
             match(outputs in (count, *shape[:1]), "intervals", f"those of {count} outputs", f"{outputs} of them")
         for name, values in lengths.items():
             match(values is None or len(values) == count, name, f"{count} numbers, one per output or for all", values)
-        wanted, curves = {"levels", "unscaled", "scaled", "relaxed"}, self.curves
+        wanted = {"levels", "unscaled", "scaled", "relaxed"}
         match(wanted <= set(curves) <= wanted | {"constant"}, "curves", f"of {sorted(wanted)}", [*curves])
         for name, curve in curves.items():
             match(len(curve) == len(curves["levels"]), f"curves.{name}", f"{len(curves['levels'])} numbers", len(curve))
@@ -180,16 +181,12 @@ class Calibration:
         unknown = [p for p in rates if not any(fnmatchcase(name, p) or name == p for name in names)]
         match(not unknown, "rate", f"rates of its sites {names}", unknown)
         match(any(row.rate == self.rate for row in self.table), "rate", "a rate of its table", self.rate)
-        match(
-            self.shares is None or set(self.shares) == set(names), "shares", f"one of every site {names}", self.shares
-        )
+        told_apart = self.shares is None or set(self.shares) == set(names)
+        match(told_apart, "shares", f"one of every site {names}", self.shares)
         match(self.draws >= 2 or self.method != "sample", "draws", "2 or more", self.draws)
         by_terms = self.method == "terms"
         match(by_terms == (self.terms is not None), "terms", "there with method 'terms', and only then", self.method)
         match(by_terms == (self.rate == {}), "rate", "empty with method 'terms', and only then", self.rate)
-        if self.terms is not None and self.terms.features is not None:
-            looked = self.terms.features.sites
-            match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
         for name in ("degrees", "constant_degrees"):
             value = getattr(self, name)
             match(value is None or value == round(value), name, "a whole number", value)
@@ -209,39 +206,29 @@ class Calibration:
 
     @property
     def floors(self) -> tuple[float, ...]:
-        """What is added to the scaled variance, likewise."""
+        """The floors that are added to the scaled variance, likewise."""
         return self.row.floor
-
-    @property
-    def relaxed_scales(self) -> tuple[float, ...]:
-        """The scales that balance the calibration curve, likewise."""
-        return self.row.relaxed_scale
-
-    @property
-    def relaxed_floors(self) -> tuple[float, ...]:
-        """The floors that go with them."""
-        return self.row.relaxed_floor
 
     @property
     def scale(self) -> float | tuple[float, ...]:
         """`scales`, as a number where there is one."""
-        return _float_or_tuple(self.scales)
+        return _single(self.scales)
 
     @property
     def relaxed_scale(self) -> float | tuple[float, ...]:
-        """`relaxed_scales`, as a number where there is one."""
-        return _float_or_tuple(self.relaxed_scales)
+        """The scales that balance the calibration curve, as a number where there is one."""
+        return _single(self.row.relaxed_scale)
 
     @property
     def floor(self) -> float | tuple[float, ...]:
         """`floors`, as a number where there is one."""
-        return _float_or_tuple(self.floors)
+        return _single(self.floors)
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """What the outputs are called, one for each entry along axis 1: as the target columns. None where not known."""
-        known = self.columns or {}
-        names = known.get("targets") or known.get("target_arrays") or ()
+        """The names of the outputs, one for each entry along axis 1: as the target columns. None where not known."""
+        columns = self.columns or {}
+        names = columns.get("targets") or columns.get("target_arrays") or ()
         return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
 
     @property
@@ -261,7 +248,7 @@ class Calibration:
         if choice == "optimal":
             return self.scales, self.floors
         if choice == "relaxed":
-            return self.relaxed_scales, self.relaxed_floors
+            return self.row.relaxed_scale, self.row.relaxed_floor
         if isinstance(choice, TradeoffPoint):
             return choice.scale, choice.floor
         return (float(choice),) * len(self.scales), self.floors
@@ -286,7 +273,7 @@ class Calibration:
         return apply_scale(lifted(raw, least), scale, floor)
 
     def with_choice(self, choice: Choice) -> Calibration:
-        """The same calibration with another scale in use."""
+        """Return this calibration with another scale in use."""
         if self.intervals is not None:
             warn(
                 f"{self.intervals.kind} intervals keep the scale that they were fitted with; the new one changes only "
@@ -321,7 +308,7 @@ class Calibration:
 
     @property
     def verdict_of_other(self) -> str:
-        """What the verdict is about, in words, where that is not what predictions use; empty where it is."""
+        """A sentence about the verdict where that is not what predictions use; empty where it is."""
         if self.verdict is None or (self.choice == "optimal" and self.intervals is None):
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
@@ -329,24 +316,24 @@ class Calibration:
 
     @property
     def next_step(self) -> str:
-        """What to try next, in one line; empty where there is nothing to say."""
-        found, fitted = self.verdict, self.terms
-        if found is None:
+        """Advice on what to try next, in one line; empty where there is nothing to say."""
+        verdict, fitted = self.verdict, self.terms
+        if verdict is None:
             return ""
-        if found.rows < 30:
+        if verdict.rows < 30:
             return "pass 30 validation rows or more: fewer cannot tell what errors are usual."
         if fitted is None:
-            return "" if found.grade == "good" else "the default, method='terms', adds what dropout cannot see."
+            return "" if verdict.grade == "good" else "the default, method='terms', adds what dropout cannot see."
         if not fitted.reference_rows:
             return "give the inputs of training rows as reference: they tell which rows are usual."
         forest = any(isinstance(term, ErrorForest) for term in fitted.terms)
-        if not forest and found.rows < LEAST_ROWS:
+        if not forest and verdict.rows < LEAST_ROWS:
             return f"pass {LEAST_ROWS} validation rows or more: a forest then learns where errors are large."
-        if found.slices:
-            part = max(found.slices, key=lambda each: abs(each.coverage - 0.9))
+        if verdict.slices:
+            part = max(verdict.slices, key=lambda each: abs(each.coverage - 0.9))
             return f"pass more validation rows where {part.by} is {part.low:.4g} to {part.high:.4g}."
-        if found.grade != "good":
-            return "a term of your own may know where errors are large: VarianceHead, InputNoise, or a class of yours."
+        if verdict.grade != "good":
+            return "a term of your own may know where errors are large: VarianceHead, or a class of yours."
         if forest and fitted.needs_gradients and fitted.correction is None:
             return "Terms(mean='corrected') may also predict better, from the same validation rows."
         return ""
@@ -365,27 +352,25 @@ class Calibration:
 
     def _rate_lines(self) -> list[str]:
         draws = f", {self.draws} draws" if self.draws else ""
-        lines = [
-            f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
-            f"floor {_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
-        ]
+        scales = f"scale {_short(self.scales)}, relaxed scale {_short(self.row.relaxed_scale)}"
+        how = f"{self.method}, {self.criterion} criterion, {self.rows} rows{draws}"
+        lines = [f"rate {rate_text(self.rate)}, {scales}, floor {_short(self.floors)} ({how})"]
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
-        names = ["rate", "rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]
+        names = ["rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]
         names += ["ma_unscaled", "ma_scaled", "ma_relaxed", "scale", "relaxed_scale"]
-        cells = [["", *(name.replace("_", " ") for name in names)]]
+        cells = [["", "rate", *(name.replace("_", " ") for name in names)]]
         for row in self.table:
-            values = [_float_or_tuple(getattr(row, name)) for name in names]
             mark = "*" if row.rate == self.rate else ""
-            cells.append([mark, rate_text(row.rate), *map(_short, values[1:])])
+            cells.append([mark, rate_text(row.rate), *(_short(getattr(row, name)) for name in names)])
         lines += aligned(cells)
         if isinstance(self.rate, Mapping) or self.shares is not None:
-            rates = rates_by_site(self.sites, self.rate)
-            rows = [["site", "rate", "share of variance"]]
-            for site in self.sites:
-                share = "" if self.shares is None else f"{self.shares[site.name]:.1%}"
-                rows.append([site.name, _short(rates[site.name]), share])
-            lines += aligned(rows)
+            rates, shares = rates_by_site(self.sites, self.rate), self.shares or {}
+            rows = [
+                [site.name, _short(rates[site.name]), f"{shares[site.name]:.1%}" if shares else ""]
+                for site in self.sites
+            ]
+            lines += aligned([["site", "rate", "share of variance"], *rows])
         return lines
 
 
@@ -418,12 +403,10 @@ def rate_text(rate: Rate | None) -> str:
     return "per site" if isinstance(rate, Mapping) else _short(rate)
 
 
-def _float_or_tuple(values: Any) -> float | tuple[float, ...]:
-    result: float | tuple[float, ...] = values[0] if isinstance(values, tuple) and len(values) == 1 else values
-    return result
+def _single(values: tuple[float, ...]) -> float | tuple[float, ...]:
+    return values[0] if len(values) == 1 else values
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "(" + ", ".join(_short(item) for item in value) + ")"
-    return f"{value:.4g}"
+    value = _single(value) if isinstance(value, tuple) else value
+    return f"({', '.join(map(_short, value))})" if isinstance(value, tuple) else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""What to multiply a variance by, and what to add to it, so that it fits the errors.
+"""Fit a scale and a floor, `scale · variance + floor`, to errors.
 
 With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
 
@@ -125,8 +125,8 @@ def lifted(variance: Tensor, least: Tensor) -> Tensor:
 
 def least_positive(variance: Tensor, per_output: bool) -> Tensor:
     """The smallest variance above 0, `(1,)` or of each index of axis 1 `(K,)`; inf where there is none."""
-    found = by_output(torch.where(variance > 0, variance, torch.inf), per_output)
-    return torch.stack([column.min() for column in found])
+    positive = by_output(torch.where(variance > 0, variance, torch.inf), per_output)
+    return torch.stack([column.min() for column in positive])
 
 
 def along_outputs(values: Tensor, like: Tensor) -> Tensor:
@@ -156,13 +156,7 @@ def tradeoff(
 
 
 def _squares(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    per_output: bool,
-    weights: Tensor | None = None,
-    *,
-    positive: bool = True,
+    mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, weights: Tensor | None, *, positive: bool = True
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Squared error, variance and weight, flat and in float64: once, or for each index of axis 1."""
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
@@ -221,11 +215,10 @@ def _floor_of(e2: Tensor, v: Tensor, weights: Tensor | None) -> tuple[Tensor, Te
         value = average(e2 / w, weights).log() + average(w.log(), weights)
         return torch.where(torch.isfinite(value), value, torch.inf)
 
-    # The cost can have several dips: a fine grid, denser towards both ends, then golden section around its best.
+    # The cost can have several dips: a fine grid, denser towards both ends, then a search around its best.
     inner = torch.logspace(-4, 0, 60, dtype=v.dtype, device=v.device) / 2
     grid = torch.cat([v.new_zeros(1), inner, (1 - inner[:-1]).flip(0), v.new_ones(1)])
-    costs = torch.stack([cost(t) for t in grid])
-    best = int(costs.argmin())
+    best = int(torch.stack([cost(t) for t in grid]).argmin())
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     golden = (5**0.5 - 1) / 2
     for _ in range(60):

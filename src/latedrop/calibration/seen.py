@@ -50,23 +50,23 @@ _PARTS = 3  # sums of the features that a mark is made of
 
 def marks_of(output: Tensor, target: Tensor) -> Marks:
     """Return a mark for each row of predictions and targets, `(N, ...)` both."""
-    return _hashed([(_summed(output, 0), _OUTPUT_BITS), (_summed(target, 0), _TARGET_BITS)])
+    return _hashed((output, 0, _OUTPUT_BITS), (target, 0, _TARGET_BITS))
 
 
 def feature_marks(features: Tensor) -> Marks:
     """Return a mark for each row of features, `(N, F)`."""
-    return _hashed([(_summed(features, part), _OUTPUT_BITS) for part in range(_PARTS)])
+    return _hashed(*((features, part, _OUTPUT_BITS) for part in range(_PARTS)))
 
 
 def sketch(marks: Marks) -> str:
     """Return the smallest marks, as digits; empty where most rows share theirs with others."""
-    known = np.unique(marks)
-    return "" if 2 * len(known) < len(marks) else _text(known[:_KEPT])
+    different = np.unique(marks)
+    return "" if 2 * len(different) < len(marks) else _text(different)
 
 
 def merged(one: str, other: str) -> str:
     """Return the sketch of two sets of rows together."""
-    return _text(np.unique(np.concatenate([_marks(one), _marks(other)]))[:_KEPT])
+    return _text(np.unique(np.concatenate([_marks(one), _marks(other)])))
 
 
 def share_seen(kept: str, marks: Marks) -> float:
@@ -76,9 +76,9 @@ def share_seen(kept: str, marks: Marks) -> float:
     >>> share_seen(sketch(marks_of(rows, rows)), marks_of(rows[::4], rows[::4]))
     1.0
     """
-    known = _marks(kept)
-    telling = marks[marks <= known[-1]] if len(known) == _KEPT else marks
-    return float(np.isin(telling, known).mean()) if min(len(known), len(telling)) >= _LEAST else 0.0
+    marks_kept = _marks(kept)
+    telling = marks[marks <= marks_kept[-1]] if len(marks_kept) == _KEPT else marks
+    return float(np.isin(telling, marks_kept).mean()) if min(len(marks_kept), len(telling)) >= _LEAST else 0.0
 
 
 def fitted_to(kept: str, output: Tensor, target: Tensor) -> bool:
@@ -122,25 +122,20 @@ def _warn(share: float, text: str, stacklevel: int) -> None:
         warn(f"{share:.0%} {text}", LatedropWarning, stacklevel=stacklevel + 2)
 
 
-def _summed(values: Tensor, part: int) -> npt.NDArray[np.float64]:
-    """Return one number for each row: a sum with fixed factors between 1 and 2, others for each part."""
-    flat = values.detach().reshape(len(values), -1)
-    factors = 1 + (torch.arange(flat.shape[1], dtype=torch.float64) * (0.6180339887 + 0.1 * part)) % 1
-    sums: npt.NDArray[np.float64] = (flat.double() @ factors.to(flat.device)).cpu().numpy()
-    return sums
-
-
-def _hashed(numbers: list[tuple[npt.NDArray[np.float64], int]]) -> Marks:
-    mark = np.zeros(len(numbers[0][0]), dtype=np.uint64)
-    for values, bits in numbers:
-        digits, exponent = np.frexp(values)
+def _hashed(*parts: tuple[Tensor, int, int]) -> Marks:
+    """Hash sums of each row: values `(N, ...)`, the number of the sum, and the bits that are kept of it."""
+    mark = np.zeros(len(parts[0][0]), dtype=np.uint64)
+    for values, number, bits in parts:
+        flat = values.detach().reshape(len(values), -1).double()
+        factors = 1 + (torch.arange(flat.shape[1], dtype=torch.float64) * (0.6180339887 + 0.1 * number)) % 1
+        digits, exponent = np.frexp((flat @ factors.to(flat.device)).cpu().numpy())
         rounded = np.round(digits * 2.0**bits).astype(np.int64) * 4096 + exponent
         mark = mixed((mark ^ rounded.astype(np.uint64)) + STEP)
     return mark
 
 
 def _text(marks: Marks) -> str:
-    return "".join(f"{mark:016x}" for mark in marks.tolist())
+    return "".join(f"{mark:016x}" for mark in marks[:_KEPT].tolist())
 
 
 def _marks(text: str) -> Marks:

@@ -1,11 +1,9 @@
 """Targets beside outputs: in their shape and dtype, and whether the model is any closer to them than their mean is.
 
 With `e2 = (target - mean)^2` of the model and `c2 = (target - average target)^2`, each averaged over a row, the model
-is worse than a constant where the average of `d = e2 - c2` over the rows is above 0 by three of its standard errors. In
-units that are far smaller than the targets' it is no worse, as it is nearly constant: it is in other units where it
-gains nothing over the constant, and the best linear function of its output halves the squared error. Either is what a
-forgotten `target=` looks like: with `target = a + b · output` fitted, `a` and `b > 0` are the mean and the std to try;
-where the output is near the targets' logarithm, that is.
+is worse than a constant where the average of `d = e2 - c2` over the rows is above 0 by three of its standard errors. A
+model in other units gains nothing over the constant, while a straight line through outputs and targets halves the
+squared error: that is what a forgotten `target=` looks like.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.errors import DataError, LatedropWarning
 
-__all__ = ["as_output", "check_rows", "check_shapes", "joined", "warn_of_poor_fit"]
+__all__ = ["as_output", "check_rows", "check_shapes", "warn_of_poor_fit"]
 
 _ERRORS = 3.0  # standard errors: what is less may be chance
 _NO_GAIN, _HALF = 0.98, 0.5
@@ -29,8 +27,15 @@ _FEW_ROWS = 10
 
 
 def as_output(output: Tensor, target: Tensor) -> Tensor:
-    """The target in the shape, the dtype and on the device of the output; `DataError` where it does not fit these."""
-    _check_outputs(output, target)
+    """Return the target in the shape, the dtype and on the device of the output; `DataError` where it does not fit."""
+    several = output.dim() == 2 and output.shape[1] > 1
+    if several and tuple(target.shape) in ((len(output),), (len(output), 1)):
+        pair = ", and method=Terms([VarianceHead(...), ...]) where the other one is a variance"
+        raise DataError(
+            f"expected a target for each of the {output.shape[1]} outputs of a row, {tuple(output.shape)}; found "
+            f"targets of shape {tuple(target.shape)}. Pass readout=lambda output: output[:, 0], or the column that the "
+            f"targets are of{pair if output.shape[1] == 2 else ''}."
+        )
     target = metrics.align_target(output, target)
     most = torch.finfo(output.dtype).max ** 0.5
     largest = float(target.detach().abs().max()) if target.numel() else 0.0
@@ -42,30 +47,8 @@ def as_output(output: Tensor, target: Tensor) -> Tensor:
     return target.to(output.dtype)
 
 
-def _check_outputs(output: Tensor, target: Tensor) -> None:
-    """`DataError` where a model has several outputs for a row, and the targets are of one."""
-    several = output.dim() == 2 and output.shape[1] > 1
-    if several and tuple(target.shape) in ((len(output),), (len(output), 1)):
-        pair = ", and method=Terms([VarianceHead(...), ...]) where the other one is a variance"
-        raise DataError(
-            f"expected a target for each of the {output.shape[1]} outputs of a row, {tuple(output.shape)}; found "
-            f"targets of shape {tuple(target.shape)}. Pass readout=lambda output: output[:, 0], or the column that the "
-            f"targets are of{pair if output.shape[1] == 2 else ''}."
-        )
-
-
-def joined(targets: list[Tensor], *, stacklevel: int) -> Tensor:
-    """The targets of all batches `(N, ...)`; `DataError` where they are too few, or not of one shape.
-
-    `stacklevel` is that of the warning of few rows, as seen by the caller.
-    """
-    check_rows(sum(len(part) for part in targets), stacklevel=stacklevel + 1)
-    check_shapes(part.shape[1:] for part in targets)
-    return torch.cat(targets)
-
-
 def check_rows(rows: int, *, stacklevel: int) -> None:
-    """`DataError` where validation rows are too few; a warning where they are few."""
+    """Raise `DataError` where validation rows are too few; warn where they are few."""
     if rows < 2:
         raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
     if rows < _FEW_ROWS:
@@ -77,12 +60,12 @@ def check_rows(rows: int, *, stacklevel: int) -> None:
 
 
 def check_shapes(shapes: Iterable[tuple[int, ...]]) -> None:
-    """`DataError` where outputs have more than one shape."""
-    found = sorted({tuple(shape) for shape in shapes})
-    if len(found) > 1:
+    """Raise `DataError` where outputs have more than one shape."""
+    different = sorted({tuple(shape) for shape in shapes})
+    if len(different) > 1:
         raise DataError(
-            f"expected outputs of one shape in all batches; found {found}. Pass a readout that gives one shape, such "
-            "as a map's sum, or calibrate on inputs of one size."
+            f"expected outputs of one shape in all batches; found {different}. Pass a readout that gives one shape, "
+            "such as a map's sum, or calibrate on inputs of one size."
         )
 
 
@@ -103,11 +86,8 @@ def warn_of_poor_fit(
         return
     count = mean.shape[1] if per_output and mean.dim() > 1 else 1
     parts = (values.detach().double().reshape(len(values), count, -1).unbind(1) for values in (mean, target))
-    outputs = list(zip(*parts, strict=True))
-    names = [f"output {k}: " if per_output else "" for k in range(count)]
-    same = [
-        f"{name}{float(y[0, 0]):g}" for name, (_, y) in zip(names, outputs, strict=True) if bool((y == y[0, 0]).all())
-    ]
+    outputs = {f"output {k}: " if per_output else "": pair for k, pair in enumerate(zip(*parts, strict=True))}
+    same = [f"{name}{float(y[0, 0]):g}" for name, (_, y) in outputs.items() if bool((y == y[0, 0]).all())]
     if same:
         warn(
             f"the targets of all {len(target)} {rows} are the same: {_some(same)}. Nothing can be said from them about "
@@ -117,14 +97,14 @@ def warn_of_poor_fit(
         )
     worse = [
         f"{name}RMSE {_rms(y - m):.4g} against {_rms(y - y.mean()):.4g}"
-        for name, (m, y) in zip(names, outputs, strict=True)
+        for name, (m, y) in outputs.items()
         if _is_poor(m, y)
     ]
     if worse:
         warn(
             f"the model predicts the targets of the {rows} no better than their average does: {_some(worse)}. Its "
             "output may be in other units than the targets, or normalised, or the weights untrained. "
-            f"Compare a few rows.{_hint(outputs) if hint else ''}",
+            f"Compare a few rows.{_hint(list(outputs.values())) if hint else ''}",
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )

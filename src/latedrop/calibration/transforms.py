@@ -7,6 +7,9 @@ increases, the original target has
 
 and its mean and variance are those of `f^{-1}(t)`: a log-normal has the mean `exp(m + v/2)` and the variance
 `(exp(v) - 1) exp(2m + v)`.
+
+Both transforms have four methods: `forward` takes targets `(N, ...)` to the model's unit, in float64; `inverse` takes
+values back; `moments` gives mean and variance in the original unit; `log_slope` is `log f'(y)`.
 """
 
 from __future__ import annotations
@@ -23,37 +26,10 @@ from latedrop.calibration.scale import along_outputs
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, Tagged, match, record
 
-__all__ = [
-    "Log",
-    "Standardized",
-    "StoredTransform",
-    "Transform",
-    "capped",
-    "checked_transform",
-]
+__all__ = ["Log", "Standardized", "StoredTransform", "Transform", "capped", "checked_transform"]
 
 _LEAST, _MOST = 1e-300, 1e300
 _LARGE = 500.0  # beyond, exp(v) - 1 is exp(v)
-
-
-class Transform:
-    """From the original unit of the targets to the one that the model was trained in, and back."""
-
-    def forward(self, y: Tensor) -> Tensor:
-        """Targets `(N, ...)` in the model's unit, in float64; `DataError` where they have none there."""
-        raise NotImplementedError
-
-    def inverse(self, t: Tensor) -> Tensor:
-        """Values of the model's unit `(N, ...)` in the original one."""
-        raise NotImplementedError
-
-    def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance in the original unit of a Gaussian in the model's, `(N, ...)` each."""
-        raise NotImplementedError
-
-    def log_slope(self, y: Tensor) -> Tensor:
-        """`log f'(y)` of every target, `(N, ...)`: what the density in the original unit is larger by."""
-        raise NotImplementedError
 
 
 def capped(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -64,7 +40,7 @@ def capped(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @record
 @dataclass(frozen=True, init=False)
-class Standardized(Transform):
+class Standardized:
     """Targets of which a mean was subtracted, and that were divided by a standard deviation, for training.
 
     Args:
@@ -80,41 +56,29 @@ class Standardized(Transform):
     kind: Literal["standardized"] = field(default="standardized", repr=False)
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        found = []
-        for name, value in (("mean", mean), ("std", std)):
-            value = value.detach().cpu() if isinstance(value, Tensor) else value
-            try:
-                array = np.atleast_1d(np.asarray(value, dtype=np.float64))
-            except (TypeError, ValueError, OverflowError):
-                array = np.zeros((0, 0))
-            if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
-                raise ArgumentError(
-                    f"expected {name} of the training targets as a number, or one for each output; found {value!r}."
-                )
-            found.append(array)
-        means, stds = found
+        means, stds = _numbers("mean", mean), _numbers("std", std)
         if bool((stds <= 0).any()) or len({len(means), len(stds)} - {1}) > 1:
             raise ArgumentError(f"expected a std above 0 for every mean; found mean={mean!r} and std={std!r}.")
-        both = np.broadcast_arrays(means, stds)
-        object.__setattr__(self, "mean", tuple(both[0].tolist()))
-        object.__setattr__(self, "std", tuple(both[1].tolist()))
+        means, stds = np.broadcast_arrays(means, stds)
+        object.__setattr__(self, "mean", tuple(means.tolist()))
+        object.__setattr__(self, "std", tuple(stds.tolist()))
 
     def forward(self, y: Tensor) -> Tensor:
-        """See `Transform`."""
+        """Return targets in the model's unit."""
         mean, std = self._along(y)
         return (y.double() - mean) / std
 
     def inverse(self, t: Tensor) -> Tensor:
-        """See `Transform`."""
+        """Return values of the model's unit in the original one."""
         mean, std = self._along(t)
         return capped(t.double() * std + mean, t.dtype)
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Transform`."""
+        """Return mean and variance in the original unit."""
         return self.inverse(mean), capped(variance.double() * self._along(variance)[1].square(), variance.dtype)
 
     def log_slope(self, y: Tensor) -> Tensor:
-        """See `Transform`."""
+        """Return the logarithm of 1 / std."""
         return -self._along(y)[1].log().expand(y.shape)
 
     def checked(self) -> Standardized:
@@ -129,14 +93,27 @@ class Standardized(Transform):
                 f"{tuple(values.shape)}."
             )
         like = values.double()
-        parts = (torch.tensor(part, dtype=torch.float64) for part in (self.mean, self.std))
-        mean, std = (along_outputs(part, like) for part in parts)
-        return mean, std
+        mean, std = (torch.tensor(part, dtype=torch.float64) for part in (self.mean, self.std))
+        return along_outputs(mean, like), along_outputs(std, like)
+
+
+def _numbers(name: str, value: Any) -> Any:
+    """Return one finite number, or one for each output, as an array."""
+    value = value.detach().cpu() if isinstance(value, Tensor) else value
+    try:
+        array = np.atleast_1d(np.asarray(value, dtype=np.float64))
+    except (TypeError, ValueError, OverflowError):
+        array = np.zeros((0, 0))
+    if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
+        raise ArgumentError(
+            f"expected {name} of the training targets as a number, or one for each output; found {value!r}."
+        )
+    return array
 
 
 @record
 @dataclass(frozen=True)
-class Log(Transform):
+class Log:
     """Targets whose natural logarithm was learned: the prediction is log-normal.
 
     >>> Log().forward(torch.tensor([1.0, 10.0]))
@@ -146,7 +123,7 @@ class Log(Transform):
     kind: Literal["log"] = field(default="log", repr=False)
 
     def forward(self, y: Tensor) -> Tensor:
-        """See `Transform`."""
+        """Return logarithms; `DataError` where targets have none."""
         bad = int((y <= 0).sum())
         if bad:
             raise DataError(
@@ -156,30 +133,31 @@ class Log(Transform):
         return y.double().log()
 
     def inverse(self, t: Tensor) -> Tensor:
-        """See `Transform`."""
+        """Return exponentials."""
         return capped(t.double().exp(), t.dtype)
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Transform`."""
+        """Return mean and variance of the log-normal."""
         m, v = mean.double(), variance.double()
         # One exponential of a sum: a product of two could be infinity times 0.
         logs = 2 * m + v + v.clamp_min(_LEAST).expm1().log().where(v < _LARGE, v)
         return capped((m + v / 2).exp(), mean.dtype), capped(logs.exp().where(v > 0, 0.0), variance.dtype)
 
     def log_slope(self, y: Tensor) -> Tensor:
-        """See `Transform`."""
+        """Return the logarithm of 1 / y."""
         return -y.double().log()
 
 
-StoredTransform: TypeAlias = Annotated[Standardized | Log, Tagged()]
+Transform: TypeAlias = Standardized | Log
+StoredTransform: TypeAlias = Annotated[Transform, Tagged()]
 """A transform as a field of a record."""
 
 
 def checked_transform(value: Any) -> Transform | None:
-    """The transform of the targets, None where there is none; `ArgumentError` for anything else."""
-    if isinstance(value, type) and issubclass(value, Log):
+    """Return the transform of the targets, None where there is none; `ArgumentError` for anything else."""
+    if value is Log:
         return Log()
-    if value is None or isinstance(value, Transform):
+    if value is None or isinstance(value, (Standardized, Log)):
         return value
     raise ArgumentError(
         f"expected target= as Standardized(mean, std) or Log(); found {value!r}. Targets themselves belong into data, "

@@ -1,4 +1,4 @@
-"""What an uncertainty is worth, in one sentence, from rows that it was not fitted to.
+"""Judge an uncertainty in one sentence, from rows that it was not fitted to.
 
 The measure is one constant variance for all rows that fits the validation errors, with tails of its own where the
 variance has them. The gain over it is the difference of their negative log-likelihoods, averaged over rows, in nats.
@@ -109,7 +109,7 @@ class Slice:
 @record
 @dataclass(frozen=True)
 class Verdict:
-    """What a variance is worth on rows that it was not fitted to.
+    """The worth of a variance on rows that it was not fitted to.
 
     Attributes:
         rows: how many.
@@ -154,12 +154,12 @@ class Verdict:
     @property
     def grade(self) -> Grade:
         """The worst of all grades but that of the ranking: a sound interval need not tell rows apart."""
-        found = {finding.grade for finding in self.findings if finding.about != "ranking"}
-        return "bad" if "bad" in found else "weak" if "weak" in found else "good"
+        grades = {finding.grade for finding in self.findings if finding.about != "ranking"}
+        return "bad" if "bad" in grades else "weak" if "weak" in grades else "good"
 
     @property
     def sentence(self) -> str:
-        """The same as a sentence of its own."""
+        """The verdict as a sentence of its own."""
         text = str(self)
         return f"{text[0].upper()}{text[1:]}."
 
@@ -188,11 +188,11 @@ class Verdict:
     def _worst_level(self) -> tuple[float, float, float]:
         """Return the level, its share, and how far that is off beyond its standard error, in units of a 90 % level."""
         usual = math.sqrt(_LEVEL * (1 - _LEVEL))
-        found = []
+        levels = []
         for level, share in ((_LEVEL, self.coverage), *self.levels):
             unit = math.sqrt(level * (1 - level)) / usual
-            found.append((level, share, abs(share - level) / unit - self.coverage_error))
-        return max(found, key=lambda one: one[2])
+            levels.append((level, share, abs(share - level) / unit - self.coverage_error))
+        return max(levels, key=lambda one: one[2])
 
     def _ranges(self) -> Finding:
         worst = max(self.slices, key=lambda part: abs(part.coverage - _LEVEL))
@@ -225,13 +225,12 @@ class Verdict:
         if value - doubt < RANKING_BAD and value + doubt >= RANKING_GOOD:
             text = f"too few rows to tell whether it ranks the errors: correlation {number}"
             return Finding("ranking", "weak", text, number, _MORE_ROWS)
-        if value < RANKING_BAD:
-            text, advice = "it does not rank the errors", "Do not sort or reject rows by it."
-        elif value < RANKING_GOOD:
-            text, advice = "it ranks the errors weakly", "Large deviations are a hint, no more."
-        else:
-            text, advice = "it ranks the errors", "Look first at the rows of large deviation."
         grade: Grade = "bad" if value < RANKING_BAD else "weak" if value < RANKING_GOOD else "good"
+        text, advice = {
+            "bad": ("it does not rank the errors", "Do not sort or reject rows by it."),
+            "weak": ("it ranks the errors weakly", "Large deviations are a hint, no more."),
+            "good": ("it ranks the errors", "Look first at the rows of large deviation."),
+        }[grade]
         return Finding("ranking", grade, f"{text}: correlation {number}", number, advice)
 
 
@@ -265,15 +264,19 @@ def judged(
     z = error.abs() / variance.sqrt()
     shares = {}
     for level in LEVELS:
-        held = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
-        shares[level] = held.double().reshape(len(held), -1).mean(1)
+        inside_interval = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
+        shares[level] = inside_interval.double().reshape(len(inside_interval), -1).mean(1)
     gain = gains(error, variance, constant) if gain is None else gain
+    # A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank
+    # the errors the wrong way round. So of several folds variances are ranked in units of each fold's constant,
+    # rounded, so that equal ones are equal.
+    ranked = (variance / constant).float() if fitted == "cross-validation" else variance
     return Verdict(
         rows=len(error),
         fitted=fitted,
         gain=float(average(gain, left.weights)),
         gain_error=standard_error(gain, left),
-        correlation=correlation(error, _alike(variance, constant) if fitted == "cross-validation" else variance),
+        correlation=correlation(error, ranked),
         coverage=float(average(shares[_LEVEL], left.weights)),
         coverage_error=share_error(shares[_LEVEL], left),
         levels=tuple((level, float(average(share, left.weights))) for level, share in shares.items()),
@@ -282,18 +285,9 @@ def judged(
 
 
 def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
-    """Those of some groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
-    found = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
-    return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in found)
-
-
-def _alike(variance: Tensor, constant: Tensor) -> Tensor:
-    """Variances of several folds, in units of each fold's constant, so that they can be ranked together.
-
-    A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank the
-    errors the wrong way round. Rounded, so that equal ones are equal.
-    """
-    return (variance / constant).float()
+    """Return the groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
+    off = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
+    return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in off)
 
 
 def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:

@@ -47,11 +47,11 @@ class Weights:
 
     Args:
         model: with the weights that were calibrated.
-        known: their fingerprint.
+        digest: their fingerprint.
     """
 
-    def __init__(self, model: nn.Module, known: str) -> None:
-        self._known, self._last, self._few = known, _marks(model), _few_values(model)
+    def __init__(self, model: nn.Module, digest: str) -> None:
+        self._digest, self._last, self._few = digest, _marks(model), _few_values(model)
         self._values = [part.tobytes() for part in self._few]
 
     def are_same(self, model: nn.Module) -> bool:
@@ -60,8 +60,8 @@ class Weights:
 
     def check(self, model: nn.Module) -> None:
         """Look again after a change, and warn if the weights are others."""
-        self.__init__(model, self._known)  # type: ignore[misc]
-        if fingerprint(model) != self._known:
+        self.__init__(model, self._digest)  # type: ignore[misc]
+        if fingerprint(model) != self._digest:
             warn(
                 "the model's weights were changed after the calibration: its intervals may not hold. Calibrate again "
                 "after training.",
@@ -73,7 +73,7 @@ class Weights:
 def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
     """Return the bytes of a few values of every plain tensor on a CPU, where they lie."""
     views = []
-    for value in (*model.parameters(), *model.buffers()):
+    for value in _tensors(model):
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized
         if plain and value.device.type == "cpu" and value.is_contiguous() and value.numel():
             flat = value.detach().resolve_neg().resolve_conj().reshape(-1).view(torch.uint8).numpy()
@@ -85,7 +85,8 @@ def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
 
 def _marks(model: nn.Module) -> list[Any]:
     """Return where each weight is, how often it was changed in place, and where its numbers lie."""
-    return [
-        (id(value), version_of(value), value.data_ptr() if value.layout is torch.strided else 0)
-        for value in (*model.parameters(), *model.buffers())
-    ]
+    return [(id(v), version_of(v), v.data_ptr() if v.layout is torch.strided else 0) for v in _tensors(model)]
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]

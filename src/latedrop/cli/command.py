@@ -108,7 +108,7 @@ def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
     return found
 
 
-_NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"
+_NAMES = "method|floor|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"
 _NAMES += "|task|row_weights"
 _WORDS = {
     "Pass the same function to load()": "Name it: --readout package.module:function",

@@ -334,7 +334,7 @@ def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data)
         method=Sampling(rates=[best], draws=chosen.draws, criterion="unscaled", seed=chosen.seed),
         progress=False,
     )
-    first_order: dict[str, Any] = {"method": FirstOrder(per_site=True, floor=True), "progress": False}
+    first_order: dict[str, Any] = {"method": FirstOrder(floor=True), "progress": False}
     linear = calibrate(model, validation, **first_order)
     half = len(validation[1]) // 2
     fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))

@@ -146,7 +146,6 @@ NoGuard = Annotated[bool, option("Do not widen intervals for rows unlike the val
 Rates = Annotated[str | None, option("Rates to try, separated by commas; with --method sample.")]
 Draws = Annotated[int | None, option("Thinned networks per rate, 100 by default; with --method sample.")]
 Floor = Annotated[bool, option("Also fit a constant, added to the scaled variance.", "--floor")]
-PerSite = Annotated[bool, option("A rate for every site; with --method linear.", "--per-site")]
 Scale = Annotated[str, option("optimal: least NLL; relaxed: balanced curve.", autocompletion=lambda: _SCALES)]
 OtherScale = Annotated[
     str | None, option("optimal, relaxed or a number; as calibrated by default.", autocompletion=lambda: _SCALES)
@@ -277,7 +276,6 @@ class Fitting(NamedTuple):
     rates: Rates = None
     draws: Draws = None
     floor: Floor = False
-    per_site: PerSite = False
     scale: Scale = "optimal"
 
     def method_of(self, seed: int) -> "FittingMethod":
@@ -290,7 +288,7 @@ class Fitting(NamedTuple):
             raise ArgumentError(f"expected --method {', '.join(kinds)}; found {name!r}.")
         given: dict[str, Any] = {"rates": self.rates and number_list("--rates", self.rates), "draws": self.draws}
         given |= {"terms": self.terms and split(self.terms), "guard": False if self.no_guard else None}
-        given |= {"floor": self.floor or None, "per_site": self.per_site or None}
+        given |= {"floor": self.floor or None}
         given = {option: value for option, value in given.items() if value is not None}
         options = {field.name for field in fields(kinds[name]) if field.init}
         wrong = [

@@ -23,11 +23,11 @@ from latedrop.data.rows import reordering
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network, check_module
 from latedrop.network.probe import Probe, Run, Runs
-from latedrop.network.sites import DROPOUTS, LAYERS, Kind, Site, Sites, refuse_nested
+from latedrop.network.sites import LAYERS, Kind, Site, Sites, refuse_nested
 from latedrop.options import shown
 from latedrop.wrappers import bare, plain_names
 
-__all__ = ["Select", "find_sites", "own_dropouts"]
+__all__ = ["Select", "find_sites"]
 
 _Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Select: TypeAlias = _Selector | Sequence[_Selector] | None
@@ -96,21 +96,6 @@ def find_sites(
         rowless = {"batch_axis": None, "interleaved": False, "moved": False}
         sites = [replace(site, **rowless) if site.kind == "channel" else site for site in sites]  # type: ignore[arg-type]
     return Sites(sites)
-
-
-def own_dropouts(model: nn.Module, x: Any) -> tuple[Sites, dict[str, float]]:
-    """Return the dropout layers that a model was trained with, as sites, and their rates; `x` was placed."""
-    probe, modules = _probe(model, x, DROPOUTS), _named_layers(model)
-    seen = [name for name in _in_order(probe.passes) if isinstance(modules.get(name), DROPOUTS)]
-    rates = {name: float(vars(modules[name])["p"]) for name in seen}
-    used = {name: rate for name, rate in rates.items() if 0 < rate < 1}
-    if not used:
-        raise SiteError(
-            f"expected dropout layers of the model's own with a rate inside (0, 1); found {rates or 'none'}. Leave the "
-            "term 'own_dropout' out: 'dropout' injects it."
-        )
-    kinds: dict[str, Kind] = {name: "element" if type(modules[name]) is nn.Dropout else "channel" for name in used}
-    return Sites(_site(name, kinds[name], probe) for name in used), used
 
 
 def _probe(model: nn.Module, x: Any, types: tuple[type[nn.Module], ...] = LAYERS) -> Probe:

@@ -221,10 +221,9 @@ def _by_terms(network: Network, measured: MeasuredTerms, plan: Plan) -> Predicto
         measured.mean,
         rows.variance(picked.fit).reshape(shape),
         measured.target,
-        per_output=measured.per_output,
+        plan,
+        measured.per_output,
         optimal=(scales, torch.zeros_like(scales)),  # of the tails alone; the relaxed scale is beside it
-        unit=plan.target,
-        weights=plan.weights,
     )
     assert scale is not None  # the floor is above 0
     return _predictor(
@@ -249,26 +248,26 @@ def _by_rates(network: Network, measured: MeasuredRates, plan: Plan) -> Predicto
     """Fit a scale to each rate that was measured, and take the best."""
     method = plan.method
     assert not isinstance(method, Terms)
-    best = fit_rates(measured, plan)
-    for row in best.table:
+    rate, fit, table, shares = fit_rates(measured, plan)
+    for row in table:
         _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
-    _log.info("rate %s, scales %s", best.rate, best.fit.optimal[0].tolist())
-    variance, constant = best.fit.crossed(floor=method.floor)
-    left, error = CrossValidation(weights=plan.weights), (best.fit.target - best.fit.mean).double()
+    _log.info("rate %s, scales %s", rate, fit.optimal[0].tolist())
+    variance, constant = fit.crossed(floor=method.floor)
+    left, error = CrossValidation(weights=plan.weights), (fit.target - fit.mean).double()
     return _predictor(
         network,
         plan,
         measured.sites,
-        best.fit,
-        best.fit.left_out(variance),
-        rate=best.rate,
-        table=best.table,
+        fit,
+        fit.left_out(variance),
+        rate=rate,
+        table=table,
         criterion=method.criterion,
         mean=method.mean,
         output_shape=tuple(measured.target.shape[1:]),
-        shares=best.shares,
+        shares=shares,
         verdict=judged(error, variance, constant, fitted="cross-validation", rows=left),
-        constant=tuple(best.fit.constant().tolist()),
+        constant=tuple(fit.constant().tolist()),
         draws=method.draws if isinstance(method, Sampling) else 0,
         shared=method.shared if isinstance(method, Sampling) else True,
     )

@@ -102,9 +102,10 @@ def _record(calibration: Calibration | ClassCalibration, level: float) -> Regres
         sets = calibration.sets if calibration.sets is not None and calibration.sets.score == "lac" else None
         return ClassRecord(columns, verdict, calibration.names, None if sets is None else sets.scores)
     names, target, unit = calibration.output_names or (), calibration.target, None
-    if target is not None:
-        known = isinstance(target, Standardized)
-        unit = TargetUnit("standardized", target.mean, target.std) if known else TargetUnit("log")
+    if isinstance(target, Standardized):
+        unit = TargetUnit("standardized", target.mean, target.std)
+    elif target is not None:
+        unit = TargetUnit("log")
     return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals, calibration.degrees)
 
 

@@ -73,8 +73,8 @@ def load(
     least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
     if not bool(calibration.variance(least).isfinite().all()):
         raise FileError(
-            f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
-            f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
+            f"expected scales and floors in {path} that give a finite variance; found {calibration.scales} and "
+            f"{calibration.floors}. The file was edited, or its model was in float64: calibrate again."
         )
     _warn_of_weights(model, calibration.fingerprint, path)
     return Predictor(model, calibration, readout, collate=collate)

@@ -37,7 +37,7 @@ def summary(c: Calibration) -> str:
     mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
     return (
         f"{done} on {c.rows:,} validation rows. {kept} {number(c.rate)}; the predicted mean is {mean}, the predicted "
-        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.relaxed_scales)})."
+        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.row.relaxed_scale)})."
     )
 
 

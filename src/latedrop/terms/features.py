@@ -1,30 +1,38 @@
-"""Features of a row: what enters the sites, pooled to one vector.
+"""Vectors of a row from inside the network: features, which enter the sites, and mask gradients.
 
-Positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are averaged;
-the sites stand one after the other. Where some sites have no positions, only these are looked at: of positions some may
-be padding. Features that depend on the other rows of a batch are left out. More than `WIDEST` are folded into that
-many, as mask gradients are.
+Of features positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are
+averaged; the sites stand one after the other. Where some sites have no positions, only these are looked at: of
+positions some may be padding. Features that depend on the other rows of a batch are left out.
+
+Mask gradients are what first order makes of every unit, `phi = h · dy/dh`, one number per unit or channel: positions
+and calls of one layer are summed.
+
+Vectors that are too wide are folded: some signs are flipped, and every `width`-th number is added up, which keeps inner
+products on average. The signs follow from a hash, so they are the same on every machine and in every version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from latedrop.data.arrays import widened
+from latedrop.data.arrays import apart, widened
 from latedrop.data.items import rows_are_nodes
 from latedrop.data.rows import copied, row_count, take_rows
+from latedrop.dropout.masks import STEP, mixed
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, Sites, channel_axis
 from latedrop.records import Limits, record
-from latedrop.terms.gradients import folded
 
-__all__ = ["Features", "Noted", "pooled"]
+__all__ = ["Features", "Noted", "folded", "joined_gradients", "pooled"]
 
 WIDEST = 256
 _ALONE = 8  # rows that are run alone, to see whether their features change
@@ -40,7 +48,7 @@ class Features:
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:
-        """Of all sites that run for every batch on the examples in their order; None where none does.
+        """Take all sites that run for every batch on the examples in their order; None where none does.
 
         Where none has an axis for the examples, the entries of each are pooled, as the nodes of a graph are.
         """
@@ -52,7 +60,7 @@ class Features:
 
     @classmethod
     def named(cls, names: Sequence[str], sites: Sites) -> Features:
-        """Of these sites alone."""
+        """Take these sites alone."""
         usable = cls.all(sites)
         known = () if usable is None else usable.sites
         missing = [name for name in names if name not in known]
@@ -84,7 +92,7 @@ class Features:
         return folded(torch.cat(parts, 1) if len(parts) > 1 else parts[0], WIDEST)
 
     def steady(self, network: Network, x: Any, sites: Sites) -> Features | None:
-        """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
+        """Keep the features that a row has alone as in its batch `x`: not of padding, nor where rows see each other.
 
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
@@ -167,7 +175,7 @@ class Noted:
         return bool(apart <= _ROUNDING * together.abs().max())
 
     def features(self, name: str) -> Tensor:
-        """Of one site, `(N, features)`: the mean over its calls."""
+        """Return the features of one site, `(N, features)`: the mean over its calls."""
         found = self._found[name]
         if not found or any(part.shape != found[0].shape for part in found):
             raise SiteError(
@@ -175,3 +183,51 @@ class Noted:
                 f"{[tuple(part.shape) for part in found]}. Leave the site out with select=, or name others with at=."
             )
         return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+
+
+WIDEST_GRADIENTS = 512
+_MOST_NUMBERS = 2**22  # of the matrices of all outputs together
+
+
+def joined_gradients(network: Network, sites: Sequence[Site], phi: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return `(N, K, D)` from `phi` of each of K outputs, `(N, units)` by the names of the sites."""
+    rows = [torch.cat([_by_channel(network, site, entry[site.name]) for site in sites], 1) for entry in phi]
+    joined = torch.stack(rows, 1)
+    return folded(joined, min(WIDEST_GRADIENTS, max(8, int((_MOST_NUMBERS / len(phi)) ** 0.5))))
+
+
+def folded(phi: Tensor, width: int) -> Tensor:
+    """Fold `(..., U)` into `(..., width)`; nothing is done where U is at most `width`."""
+    units = phi.shape[-1]
+    if units <= width:
+        return phi
+    layers = -(-units // width)
+    padded = pad(phi * _signs(units).to(phi), (0, layers * width - units))
+    return padded.reshape(*phi.shape[:-1], layers, width).sum(-2)
+
+
+def _by_channel(network: Network, site: Site, phi: Tensor) -> Tensor:
+    """Sum `(N, units)` over positions and calls, to `(N, channels)`."""
+    layer = network.layers.get(site.name) if site.weight is None else None
+    axis = channel_axis(layer) if layer is not None and len(site.units) > 1 else -1
+    channels = site.units[axis]
+    if phi.shape[1] == channels or phi.shape[1] % channels:
+        return widened(phi)
+    wide = torch.promote_types(phi.dtype, torch.float32)
+    if axis == -1:
+        return phi.reshape(len(phi), -1, channels).sum(1, dtype=wide)
+    calls = site.calls if phi.shape[1] % (site.calls * channels) == 0 else 1
+    return phi.reshape(len(phi), calls, channels, -1).sum((1, 3), dtype=wide)
+
+
+@lru_cache(maxsize=8)
+def _signs(units: int) -> Tensor:
+    """Return 1 or -1 for each unit."""
+    return apart(partial(_drawn, units))  # a graph would hold how they are made in place of them
+
+
+def _drawn(units: int) -> Tensor:
+    with np.errstate(over="ignore"):
+        start = mixed(np.array([1], np.uint64))
+        keys = mixed(start + np.arange(1, units + 1, dtype=np.uint64) * STEP)
+    return torch.from_numpy(np.where(keys & np.uint64(1), 1.0, -1.0))

@@ -17,16 +17,17 @@ References: Cook and Weisberg (1982), leverage; Immer et al. (2021), linearised 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.records import record
+from latedrop.records import Limits, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
 from latedrop.torch_private import being_traced
@@ -44,7 +45,7 @@ class _Leverage(Term):
     ridge: float = 1e-3
     _: KW_ONLY
     root: StoredTensor | None = field(default=None, repr=False)
-    rows: int = 0
+    rows: Annotated[int, Limits(0)] = 0
     own: bool = False
     sample: ClassVar[Tensor | None] = None
     """`(m, K)`, leverage of some of the reference rows, each left out for itself; only where these are other rows."""
@@ -52,22 +53,16 @@ class _Leverage(Term):
     def __post_init__(self) -> None:
         if isinstance(self.ridge, bool) or not 0 < self.ridge < 1e6:
             raise ArgumentError(f"expected a ridge above 0; found {self.ridge!r}.")
-        if self.rows < 0:
-            raise ArgumentError(f"expected how many reference rows there were; found {self.rows!r}.")
         if self.root is not None and (self.root.dim() != 3 or self.root.shape[1] != self.root.shape[2]):
             raise ArgumentError(f"expected a square root for each output; found shape {tuple(self.root.shape)}.")
 
     def learned_from(self: _Same, reference: Iterable[Tensor], own: bool) -> _Same:
         """See `Term`; of mask gradients, those of the reference rows `(n, K, D)`."""
-        gram: Tensor | None = None
-        count, sample = 0, _Sample()
-        for part in reference:
-            vectors = _with_one(part)
-            gram = vectors.mT @ vectors if gram is None else gram + vectors.mT @ vectors
-            sample.add(vectors, count)
-            count += len(part)
-        if gram is None or count < 2:
+        parts = list(reference)
+        count = sum(map(len, parts))
+        if count < 2:
             raise DataError(f"expected at least 2 reference rows; found {count}. Pass more as reference=.")
+        gram: Any = sum(vectors.mT @ vectors for vectors in map(_with_one, parts))
         gram = gram / count
         diagonal = gram.diagonal(dim1=1, dim2=2)
         constant = diagonal[:, :-1].sum(1).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
@@ -79,7 +74,9 @@ class _Leverage(Term):
         root[:, :, -1] *= constant[:, None]
         found = replace(self, root=root.contiguous(), rows=count, own=own)
         if not own:
-            found.sample = _left_out((sample.vectors() @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
+            step = 2 ** max(0, math.ceil(math.log2(count / _SAMPLE)))
+            some = _with_one(torch.cat(parts)[::step])
+            found.sample = _left_out((some @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
         return found
 
     def directions(self, vectors: Tensor) -> Tensor:
@@ -126,14 +123,6 @@ class Leverage(_Leverage):
             the reference rows, as most directions then were not seen at all.
         root, rows, own: what it has learned: a root of the inverse above, the number of reference rows, and whether
             they were the validation rows.
-
-    >>> import latedrop
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Leverage(ridge=0.01)])).predict(
-    ...     x
-    ... ).std.shape
-    torch.Size([64, 1])
     """
 
     name: Literal["leverage"] = "leverage"
@@ -152,12 +141,6 @@ class GradientLeverage(_Leverage):
     Args:
         ridge: added to the mean square of every direction, in units of their average.
         root, rows, own: what it has learned, for each output.
-
-    >>> import latedrop
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["gradients"])).predict(x).std.shape
-    torch.Size([64, 1])
     """
 
     name: Literal["gradients"] = "gradients"
@@ -187,26 +170,3 @@ def _with_one(part: Tensor) -> Tensor:
 
 def _left_out(value: Tensor, rows: int) -> Tensor:
     return value * (1 - 1 / rows) / (1 - value / rows).clamp_min(1e-9)
-
-
-class _Sample:
-    """Keeps every k-th row of a stream, k doubling as the stream grows."""
-
-    def __init__(self) -> None:
-        self._step = 1
-        self._batches: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, vectors: Tensor, start: int) -> None:
-        """Take some of the rows `(K, n, D)`; `start` rows went before."""
-        self._batches.append((vectors, torch.arange(start, start + vectors.shape[1])))
-        while True:
-            even = [places % self._step == 0 for _, places in self._batches]
-            both = zip(self._batches, even, strict=True)
-            self._batches = [(rows[:, at], places[at]) for (rows, places), at in both]
-            if sum(len(places) for _, places in self._batches) <= _SAMPLE:
-                return
-            self._step *= 2
-
-    def vectors(self) -> Tensor:
-        """Return the rows, `(K, m, D)`."""
-        return torch.cat([vectors for vectors, _ in self._batches], 1)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.records import record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
@@ -70,7 +70,7 @@ class Neighbours(Term):
         return self.distances(rows.features, rows.index)
 
     def distances(self, features: Tensor, index: Tensor | None = None) -> Tensor:
-        """Of rows with these features, `(N,)`; with `index`, their places among the reference rows."""
+        """Return the distance of rows with these features, `(N,)`; `index` are their places among the reference."""
         if self.points is None or self.center is None or self.spread is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         z = ((features.cpu().float() - self.center) / self.spread).nan_to_num(nan=_FAR).clamp(-_FAR, _FAR)
@@ -85,11 +85,7 @@ class Neighbours(Term):
 
     @cached_property
     def _tree(self) -> Any:
-        try:
-            from scipy.spatial import cKDTree
-        except ImportError as error:
-            raise LatedropError(
-                "expected scipy for neighbours; it is not installed. Run: pip install 'latedrop[neighbours]'"
-            ) from error
+        from scipy.spatial import cKDTree
+
         assert self.points is not None
         return cKDTree(self.points.numpy())

@@ -1,4 +1,4 @@
-"""What a term is, and what it is given: a batch of rows, with what the network makes of them.
+"""Terms, and what they are given: a batch of rows, with what the network makes of them.
 
 A term of one's own is a class with a name and `values`:
 
@@ -28,8 +28,7 @@ from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.records import record
-from latedrop.terms.features import Features
-from latedrop.terms.gradients import joined_gradients
+from latedrop.terms.features import Features, joined_gradients
 
 __all__ = ["BatchContext", "Missing", "Term"]
 
@@ -107,7 +106,7 @@ class BatchContext:
         return self._table
 
     def values_of(self, term: Term) -> Tensor:
-        """What a term gives for these rows, computed once: a guard may look at the same."""
+        """Return what a term gives for these rows, computed once: a guard may look at the same."""
         if id(term) not in self._values:
             self._values[id(term)] = term.values(self)
         return self._values[id(term)]
@@ -163,7 +162,7 @@ class BatchContext:
 
     @property
     def features(self) -> Tensor:
-        """What enters the sites, `(N, features)`; see `Features`."""
+        """The features that enter the sites, `(N, features)`; see `Features`."""
         if self._features is None:
             if self._which is None:
                 raise ValueError("no term asked for features")
@@ -222,21 +221,21 @@ class Term:
         return {"": rows.values_of(self)}
 
     def prepared(self, rows: BatchContext) -> Term:
-        """The same term, ready to measure: it is shown the first rows once, before all others.
+        """Return the term ready to measure: it is shown the first rows once, before all others.
 
         It raises `LatedropError` where a model cannot have it; by default it is then left out.
         """
         return self
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Term:
-        """The same term, after the features of all reference rows have passed, in batches; or their mask gradients.
+        """Return the term after the features of all reference rows have passed, in batches; or their mask gradients.
 
         `own` says that the reference rows are the validation rows themselves: each is then left out for itself.
         """
         return self
 
     def learned_from_errors(self, rows: BatchContext, error: Tensor) -> Term:
-        """The same term, after the errors `(N, ...)` of all validation rows; `rows` has their features and means."""
+        """Return the term after the errors `(N, ...)` of all validation rows; `rows` has their features and means."""
         return self
 
 

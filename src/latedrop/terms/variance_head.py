@@ -1,6 +1,8 @@
-"""A variance that the model gives itself: of a Gaussian head, as a logarithm, as a standard deviation, by quantiles.
+"""Variances that the output itself gives: by a head for it, or by the size of the prediction.
 
-`t(x)` is that variance; the fit then tells how much of it, and how much of the other terms, the errors ask for.
+`t(x)` of a head is its variance: that of a Gaussian head, as a logarithm, as a standard deviation, or by quantiles. The
+fit then tells how much of it, and how much of the other terms, the errors ask for. Noise that grows with the quantity,
+as a count's does, is a multiple of `|mean|` (as a Poisson's) or of its square (a fixed percentage).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from latedrop.network.calling import Readout
 from latedrop.records import Via, record
 from latedrop.terms.term import BatchContext, Missing, Term
 
-__all__ = ["VarianceHead"]
+__all__ = ["Size", "VarianceHead"]
 
 _Form: TypeAlias = Literal["variance", "log_variance", "std"]
 _Part: TypeAlias = Annotated[Readout, Via(str | int | None, lambda part: part)]
@@ -28,7 +30,7 @@ _Part: TypeAlias = Annotated[Readout, Via(str | int | None, lambda part: part)]
 @record
 @dataclass(eq=False)
 class VarianceHead(Term):
-    """What the model says of its own variance.
+    """A variance that the model says of itself.
 
     Args:
         readout: which part of the output it is, as for the mean: a function, a name or an index.
@@ -85,3 +87,24 @@ class VarianceHead(Term):
     def to_record(self) -> Any:
         """Name the term alone where it reads by a function, which has no place in a file."""
         return Missing(self.name) if callable(self.readout) or callable(self.upper) else self
+
+
+@record
+@dataclass(eq=False)
+class Size(Term):
+    """Size of the prediction.
+
+    Args:
+        power: 1 for `|mean|`, 2 for its square.
+    """
+
+    power: Literal[1, 2] = 2
+    name: Literal["size"] = "size"
+
+    def __post_init__(self) -> None:
+        if self.power not in (1, 2):
+            raise ArgumentError(f"expected a power of 1 or 2; found {self.power!r}.")
+
+    def values(self, rows: BatchContext) -> Tensor:
+        """See `Term`."""
+        return rows.mean.abs() if self.power == 1 else rows.mean.square()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from latedrop.calibration.fit_sites import SiteFit, fit_sites, scored
 from latedrop.metrics import nll
 from rounding import assert_same_doubles
+from studies.site_rates import SiteFit, fit_sites, scored
 
 
 def data(rows: int, sites: int, outputs: int = 1, floor: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
