@@ -1,7 +1,7 @@
 """Make the picture and the numbers of the README again: `python docs/make_images.py`, from the repository's root.
 
 The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the metrics of
-all of them go to docs/results/demo_seeds.json. Both of the README's tables are printed, as Markdown. A made scene,
+all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown. A synthetic scene,
 counted with the shipped network, gives docs/images/crowd_panel.png; `--crowd` makes only that.
 """
 
@@ -12,7 +12,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from latedrop.cli.demo import UNIT, Demo, picture, run
+from latedrop.devices import versions
+from latedrop.evaluation.evaluation import Evaluation
 from latedrop.files import write_aside
+from latedrop.records import checked
 from latedrop.report import png, table
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.counting import count_people
@@ -64,24 +67,24 @@ def crowd_panel() -> None:
 
 
 def main() -> None:
-    """Run, write, print; or only draw and print what is written."""
+    """Run, write, print; or only print what is written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 on; at least 2")
-    parser.add_argument("--redraw", action="store_true", help="from the JSON files; nothing is computed again")
+    parser.add_argument("--tables", action="store_true", help="print the tables of the JSON files; nothing is computed")
     parser.add_argument("--crowd", action="store_true", help="only the made scene")
     arguments = parser.parse_args()
     crowd_panel()
     if arguments.crowd:
         return
     single, several = DOCS / "results" / "demo.json", DOCS / "results" / "demo_seeds.json"
-    if not arguments.redraw:
+    if not arguments.tables:
         results = [run(seed=seed) for seed in range(arguments.seeds)]
-        record = {"seeds": len(results), "versions": results[0].versions, "rows": by_seed(results)}
-        write_aside(single, results[0].to_json().encode())
+        record = {"seeds": len(results), "versions": versions(), "rows": by_seed(results)}
+        write_aside(single, json.dumps(results[0].record()).encode())
+        write_aside(DOCS / "images" / "demo.png", png(picture(results[0])))
         write_aside(several, json.dumps(record, indent=1).encode())
-    first = Demo.from_json(single.read_text(encoding="utf-8"))
-    write_aside(DOCS / "images" / "demo.png", png(picture(first)))
-    print(markdown(table(first.evaluations, UNIT)), end="\n\n")
+    rows = json.loads(single.read_text(encoding="utf-8"))["evaluations"]
+    print(markdown(table(checked(tuple[Evaluation, ...], rows, "evaluations", "Run it again."), UNIT)), end="\n\n")
     print(markdown(seeds_table(json.loads(several.read_text(encoding="utf-8"))["rows"])))
 
 

@@ -1,7 +1,7 @@
 """Make docs/images/report.png again: the beginning of the demo's report, as a browser shows it.
 
-`python docs/make_report_image.py`, from the repository's root. The numbers are those of docs/results/demo.json; nothing
-is trained. It needs playwright (`pip install ".[demo,dev]"`) and Chromium.
+`python docs/make_report_image.py`, from the repository's root. The demo runs for that, in half a
+minute. It needs playwright (`pip install ".[demo,dev]"`) and Chromium.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from playwright.sync_api import sync_playwright
 
-from latedrop.cli.demo import Demo, write
+from latedrop.cli.demo import run, write
 
 DOCS = Path(__file__).parent
 WIDTH, HEIGHT = 1000, 1960
@@ -18,10 +18,9 @@ WIDTH, HEIGHT = 1000, 1960
 
 def main() -> None:
     """Write the page into a folder that goes away, and draw it."""
-    demo = Demo.from_json((DOCS / "results" / "demo.json").read_text(encoding="utf-8"))
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with TemporaryDirectory() as folder, sync_playwright() as play:
-        report = write(demo, Path(folder))[0]
+        report = write(run(), Path(folder))[0]
         page = play.chromium.launch(executable_path=browser, args=["--no-sandbox"]).new_page(
             viewport={"width": WIDTH, "height": HEIGHT}
         )

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from latedrop.devices import chosen_device, device_name, one_thread, versions
 from latedrop.errors import ArgumentError, FileError
 from latedrop.files import check_apart, understood, write_aside
-from latedrop.terminal import command_parser, exit_code, folder, read_json
+from latedrop.terminal import folder, one_line, read_json
 from studies.pages import Results
 
 STOPPED = "studies: stopped; finished work is kept, and the same command goes on from there."
@@ -81,16 +81,23 @@ def command(study: Study, words: Sequence[str]) -> int:
     """Run a study from the words of its command line; return the exit code."""
     options = parsed(study, words)
 
-    def work() -> str:
-        return f"written: {', '.join(map(str, run(study, options)))}"
-
-    return exit_code(work, STOPPED, debug=bool(options.debug))
+    try:
+        with one_line(options.debug, STOPPED):
+            print(f"written: {', '.join(map(str, run(study, options)))}")
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def parsed(study: Study, words: Sequence[str]) -> argparse.Namespace:
     """Read the options of a study from the words of its command line."""
-    parser = command_parser(f"python -m studies {study.name}", study.text, example=f"--data DIR --out {study.name}")
+    program = f"python -m studies {study.name}"
+    example = f"Example: {program} --data DIR --out {study.name}"
+    parser = argparse.ArgumentParser(program, description=study.text, epilog=example)
     add = parser.add_argument
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--no-progress", dest="progress", action="store_false", help="no bars")
+    add("--debug", action="store_true", help="show the traceback of an error")
     add("--out", type=Path, default=Path(f"{study.name}-study"), help="folder of the results; finished work is kept")
     add("--data", type=Path, help=study.data)
     add("--sets", help="names separated by commas; all by default")

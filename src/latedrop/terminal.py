@@ -1,13 +1,12 @@
-"""What every command shares: options, one-line errors, exit codes, folders made before the work, tables.
+"""Parts that every command shares: options, one-line errors, exit codes, folders made before the work, tables.
 
 typer and rich are extras (`pip install "latedrop[cli]"`), imported where they are used.
 """
 
-import argparse
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +16,7 @@ from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.files import parsed, read_text
 
 __all__ = [
-    "HANDED_ON",
     "argument",
-    "command_parser",
-    "exit_code",
     "folder",
     "listed",
     "logged",
@@ -33,27 +29,18 @@ __all__ = [
     "say",
 ]
 
-HANDED_ON: dict[str, Any] = {
-    "add_help_option": False,
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-}
-"""For typer: a command whose options are declared by a parser of its own."""
 _PIP = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def option(text: str, *names: str, **settings: Any) -> Any:
-    """An option with its help; None without typer."""
-    if find_spec("typer") is None:
-        return None
+    """Make an option of typer with its help."""
     import typer
 
     return typer.Option(*names, help=text, **settings)
 
 
 def argument(text: str, **settings: Any) -> Any:
-    """An argument with its help; None without typer."""
-    if find_spec("typer") is None:
-        return None
+    """Make an argument of typer with its help."""
     import typer
 
     return typer.Argument(help=text, **settings)
@@ -67,7 +54,7 @@ def need(extra: str, *packages: str, of: str = "latedrop") -> None:
 
 
 def folder(path: Path) -> Path:
-    """The folder, made if need be: before the work, so that no work is lost to a wrong name."""
+    """Make a folder if need be: before the work, so that no work is lost to a wrong name."""
     if path.exists() and not path.is_dir():
         raise FileError(f"expected a folder at {path}; found a file. Pass another --out.")
     try:
@@ -77,17 +64,8 @@ def folder(path: Path) -> Path:
     return path
 
 
-def command_parser(program: str, text: str, *, example: str) -> argparse.ArgumentParser:
-    """A parser for a command that runs with and without typer, with the options that all of these have."""
-    parser = argparse.ArgumentParser(program, description=text, epilog=f"Example: {program} {example}")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
-
-
 def number_list(option: str, text: str) -> list[float]:
-    """The numbers of an option such as `--rates 0.1,0.2`."""
+    """Read the numbers of an option such as `--rates 0.1,0.2`."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -95,7 +73,7 @@ def number_list(option: str, text: str) -> list[float]:
 
 
 def read_json(path: Path, what: str, schema: int, remedy: str, *, finite: bool = True) -> dict[str, Any]:
-    """What a command wrote before: the JSON object in a file, of a schema that it names; with `finite`, without NaN.
+    """Read what a command wrote before: a JSON object of a schema that it names; with `finite`, without NaN.
 
     Raises:
         FileError: there is no file, it is damaged, or something else; `what` was expected, `remedy` says what to do.
@@ -109,23 +87,13 @@ def read_json(path: Path, what: str, schema: int, remedy: str, *, finite: bool =
     return record
 
 
-def exit_code(work: Callable[[], str], stopped: str, *, debug: bool = False) -> int:
-    """Of a command: print what `work` says, or what is wrong, in a line; `stopped` is said after Ctrl-C."""
-    try:
-        with one_line(debug, stopped):
-            print(work())
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def say(text: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line for people, on stderr."""
     print(f"latedrop: {' '.join(text.split())}", file=sys.stderr)
 
 
 def listed(names: Iterable[str], most: int, *, quote: bool = False) -> str:
-    """The first names for a message, and how many there are in all; those with a comma in double quotes, if asked for.
+    """Join the first names for a message, and say how many there are; with `quote`, those with a comma are quoted.
 
     >>> listed(["a", "b", "c", "d"], 2)
     'a, b, ... (4 in all)'
@@ -139,7 +107,7 @@ def listed(names: Iterable[str], most: int, *, quote: bool = False) -> str:
 
 @contextmanager
 def logged(verbose: int) -> Iterator[None]:
-    """What latedrop's loggers say, on stderr: nothing more with 0, what is done with 1, how with 2."""
+    """Show what latedrop's loggers say, on stderr: nothing more with 0, what is done with 1, how with 2."""
     logger = logging.getLogger("latedrop")
     if not verbose:
         yield
@@ -158,7 +126,7 @@ def logged(verbose: int) -> Iterator[None]:
 
 @contextmanager
 def one_line(debug: bool, stopped: str = "latedrop: stopped.") -> Iterator[None]:
-    """Warnings, and errors of ours or of the system, as a line on stderr; `debug` keeps an error's traceback.
+    """Print warnings, and errors of ours or of the system, as a line on stderr; `debug` keeps an error's traceback.
 
     Exit code 2 is for a wrong argument, 130 for Ctrl-C, 1 for the rest.
     """
@@ -177,7 +145,7 @@ def one_line(debug: bool, stopped: str = "latedrop: stopped.") -> Iterator[None]
 
 
 def print_table(lines: Sequence[Sequence[str]], *, texts: int = 1, marked: int | None = None) -> None:
-    """A table with its header first, in at most 80 columns where that can be.
+    """Print a table with its header first, in at most 80 columns where that can be.
 
     The first `texts` columns hold text, the others numbers; the row `marked`, counted without the header, stands out.
     """

@@ -11,7 +11,7 @@ from torch import nn
 
 import latedrop
 from latedrop.calibration.class_sets import ClassSets, Score, at_most, rejection, scores_of
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, DataError
 from rounding import rounding
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -51,6 +51,12 @@ def test_sets_per_class_hold_every_class() -> None:
     for shares in held.values():
         values = torch.tensor(shares)
         assert float(values.mean()) > 0.8 - 3 * float(values.std() / len(values) ** 0.5)
+
+
+def test_sets_per_class_need_every_class() -> None:
+    p, y = _rows(50, 0)
+    with pytest.raises(DataError, match="expected rows of every class for sets per class; found none of class 1"):
+        ClassSets.fit(p[y != 1], y[y != 1], "lac", per_class=True)
 
 
 def test_aps_by_hand() -> None:

@@ -91,24 +91,6 @@ class TestWeights:
         assert call(*asked)[::2] == (0, "")
         assert without == json.loads(Path("cal.json").read_text())["latedrop"]["table"]
 
-    def test_text_is_told_with_its_line(self, call: Run, rows: list[list[object]]) -> None:
-        written("text.csv", [*rows[:5], [*rows[5][:-1], "much"], *rows[6:]])
-        code, _, err = call("calibrate", "combined_model:net", "--data", "text.csv", *self.OPTIONS)
-        assert code == 1
-        assert "expected numbers in column 'w' of text.csv; found 'much' in line 7" in err
-
-    def test_two_columns_are_refused(self, call: Run) -> None:
-        options = ("--data", "val.csv", "--target", "y", "--row-weights", "w,a", "-o", "cal.json")
-        code, _, err = call("calibrate", "combined_model:net", *options)
-        assert (code, err.split(";")[0]) == (2, "latedrop: expected column 'w,a' in val.csv")
-
-    def test_a_matrix_is_refused(self, call: Run) -> None:
-        np.savez("val.npz", x=np.ones((9, 3)), y=np.ones((9, 1)), w=np.ones((9, 2)))
-        code, _, err = call(
-            "calibrate", "combined_model:net", "--data", "val.npz", "--row-weights", "w", "-o", "c.json"
-        )
-        assert (code, err[:48]) == (2, "latedrop: expected one weight per row in 'w' of ")
-
     def test_conformal_rows_need_none(self, call: Run) -> None:
         asked = ("calibrate", "combined_model:net", "--data", "val.csv", *self.OPTIONS, "--intervals", "conformal")
         assert call(*asked)[::2] == (0, "")
@@ -133,9 +115,6 @@ def test_too_many_units_are_refused(call: Run, calibrated: str) -> None:
     message = "latedrop: expected one unit, or one for each of 1 outputs; found 2: ['m', 's'].\n"
     asked = ("evaluate", "combined_model:net", calibrated, "--data", "test.csv", "--unit", "m,s")
     assert call(*asked) == (2, "", message)
-    asked = ("calibrate", "combined_model:net", "--data", "val.csv", "--target", "y", "--ignore", "w", "-o", "x.json")
-    assert call(*asked, "--unit", "m,s") == (2, "", message)
-    assert not Path("x.json").exists()
 
 
 @pytest.mark.parametrize("text", ["", "  ", "coverage0>=0.1"], ids=["empty", "spaces", "level"])
@@ -143,11 +122,3 @@ def test_bounds_that_say_nothing_do_not_pass(call: Run, calibrated: str, text: s
     code, out, err = call("evaluate", "combined_model:net", calibrated, "--data", "test.csv", "--require", text)
     assert (code, out) == (2, "")
     assert err.startswith("latedrop: expected ")
-
-
-@pytest.mark.filterwarnings("always::latedrop.LatedropWarning")  # of other weights
-def test_a_model_with_more_outputs_is_told(call: Run, calibrated: str) -> None:
-    for command in ("predict", "evaluate"):
-        code, _, err = call(command, "combined_model:two", calibrated, "--data", "test.csv")
-        assert code == 1
-        assert "expected outputs of shape (N, 1), as in the calibration; found (60, 2)" in err

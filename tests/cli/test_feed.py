@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import latedrop
 from held import Held
 from latedrop.cli import tables
-from latedrop.cli.feed import Labelled, Places, Source, check_kept
+from latedrop.cli.feed import Places, Source, TableBatches, check_kept
 from latedrop.cli.predicting import predicted
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
@@ -121,12 +121,12 @@ class TestPredicted:
         assert first["low"].shape == second["low"].shape == (2, 2)
 
 
-class TestLabelled:
+class TestBatches:
     def test_halves(self, uq: Predictor, tmp_path: Path) -> None:
         source = Source.of(csv_file(tmp_path, 200), ["b", "a"], ["y"])
 
         def rows(part: str, seed: int, size: int = 30) -> list[float]:
-            return np.concatenate([y for _, y in Labelled(source, uq.model, size, False, part, seed)]).tolist()
+            return np.concatenate([y for _, y in TableBatches(source, uq.model, size, False, part, seed)]).tolist()
 
         fit, held = rows("fit", 0), rows("held", 0)
         assert sorted(fit + held) == list(range(200))
@@ -137,14 +137,9 @@ class TestLabelled:
     def test_no_rows(self, uq: Predictor, tmp_path: Path) -> None:
         source = Source.of(csv_file(tmp_path, 0), ["b", "a"], ["y"])
         with pytest.raises(DataError, match=r"expected rows to evaluate in .*found none"), source.explained():
-            uq.predict_labelled(Labelled(source, uq.model))
+            uq.predict_labelled(TableBatches(source, uq.model))
         with pytest.raises(DataError, match=r"expected rows to run the model on in .*found none"):
             source.example(uq.model)
-
-    def test_how_many_rows(self, uq: Predictor, tmp_path: Path) -> None:
-        np.savez(tmp_path / "data.npz", x=np.zeros((41, 2)), y=np.zeros(41))
-        assert Labelled(Source.of(str(tmp_path / "data.npz"), labelled=True), uq.model).row_total == 41
-        assert Labelled(Source.of(csv_file(tmp_path, 3), ["a"], ["y"]), uq.model).row_total is None
 
 
 class TestSource:

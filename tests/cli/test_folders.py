@@ -77,11 +77,6 @@ def test_arrays_of_a_folder(tmp_path: Path) -> None:
     assert np.concatenate([rows.inputs["x"] for rows in found]).sum() == 6  # type: ignore[call-overload]
 
 
-def test_columns_may_stand_in_another_order(tmp_path: Path) -> None:
-    turned = dict(reversed(part(4).items()))
-    assert seen(folder(tmp_path, "a.csv", "b.csv", part1=turned))[0] == list(range(8))
-
-
 def test_a_place_names_the_file(tmp_path: Path) -> None:
     path = folder(tmp_path, "a.csv", "b.csv", part1={**part(4), "a": [1.0, "oh", 2.0, 3.0]})
     with pytest.raises(DataError, match=r"found 'oh' in line 3"):
@@ -135,13 +130,6 @@ def test_a_thousand_files_are_not_open_at_once(tmp_path: Path) -> None:
 
 
 class TestFeather:
-    def test_rows_and_types(self, tmp_path: Path) -> None:
-        path = tmp_path / "rows.feather"
-        write(path, part(0, 7))
-        assert seen(str(path)) == ([*map(float, range(7))], [2.0 * i for i in range(7)], [f"r{i}" for i in range(7)])
-        with pytest.raises(DataError, match=r"numbers in column 'id' .*its type is string.*--ignore id"):
-            list(read_batches(open_table(str(path)), Columns(("id",)), 2))
-
     def test_another_file(self, tmp_path: Path) -> None:
         pytest.importorskip("pyarrow")
         path = tmp_path / "rows.feather"

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--data", "rows.csv", "-o", "there"], "expected no there yet"),
         (["--data", "rows.csv", "-o", "nowhere/out"], "expected the folder of nowhere/out"),
         (["--data", "rows.npz", "-o", "out"], "expected csv or parquet with --ray"),
-        (["--data", "rows.csv", "-o", "out", "--images", "there"], "expected columns of numbers with --ray"),
+        (["--data", "rows.csv", "-o", "out", "--images", "there"], "expected --images without --ray"),
         (["--data", "rows.csv", "-o", "out", "--keep", "c"], "expected column 'c'"),
     ],
     ids=["stdout", "file", "there", "nowhere", "arrays", "images", "column"],
@@ -58,11 +58,3 @@ def test_without_ray_the_extra_is_named(
     code, _, err = call("predict", "ray_net:net", "cal.json", "--ray", "local", "--data", "rows.csv", "-o", "out")
     assert code == 1
     assert "latedrop[ray]" in err
-
-
-def test_no_rows_at_once_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    words = ("predict", "ray_net:net", "cal.json", "--data", "rows.csv", "-o", "out.csv", "--batch-size")
-    assert "expected a batch size of at least 1; found 0" in " ".join(call(*words, 0)[2].split())
-    assert call(*words, 1)[0] == 0

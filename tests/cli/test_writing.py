@@ -10,14 +10,9 @@ import pytest
 from latedrop.cli import writing
 from latedrop.cli.writing import check_output, write_rows
 from latedrop.errors import ArgumentError, DataError, FileError
+from written import arrays_of
 
 MEAN = np.array([0.1, np.nan, 1e-20, 123456.78], dtype=np.float32)
-
-
-def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
-    """What is in a npz file, which is closed again."""
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
 
 
 def write(path: Path, columns: dict[str, Any], size: int = 2) -> None:
@@ -32,13 +27,6 @@ def test_csv(tmp_path: Path) -> None:
     write(path, {"id": ["a", "b,c", 'd"', ""], "mean": MEAN, "count": np.arange(4)})
     assert path.read_text() == 'id,mean,count\na,0.1,0\n"b,c",,1\n"d""",1e-20,2\n,123456.78,3\n'
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_csv_of_pyarrow(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    path = tmp_path / "out.csv"
-    write(path, {"id": pyarrow.array([1, None, 3]), "mean": MEAN[:3]}, size=3)
-    assert path.read_text() == "id,mean\n1,0.1\n,\n3,1e-20\n"
 
 
 def test_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

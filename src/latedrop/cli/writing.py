@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -29,9 +29,8 @@ from latedrop import files
 from latedrop.cli.tables import STANDARD
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import FORMULA, aside, safe_cell
-from latedrop.terminal import need
 
-__all__ = ["ROW_FILES", "check_apart", "check_drawn", "check_output", "check_page", "write_rows"]
+__all__ = ["ROW_FILES", "check_apart", "check_output", "check_outputs", "write_rows"]
 
 ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".npz")
 
@@ -52,17 +51,19 @@ def check_output(path: str, *suffixes: str) -> None:
         raise FileError(f"expected the folder of {path}; it is not there. Make it, or pass another path.")
 
 
-def check_page(path: str | None) -> None:
-    """Before the work: a page can be written, where one is asked for."""
-    if path is not None:
-        check_output(path, ".html", ".htm")
+def check_outputs(
+    outputs: Mapping[str, str | None], inputs: Mapping[str, str | None], endings: Sequence[str] | None = ()
+) -> None:
+    """Check, before the work, that all that is asked for can be written, and is none of the files that are read.
 
-
-def check_drawn(path: str | None) -> None:
-    """Before the work: a figure can be drawn and written, where one is asked for."""
-    if path is not None:
-        need("plots", "matplotlib")
-        check_output(path, ".png")
+    Both are by the names of their options; `endings` are those of --output, None where it is a folder or checked later.
+    """
+    endings_of = {"--output": endings, "--report": (".html", ".htm"), "--detector": (".json",)}
+    for name, path in outputs.items():
+        suffixes = endings_of[name]
+        if path is not None and suffixes is not None and not (path == STANDARD and suffixes is ROW_FILES):
+            check_output(path, *suffixes)
+    check_apart(outputs, inputs)
 
 
 def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
@@ -105,24 +106,17 @@ def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
 
 @contextmanager
 def _writer(part: Path, name: str) -> Iterator[_Append]:
-    between = "\t" if name.endswith((".tsv", ".tsv.gz")) else ","
-    if name.endswith((".csv", ".tsv")):
-        with part.open("w", encoding="utf-8", newline="") as file:
-            yield _csv_writer(file, between)
-    elif name.endswith(".gz"):
-        # Without name and time in its head: the same rows give the same bytes.
-        with (
-            part.open("wb") as raw,
-            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-            io.TextIOWrapper(packed, encoding="utf-8", newline="") as file,
-        ):
-            yield _csv_writer(file, between)
-    elif name.endswith(".npz"):
-        with _npz_writer(part) as append:
-            yield append
-    else:
-        with _arrow_writer(part, feather=name.endswith(".feather")) as append:
-            yield append
+    with ExitStack() as stack:
+        if name.endswith(".npz"):
+            yield stack.enter_context(_npz_writer(part))
+        elif name.endswith((".parquet", ".feather")):
+            yield stack.enter_context(_arrow_writer(part, feather=name.endswith(".feather")))
+        else:
+            raw: Any = stack.enter_context(part.open("wb"))
+            if name.endswith(".gz"):  # without name and time in its head: the same rows give the same bytes
+                raw = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+            file = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+            yield _csv_writer(file, "\t" if ".tsv" in name[-7:] else ",")
 
 
 def _csv_writer(file: IO[str], between: str = ",") -> _Append:

@@ -124,7 +124,8 @@ def find_regions(
     labels, count = label(density > threshold, structure=_EIGHT)
 
     def total(values: npt.NDArray[Any]) -> Floats:
-        return np.bincount(labels.ravel(), np.asarray(values, dtype=np.float64).ravel(), count + 1)[1:]
+        sums = np.bincount(labels.ravel(), np.asarray(values, dtype=np.float64).ravel(), count + 1)
+        return np.asarray(sums[1:], dtype=np.float64)
 
     mass = total(density)
     ratio = np.zeros(count) if std is None else total(std) / mass

@@ -15,7 +15,7 @@ from pathlib import Path
 from latedrop.cli.tables.array_files import open_npz, open_pt
 from latedrop.cli.tables.arrow_files import open_csv, open_feather, open_parquet
 from latedrop.cli.tables.images import image_transform, open_images
-from latedrop.cli.tables.labels import Labels, check_count, distinct
+from latedrop.cli.tables.labels import Labels, distinct
 from latedrop.cli.tables.rows import STANDARD, Block, Columns, Place, Rows, Table, choose, read_batches
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
@@ -28,7 +28,6 @@ __all__ = [
     "Place",
     "Rows",
     "Table",
-    "check_count",
     "choose",
     "distinct",
     "image_transform",
@@ -50,8 +49,9 @@ _SHOWN, _SHOWN_FILES = 12, 4
 
 def open_table(path: str) -> Table:
     """Open a file or a folder of files; only heads are read. `-` is csv from standard input, read once."""
-    with readable(path, "a folder of data" if path != STANDARD and Path(path).is_dir() else "data"):
-        table = _open_folder(path) if path != STANDARD and Path(path).is_dir() else _opener(path)(path)
+    is_folder = path != STANDARD and Path(path).is_dir()
+    with readable(path, "a folder of data" if is_folder else "data"):
+        table = _open_folder(path) if is_folder else _opener(path)(path)
     count = "" if table.count is None else f"{table.count} rows, "
     _log.info("data %s: %s%ss %s", table.path, count, table.word, listed(table.names, _SHOWN))
     return table
@@ -76,7 +76,15 @@ def _open_folder(path: str) -> Table:
     first = next(tables)
     counts = [first.count]
     for file, other in zip(files[1:], tables, strict=True):
-        _check_same(path, files[0].name, first, file.name, other)
+        missing = [repr(name) for name in first.names if name not in other.names]
+        more = [repr(name) for name in other.names if name not in first.names]
+        differences = [f"lacks {listed(missing, _SHOWN_FILES)}"] if missing else []
+        differences += [f"also has {listed(more, _SHOWN_FILES)}"] if more else []
+        if differences:
+            raise DataError(
+                f"expected the same {first.word}s in all files of {path}; found that {file.name} "
+                f"{' and '.join(differences)}, unlike {files[0].name}."
+            )
         counts.append(other.count)
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
@@ -84,20 +92,20 @@ def _open_folder(path: str) -> Table:
             for places, numbers, kept in opener(str(file)).read(columns, size):
                 yield [f"{file.name}:{place}" for place in places], numbers, kept
 
-    count = sum(n for n in counts if n is not None) if None not in counts else None
+    count = None if None in counts else sum(n for n in counts if n is not None)
     return Table(path, first.names, first.arrays, count, first.unit, read)
 
 
 def _files(path: str) -> list[Path]:
     """List the data files of a folder; those that start with a dot or an underscore, as `_SUCCESS`, are left out."""
     entries = [entry for entry in sorted(Path(path).iterdir()) if not entry.name.startswith((".", "_"))]
-    inside = [entry.name for entry in entries if entry.is_dir()]
-    if inside:
+    folders = [entry.name for entry in entries if entry.is_dir()]
+    if folders:
         raise DataError(
-            f"expected files side by side in the folder {path}; found folders in it: {listed(inside, _SHOWN_FILES)}. "
+            f"expected files side by side in the folder {path}; found folders in it: {listed(folders, _SHOWN_FILES)}. "
             "Name one of them, or put the files side by side."
         )
-    files = [entry for entry in entries if entry.name.lower().endswith(tuple(_OPENERS)) and entry.is_file()]
+    files = [entry for entry in entries if entry.name.lower().endswith(tuple(_OPENERS))]
     if not files:
         raise DataError(f"expected files that end in {', '.join(_OPENERS)} in the folder {path}; found none.")
     kinds = {_opener(file.name): file.name for file in reversed(files)}
@@ -107,16 +115,3 @@ def _files(path: str) -> list[Path]:
             "Put each kind into a folder of its own."
         )
     return files
-
-
-def _check_same(path: str, first: str, table: Table, name: str, other: Table) -> None:
-    """Raise where the second file lacks names of the first, or has others; their order does not matter."""
-    missing = [repr(column) for column in table.names if column not in other.names]
-    more = [repr(column) for column in other.names if column not in table.names]
-    if missing or more:
-        differences = [f"lacks {listed(missing, _SHOWN_FILES)}"] if missing else []
-        differences += [f"also has {listed(more, _SHOWN_FILES)}"] if more else []
-        raise DataError(
-            f"expected the same {table.word}s in all files of {path}; found that {name} {' and '.join(differences)}, "
-            f"unlike {first}."
-        )

@@ -39,26 +39,25 @@ _NUMBERS = tuple(getattr(pyarrow.types, f"is_{kind}") for kind in ("integer", "f
 
 def open_csv(path: str) -> Table:
     """Open a csv file, or csv on standard input: commas, semicolons or tabs, whichever the first line has most of."""
-    with ExitStack() as stack:
+    stack = ExitStack()
+    with stack:
         text = _Text(path, stack.enter_context(_opened(path)))
         names = text.names()
         if path == STANDARD:
             stack.pop_all()  # the rows follow in the same stream
-    used = False
+    streams = [text]
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
-        nonlocal used
-        if path == STANDARD:
-            if used:
+        with ExitStack() as stack:
+            if path != STANDARD:
+                again = _Text(path, stack.enter_context(_opened(path)))
+                again.names()
+            elif streams:
+                again = streams.pop()
+            else:
                 raise ArgumentError(
                     "expected a file to read twice; standard input can be read once. Write it to a file."
                 )
-            used = True
-            yield from _csv_blocks(text, names, columns, size)
-            return
-        with _opened(path) as file:
-            again = _Text(path, file)
-            again.names()
             yield from _csv_blocks(again, names, columns, size)
 
     return Table(path, tuple(names), arrays=False, count=None, unit="line", read=read)
@@ -258,42 +257,35 @@ def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) 
 def open_parquet(path: str) -> Table:
     """Open a parquet file; columns that are no numbers can only be carried along."""
 
-    def opened(names: list[str]) -> Any:
-        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+    def batches(size: int, names: list[str]) -> Iterator[Any]:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+            yield from file.iter_batches(batch_size=size, columns=names, use_threads=False)
 
-    def batches(file: Any, size: int, names: list[str]) -> Iterable[Any]:
-        return file.iter_batches(batch_size=size, columns=names, use_threads=False)  # type: ignore[no-any-return]
-
-    with _explained(path, "parquet"), opened([]) as file:
-        return _table(path, "parquet", opened, batches, file.schema_arrow, file.metadata.num_rows)
+    with _explained(path, "parquet"), pyarrow.parquet.ParquetFile(path) as file:
+        return _table(path, "parquet", file.schema_arrow, file.metadata.num_rows, batches)
 
 
 def open_feather(path: str) -> Table:
     """Open a feather file, of which one of its own batches is in memory at a time; the first version is refused."""
 
-    def opened(names: list[str]) -> Any:
-        fields = sorted(schema.names.index(name) for name in names)  # none is all
-        options = pyarrow.ipc.IpcReadOptions(included_fields=fields)
+    def opened(names: Sequence[str] = ()) -> Any:
+        fields = [schema.names.index(name) for name in names]  # none is all
+        options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(fields))
         return pyarrow.ipc.open_file(pyarrow.memory_map(path), options=options)
 
-    def batches(file: Any, size: int, names: list[str]) -> Iterator[Any]:
-        for index in range(file.num_record_batches):
-            whole = file.get_batch(index)
-            for start in range(0, len(whole), size):
-                yield whole.slice(start, size)
+    def batches(size: int, names: list[str]) -> Iterator[Any]:
+        with opened(names) as file:
+            for index in range(file.num_record_batches):
+                whole = file.get_batch(index)
+                yield from (whole.slice(start, size) for start in range(0, len(whole), size))
 
-    with _explained(path, "feather"), opened([]) as file:
+    with _explained(path, "feather"), opened() as file:
         schema = file.schema
-        return _table(path, "feather", opened, batches, schema, getattr(file, "count_rows", lambda: None)())
+        return _table(path, "feather", schema, getattr(file, "count_rows", lambda: None)(), batches)
 
 
 def _table(
-    path: str,
-    kind: str,
-    opened: Callable[[list[str]], Any],
-    batches: Callable[[Any, int, list[str]], Iterable[Any]],
-    schema: Any,
-    count: int | None,
+    path: str, kind: str, schema: Any, count: int | None, batches: Callable[[int, list[str]], Iterator[Any]]
 ) -> Table:
     def read(columns: Columns, size: int) -> Iterator[Block]:
         for name in columns.numbers:
@@ -304,8 +296,8 @@ def _table(
                     f"leave it out: --ignore {name}."
                 )
         first = 0
-        with _explained(path, kind), opened(columns.all) as file:
-            for batch in batches(file, size, columns.all):
+        with _explained(path, kind):
+            for batch in batches(size, columns.all):
                 wide = {name: batch.column(name).cast("float64", safe=False) for name in columns.numbers}
                 numbers = {name: values.to_numpy(zero_copy_only=False) for name, values in wide.items()}
                 places = range(first, first + len(batch))

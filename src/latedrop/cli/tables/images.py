@@ -26,14 +26,14 @@ __all__ = ["image_transform", "open_images"]
 Transform: TypeAlias = Callable[[Any], Array]
 """From an image of Pillow to an array, mostly `(C, H, W)` in float32."""
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_IMAGENET = {"mean": "0.485/0.456/0.406", "std": "0.229/0.224/0.225"}
 _MODES = {"RGB": 3, "L": 1}
 _KEYS = ("mode", "size", "crop", "mean", "std", "normalize")
 _DEEP = ("I", "F")  # modes of more than 8 bits begin so, and would be cut off without a word
 
 
 def open_images(table: Table, folder: str, column: str, transform: str = "") -> Table:
-    """A table whose input is `column`: for each row the image of that name in `folder`, as `transform` makes it.
+    """Return a table whose input is `column`: the image of that name in `folder`, as `transform` makes it.
 
     Images are opened when their rows are read, a batch at a time. Nothing is turned by what a camera noted.
     """
@@ -91,39 +91,40 @@ def _image(folder: str, name: Any, place: str, change: Transform) -> Array:
 
 
 def image_transform(text: str) -> Transform:
-    """The transform that a text means; the empty text keeps an image as it is, as RGB from 0 to 1."""
+    """Return the transform that a text means; the empty text keeps an image as it is, as RGB from 0 to 1."""
     kind, colon, name = text.partition(":")
     if kind == "timm" and colon:
         return _of_timm(name)
-    return _of_function(text) if colon else _of_settings(text)
+    if not colon:
+        return _of_settings(text)
+    function = load_function(text)
+    return lambda image: np.asarray(function(image))
 
 
 def _of_settings(text: str) -> Transform:
-    found = dict.fromkeys(_KEYS, "")
-    for part in filter(None, map(str.strip, text.split(","))):
-        key, equals, value = part.partition("=")
-        if key not in _KEYS or not equals:
-            raise ArgumentError(
-                f"expected --transform as settings among {', '.join(f'{key}=' for key in _KEYS)} separated by commas, "
-                f"timm:MODEL, or package.module:function; found {part!r}."
-            )
-        found[key] = value
-    mode = found["mode"] or "RGB"
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    settings = {key: value for key, _, value in parts}
+    wrong = ["".join(part) for part in parts if part[0] not in _KEYS or not part[1]]
+    if wrong:
+        raise ArgumentError(
+            f"expected --transform as settings among {', '.join(f'{key}=' for key in _KEYS)} separated by commas, "
+            f"timm:MODEL, or package.module:function; found {wrong[0]!r}."
+        )
+    mode = settings.get("mode", "RGB")
     if mode not in _MODES:
         raise ArgumentError(f"expected mode=RGB or mode=L in --transform; found {mode!r}.")
-    if found["normalize"] not in ("", "imagenet") or (found["normalize"] and (found["mean"] or found["std"])):
-        raise ArgumentError(
-            "expected normalize=imagenet, or mean= and std=, in --transform; found "
-            f"{', '.join(f'{key}={value}' for key, value in found.items() if value)}."
-        )
-    size, crop = _size("size", found["size"]), _size("crop", found["crop"])
-    mean, std = _IMAGENET if found["normalize"] else (_numbers(found["mean"], (0.0,)), _numbers(found["std"], (1.0,)))
-    if any(len(part) not in (1, _MODES[mode]) for part in (mean, std)) or not all(value > 0 for value in std):
+    if "normalize" in settings:
+        if settings["normalize"] != "imagenet" or "mean" in settings or "std" in settings:
+            raise ArgumentError(f"expected normalize=imagenet, or mean= and std=, in --transform; found {text}.")
+        settings |= _IMAGENET
+    size, crop = (_size(key, settings.get(key)) for key in ("size", "crop"))
+    mean, std = _numbers(settings.get("mean", "0")), _numbers(settings.get("std", "1"))
+    if any(len(values) not in (1, _MODES[mode]) for values in (mean, std)) or min(std) <= 0:
         raise ArgumentError(
             f"expected one number, or one for each of the {_MODES[mode]} channels, in mean= and std= of --transform, "
             f"std above 0; found {mean} and {std}."
         )
-    shift, spread = (np.array(part, np.float32).reshape(-1, 1, 1) for part in (mean, std))
+    shift, spread = (np.array(values, np.float32).reshape(-1, 1, 1) for values in (mean, std))
 
     def transform(image: Any) -> Array:
         if image.mode.startswith(_DEEP):
@@ -131,26 +132,25 @@ def _of_settings(text: str) -> Transform:
         image = image.convert(mode)
         if size is not None:
             image = image.resize(size[::-1], resample=2)  # bilinear, over all pixels that a new one covers
+        if crop is not None:
+            image = _middle(image, *crop)
         pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1).transpose(2, 0, 1) / 255
-        return (_cropped(pixels, crop) - shift) / spread
+        changed: Array = (pixels - shift) / spread
+        return changed
 
     return transform
 
 
-def _cropped(pixels: Array, crop: tuple[int, int] | None) -> Array:
-    """The middle of an image."""
-    if crop is None:
-        return pixels
-    free = pixels.shape[1] - crop[0], pixels.shape[2] - crop[1]
-    if min(free) < 0:
-        raise ValueError(f"{pixels.shape[1]}x{pixels.shape[2]} pixels are too few to crop {crop[0]}x{crop[1]}")
-    top, left = free[0] // 2, free[1] // 2
-    return pixels[:, top : top + crop[0], left : left + crop[1]]
+def _middle(image: Any, height: int, width: int) -> Any:
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    if min(left, top) < 0:
+        raise ValueError(f"{image.height}x{image.width} pixels are too few to crop {height}x{width}")
+    return image.crop((left, top, left + width, top + height))
 
 
-def _size(key: str, text: str) -> tuple[int, int] | None:
-    """Height and width: `224`, or `240x320`."""
-    if not text:
+def _size(key: str, text: str | None) -> tuple[int, int] | None:
+    """Return height and width: `224`, or `240x320`."""
+    if text is None:
         return None
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -160,27 +160,18 @@ def _size(key: str, text: str) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[-1])
 
 
-def _numbers(text: str, default: tuple[float, ...]) -> tuple[float, ...]:
-    """Numbers for the channels: `0.5`, or `0.485/0.456/0.406`."""
+def _numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers for the channels: `0.5`, or `0.485/0.456/0.406`."""
     try:
-        return tuple(map(float, text.split("/"))) if text else default
+        return tuple(map(float, text.split("/")))
     except ValueError:
         raise ArgumentError(
             f"expected numbers with / between, one for each channel, in --transform; found {text!r}."
         ) from None
 
 
-def _of_function(name: str) -> Transform:
-    function = load_function(name)
-
-    def transform(image: Any) -> Array:
-        return np.asarray(function(image))
-
-    return transform
-
-
 def _of_timm(name: str) -> Transform:
-    """The transform of evaluation that belongs to a model of timm; no model is made."""
+    """Return the transform of evaluation that belongs to a model of timm; no model is made."""
     try:
         data, models = import_module("timm.data"), import_module("timm.models")
     except Exception as error:  # with a torchvision of another torch, whatever that raises
@@ -188,12 +179,8 @@ def _of_timm(name: str) -> Transform:
             f"expected timm and torchvision for --transform timm:{name}; importing them raised "
             f"{type(error).__name__}: {error}. Install them for your torch."
         ) from error
-    found = models.get_pretrained_cfg(name)
-    if found is None:
+    config = models.get_pretrained_cfg(name)
+    if config is None:
         raise ArgumentError(f"expected a model of timm in --transform timm:{name}; it knows none of that name.")
-    transform = data.create_transform(**data.resolve_data_config(pretrained_cfg=found.to_dict()))
-
-    def apply(image: Any) -> Array:
-        return np.asarray(transform(image.convert("RGB")))
-
-    return apply
+    transform = data.create_transform(**data.resolve_data_config(pretrained_cfg=config.to_dict()))
+    return lambda image: np.asarray(transform(image.convert("RGB")))

@@ -7,9 +7,10 @@ names it is a number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from functools import cached_property
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,8 @@ import numpy.typing as npt
 from latedrop.errors import DataError
 from latedrop.terminal import listed
 
-__all__ = ["Labels", "check_count", "distinct", "is_number", "number_of"]
+__all__ = ["Labels", "distinct", "is_number", "number_of"]
 
-_Values: TypeAlias = "npt.NDArray[Any] | list[str]"
 _MOST = 10_000
 _SHOWN = 12
 _TRUTHS = {"true": 1.0, "false": 0.0}
@@ -40,120 +40,106 @@ class Labels:
     names: tuple[str, ...] = ()
     sure: bool = False
 
-    def codes(self, values: Any, place: Callable[[int], str]) -> npt.NDArray[Any]:
-        """Numbers `(N,)` in double precision, NaN where a label is missing; `place` says where a row is.
+    def codes(self, values: Any, places: Sequence[str]) -> npt.NDArray[Any]:
+        """Return numbers `(N,)` in double precision, NaN where a label is missing; `places` says where each row is.
 
         Arrays of other shapes come back as they are: whoever uses them says what is wrong.
         """
-        found = _plain(values, self.column)
-        if isinstance(found, np.ndarray):
-            if found.dtype.kind != "U" and found[:1].size != 1:
-                return found
-            found = found.reshape(len(found))
-        numbers = self._by_name(found, place) if self.names else self._numbers(found, place)
-        if self.sure:
-            wrong = np.flatnonzero(np.isfinite(numbers) & (numbers != np.round(numbers)))
-            if len(wrong):
-                self._refuse(str(found[wrong[0]]), place(int(wrong[0])))
-        return numbers
-
-    def _numbers(self, values: _Values, place: Callable[[int], str]) -> npt.NDArray[np.float64]:
-        if isinstance(values, np.ndarray) and values.dtype.kind != "U":
-            return values.astype(np.float64)
-        numbers = np.empty(len(values))
-        for i, cell in enumerate(values):
-            number = number_of(cell)
-            if number is None:
-                self._refuse(str(cell), place(i))
-            numbers[i] = number
-        return numbers
-
-    def _by_name(self, values: _Values, place: Callable[[int], str]) -> npt.NDArray[np.float64]:
-        known: dict[Any, int] = {name: code for code, name in enumerate(self.names)}
-        known |= {float(name): code for name, code in list(known.items()) if is_number(name)}
-        numbered = len(known) == len(self.names)  # no name is a number: a number is the class's own
-        codes = np.empty(len(values))
-        for i, value in enumerate(values):
-            if isinstance(value, str):
-                value = value.strip()
-                if value in known:
-                    codes[i] = known[value]
-                    continue
-                number = number_of(value)
-            else:
-                number = float(value)
-            if number is None or (number == number and not numbered and number not in known):
-                self._refuse(str(value), place(i))
-            codes[i] = number if numbered or number != number else known[number]
+        labels = _plain(values, self.column)
+        if labels.dtype.kind != "U" and labels[:1].size != 1:
+            return labels
+        labels = labels.reshape(len(labels))
+        if self.names or labels.dtype.kind == "U":
+            found = [self._code(label) for label in labels.tolist()]
+            if None in found:
+                self._refuse(labels, found.index(None), places)
+            codes = np.array(found, np.float64)
+        else:
+            codes = labels.astype(np.float64)
+        broken = np.flatnonzero(np.isfinite(codes) & (codes != np.round(codes)))
+        if self.sure and len(broken):
+            self._refuse(labels, int(broken[0]), places)
         return codes
 
-    def _refuse(self, label: str, where: str) -> NoReturn:
+    def _code(self, label: str | float) -> float | None:
+        """Return the number of a label's class, NaN where the label is missing, None where there is no such class."""
+        number: float | None
+        if isinstance(label, str):
+            if label.strip() in self._by_name:
+                return self._by_name[label.strip()]
+            number = number_of(label)
+        else:
+            number = float(label)
+        if number is None or math.isnan(number) or not self._by_number:
+            return number
+        return self._by_number.get(number)
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {name: code for code, name in enumerate(self.names)}
+
+    @cached_property
+    def _by_number(self) -> dict[float, int]:
+        return {float(name): code for code, name in enumerate(self.names) if is_number(name)}
+
+    def _refuse(self, labels: npt.NDArray[Any], index: int, places: Sequence[str]) -> NoReturn:
+        label = str(labels[index])
+        where = f"found {label[:40]!r} at {places[index]}"
         if self.names:
             raise DataError(
-                f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; found "
-                f"{label[:40]!r} at {where}. Leave such rows out, or name all classes in the order of the "
-                "model's outputs: --class-names."
+                f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; {where}. Leave "
+                "such rows out, or name all classes in the order of the model's outputs: --class-names."
             )
         if number_of(label) is None:
             raise DataError(
-                f"expected numbers in {self.column!r}; found {label[:40]!r} at {where}. Text needs the classes' names, "
-                "in the order of the model's outputs: --class-names."
+                f"expected numbers in {self.column!r}; {where}. Text needs the classes' names, in the order of the "
+                "model's outputs: --class-names."
             )
         raise DataError(
-            f"expected labels as whole numbers in {self.column!r}; found {label[:40]!r} at {where}. Numbers that are "
-            "no classes are --task regression."
+            f"expected labels as whole numbers in {self.column!r}; {where}. Numbers that are no classes are "
+            "--task regression."
         )
 
 
-def _plain(values: Any, column: str) -> _Values:
-    """As an array, or a list of texts, none of them None."""
-    if isinstance(values, np.ndarray | list):
+def _plain(values: Any, column: str) -> npt.NDArray[Any]:
+    """Return an array of numbers, or of texts, which are empty where they are missing."""
+    if isinstance(values, np.ndarray):
         return values
     from pyarrow import types  # what else readers give
 
     kind = values.type.value_type if types.is_dictionary(values.type) else values.type
     if types.is_string(kind) or types.is_large_string(kind):
-        return [value or "" for value in values.to_pylist()]
+        return np.array([value or "" for value in values.to_pylist()], dtype=np.str_)
     tests = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null
     if not any(test(kind) for test in tests):
         raise DataError(f"expected labels as text or numbers in {column!r}; its type is {kind}. Convert it.")
-    found: npt.NDArray[Any] = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-    return found
+    numbers: npt.NDArray[Any] = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def distinct(column: str, parts: Iterable[Any]) -> tuple[str, ...] | bool:
-    """The different texts of a column, sorted, where it holds text; of numbers, whether all are whole.
+    """Return the different texts of a column, sorted, where it holds text; of numbers, whether all are whole.
 
     False, too, of more than ten thousand values, and of arrays with several numbers in a row.
     """
     seen: set[str] = set()
     for values in parts:
-        found = _plain(values, column)
-        if isinstance(found, np.ndarray) and found.dtype.kind != "U":
-            if found[:1].size != 1:
+        labels = _plain(values, column)
+        if labels.dtype.kind != "U":
+            if labels[:1].size != 1:
                 return False
-            found = np.unique(found[np.isfinite(found)] if found.dtype.kind == "f" else found)
-        seen |= {str(value).strip() for value in found}
+            labels = labels[np.isfinite(labels)] if labels.dtype.kind == "f" else labels
+        seen |= {str(value).strip() for value in np.unique(labels)}
         if len(seen) > _MOST:
             return False
     numbers = [number_of(value) for value in seen]
-    if any(number is None for number in numbers):
+    if None in numbers:
         return tuple(sorted(seen - {""}))
-    return all(number != number or float(number).is_integer() for number in numbers if number is not None)
-
-
-def check_count(names: Sequence[str], classes: int, column: str, path: str) -> None:
-    """`DataError` where the texts of a column are not as many as the model's classes."""
-    if len(names) != classes:
-        raise DataError(
-            f"expected labels of {classes} classes in {column!r} of {path}, as the model has that many; found "
-            f"{len(names)}: {listed(names, _SHOWN, quote=True)}. Name all classes in the order of the model's outputs: "
-            "--class-names."
-        )
+    return all(math.isnan(number) or number.is_integer() for number in numbers if number is not None)
 
 
 def number_of(cell: str) -> float | None:
-    """The number that a cell holds, NaN where it is missing; None of a text.
+    """Return the number that a cell holds, NaN where it is missing; None of a text.
 
     >>> number_of(" 2.5"), number_of("true"), number_of("1_0")
     (2.5, 1.0, None)
@@ -167,7 +153,7 @@ def number_of(cell: str) -> float | None:
 
 
 def is_number(cell: str) -> bool:
-    """Whether it reads as a number; Python would take `1_0` for 10, in a file it is a name."""
+    """Return True where a cell reads as a number; Python would take `1_0` for 10, in a file it is a name."""
     try:
         float(cell)
     except ValueError:

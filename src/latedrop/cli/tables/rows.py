@@ -54,7 +54,7 @@ class Table:
 
     @property
     def word(self) -> str:
-        """What its names are names of."""
+        """Return what its names are names of."""
         return "array" if self.arrays and self.images is None else "column"
 
 
@@ -113,7 +113,9 @@ class Rows:
         return len(self.places)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
-        """Only the rows where `mask`, `(N,)`, is True."""
+        """Return only the rows where `mask`, `(N,)`, is True."""
+        if mask.all():
+            return self
         inputs, kept = self.inputs, self.kept.items()
         return Rows(
             list(compress(self.places, mask)),
@@ -133,12 +135,10 @@ def choose(
     ignored: Sequence[str] = (),
     weight: str | None = None,
 ) -> Columns:
-    """Which columns serve for what; without `inputs`, all that are none of the others, or the array `x`."""
-    weights = [] if weight is None else [weight]
-    for asked in (inputs, targets, kept, ignored, weights):
-        _check_names(table, asked)
+    """Choose which columns serve for what; without `inputs`, all that are none of the others, or the array `x`."""
+    others = [*targets, *kept, *ignored, *([] if weight is None else [weight])]
+    _check_names(table, [*inputs, *others])
     if not inputs:
-        others = {*targets, *kept, *ignored, *weights}
         inputs = ["x"] if table.arrays else [name for name in table.names if name not in others]
         _check_names(table, inputs)
         if "" in inputs:
@@ -154,56 +154,6 @@ def choose(
     return Columns(tuple(inputs), tuple(targets), tuple(kept), weight)
 
 
-def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Iterator[Rows]:
-    """The rows of a table, in its order, at most `batch_size` at a time."""
-    if batch_size < 1:
-        raise ArgumentError(f"expected a batch size of at least 1; found {batch_size}.")
-    with readable(table.path, "data"):
-        for places, numbers, kept in table.read(columns, batch_size):
-            finite = np.ones(len(places), dtype=bool)
-            for value in numbers.values():
-                if value.dtype.kind == "f":
-                    finite &= np.isfinite(value).reshape(len(value), -1).all(1)
-            target = _target(table, columns, numbers)
-            if columns.labels is not None:
-                (name,) = columns.targets
-                target = columns.labels.codes(kept[name], _placed(table, places))
-                finite &= np.isfinite(target).reshape(len(target), -1).all(1)
-                kept = {name: kept[name] for name in columns.kept}
-            found = [numbers[name] for name in columns.inputs]
-            inputs = dict(zip(columns.inputs, found, strict=True)) if table.arrays else np.column_stack(found)
-            weights = None if columns.weight is None else _weights(table, columns.weight, numbers)
-            yield Rows(places, inputs, target, kept, finite, weights)
-
-
-def _weights(table: Table, name: str, numbers: dict[str, Array]) -> Array:
-    found = numbers[name]
-    if found[:1].size > 1:
-        raise ArgumentError(
-            f"expected one weight per row in {name!r} of {table.path}; found values of shape {found.shape[1:]}. Name "
-            "another: --row-weights."
-        )
-    return found.reshape(len(found)).astype(np.float64)
-
-
-def _placed(table: Table, places: Sequence[Place]) -> Callable[[int], str]:
-    return lambda i: f"{table.unit} {places[i]} of {table.path}"
-
-
-def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
-    found = [numbers[name] for name in columns.targets if columns.labels is None]
-    if len(found) < 2:
-        return found[0] if found else None
-    wide = [name for name, value in zip(columns.targets, found, strict=True) if value.ndim > 1]
-    if wide:
-        raise ArgumentError(
-            "expected one value per row in each of several targets; found more in "
-            f"{listed(map(repr, wide), _SHOWN)} of {table.path}. Name one target, an array with a column for each "
-            "output."
-        )
-    return np.column_stack(found)
-
-
 def _check_names(table: Table, asked: Sequence[str]) -> None:
     for name in asked:
         if name not in table.names:
@@ -212,3 +162,50 @@ def _check_names(table: Table, asked: Sequence[str]) -> None:
             raise ArgumentError(f"expected {table.word} {name!r} in {table.path}; it is not there. {hint}")
         if table.names.count(name) > 1:
             raise DataError(f"expected one {table.word} {name!r} in {table.path}; found several. Rename them.")
+
+
+def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Iterator[Rows]:
+    """Read the rows of a table, in its order, at most `batch_size` at a time."""
+    if batch_size < 1:
+        raise ArgumentError(f"expected a batch size of at least 1; found {batch_size}.")
+    with readable(table.path, "data"):
+        for places, numbers, carried in table.read(columns, batch_size):
+            if columns.labels is None:
+                target = _target(table, columns, numbers)
+            else:
+                where = [f"{table.unit} {place} of {table.path}" for place in places]
+                target = columns.labels.codes(carried[columns.targets[0]], where)
+            finite = np.ones(len(places), dtype=bool)
+            for value in (*numbers.values(), *([] if target is None else [target])):
+                if value.dtype.kind == "f":
+                    finite &= np.isfinite(value).reshape(len(value), -1).all(1)
+            values = {name: numbers[name] for name in columns.inputs}
+            inputs = values if table.arrays else np.column_stack(list(values.values()))
+            kept = {name: carried[name] for name in columns.kept}
+            yield Rows(places, inputs, target, kept, finite, _weights(table, columns, numbers))
+
+
+def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
+    values = [numbers[name] for name in columns.targets]
+    if len(values) < 2:
+        return values[0] if values else None
+    wide = [name for name, value in zip(columns.targets, values, strict=True) if value.ndim > 1]
+    if wide:
+        raise ArgumentError(
+            "expected one value per row in each of several targets; found more in "
+            f"{listed(map(repr, wide), _SHOWN)} of {table.path}. Name one target, an array with a column for each "
+            "output."
+        )
+    return np.column_stack(values)
+
+
+def _weights(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
+    if columns.weight is None:
+        return None
+    values = numbers[columns.weight]
+    if values[:1].size > 1:
+        raise ArgumentError(
+            f"expected one weight per row in {columns.weight!r} of {table.path}; found values of shape "
+            f"{values.shape[1:]}. Name another: --row-weights."
+        )
+    return values.reshape(len(values)).astype(np.float64)
