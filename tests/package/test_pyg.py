@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import Batches, Terms, calibrate, find_sites, linearize, load, sample
+from latedrop import Batches, Predictor, Terms, calibrate, find_sites, linearize, load, sample
 from latedrop.errors import DataError, SiteError
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
@@ -155,6 +155,21 @@ def test_first_order_of_many_graphs_is_that_of_each(name: str) -> None:
     together = linearize(model, test, sites).variance_by_site
     each = torch.cat([linearize(model, graph, sites).variance_by_site for graph in test])
     torch.testing.assert_close(together, each, rtol=1e-3, atol=1e-9)
+
+
+def test_known_layouts_cost_a_third_of_the_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass learns which layers see nodes and which edges; before it a graph alone has the same std."""
+    torch.manual_seed(0)
+    model, test, gradients = OfAttributes().eval(), graphs(9), torch.autograd.grad
+    uq = calibrate(model, DataLoader(graphs(70, seed=2), 35), reference=DataLoader(graphs(80), 40), progress=False)
+    first = Predictor(model, uq.calibration).predict(test[3])
+    passes: list[int] = []
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or gradients(*a, **k))
+    uq.predict(test)
+    learning = len(passes)
+    p = uq.predict(test)
+    assert learning == 3 * (len(passes) - learning)
+    torch.testing.assert_close(p.std[3:4], first.std, rtol=1e-3, atol=0)
 
 
 def test_kinds_are_chosen() -> None:

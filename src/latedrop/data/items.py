@@ -104,6 +104,12 @@ class Graphs(Items):
         """Let nodes be the rows, if there are so many of these, and not so many graphs."""
         self.nodes = rows != self.graphs.num_graphs and rows == self.graphs.num_nodes
 
+    def owners(self, device: torch.device) -> dict[str, Tensor]:
+        """Return the graph of every node, and of every edge where there is one list of edges."""
+        batch = self.graphs.batch.to(device)
+        edges = getattr(self.graphs, "edge_index", None)
+        return {"nodes": batch} if edges is None else {"nodes": batch, "edges": batch[edges[0].to(device)]}
+
     @property
     def signs(self) -> Tensor:
         """A sign for each node; see `graphs.place_signs`."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 from warnings import warn
@@ -241,7 +242,10 @@ def _first_order(
             if record.ends_overwritten():
                 return run(copy_inputs=True)
             # Nodes affect each other: what each does to all of its graph, added up by signs.
-            squares, phi = _differentiated(flat if signs is None else flat * signs, sites, whole, record, watcher)
+            signed = flat if signs is None else flat * signs
+            layouts = network.notes.setdefault("entries", {})
+            owners = partial(record.find_owners, watcher=watcher, x=x, layouts=layouts)
+            squares, phi = _differentiated(signed, sites, whole, record, owners)
             if signs is not None:
                 phi = [{name: units * signs for name, units in entry.items()} for entry in phi]
         silent.update({name for name, _ in record.inputs} - record.reached)
@@ -276,6 +280,11 @@ class _Input(NamedTuple):
     shape: tuple[int, ...]
     axis: int | None
     loose: Tensor | None
+
+    @property
+    def length(self) -> int:
+        """Number of entries of a loose value."""
+        return len(self.entries(self.value))
 
     def entries(self, numbers: Tensor) -> Tensor:
         """Return numbers of a loose value as `(entries, units)`."""
@@ -337,24 +346,39 @@ class _Record:
         inputs = chain.from_iterable(self.inputs.values())
         return not self._copy and any(item.version != version_of(item.value) for item in inputs)
 
-    def find_owners(self, outputs: Tensor, watcher: Any) -> None:
-        """Find the row of every entry of loose inputs, from `outputs` `(n, k)`, and show these to `watcher`."""
-        self.rows = len(outputs)
-        items = [(name, item) for (name, _), items in self.inputs.items() for item in items]
-        loose = [(name, item, item.loose) for name, item in items if item.loose is not None]
-        if not loose:
-            return
-        values = [item.value for _, item, _ in loose]
-        each = (outputs * torch.linspace(1, 1.7, outputs.shape[1]).to(outputs)).sum(1)  # a plain sum may be constant
-        weights = _row_weights(self.rows).to(each)
-        grads = [
-            torch.autograd.grad(each @ weight, values, retain_graph=True, materialize_grads=True) for weight in weights
-        ]
-        for (name, item, value), *by_weight in zip(loose, *grads, strict=True):
-            owner = _owners(name, [item.entries(widened(grad)) for grad in by_weight], self.rows)
-            self.owners[id(item.value)] = owner
+    def find_owners(self, outputs: Tensor, watcher: Any, x: Any, layouts: dict[Any, str]) -> Any:
+        """Find the row of every entry of loose inputs, from `outputs` `(n, k)`, and show these to `watcher`.
+
+        `layouts` remembers which inputs are the nodes or the edges of graphs `x`, and that no entry is of several rows:
+        the first pass finds it out, and later ones believe it. Returns the gradients by all inputs, of one output.
+        """
+        self.rows = rows = len(outputs)
+        items = {(name, call, i): item for (name, call), each in self.inputs.items() for i, item in enumerate(each)}
+        loose = {key: item for key, item in items.items() if item.loose is not None}
+        lists: dict[str, Tensor] = x.owners(outputs.device) if loose and isinstance(x, Graphs) else {}
+        owners = {key: lists[layouts[key]] for key in loose if layouts.get(key, "") in lists}
+        owners = {key: owner for key, owner in owners.items() if len(owner) == loose[key].length}
+        asked, one = loose.keys() - owners.keys(), outputs.shape[1] == 1
+        grads: list[Sequence[Any]] = []
+        if asked or (loose and one):
+            each = (outputs * torch.linspace(1, 1.7, outputs.shape[1]).to(outputs)).sum(1)
+            weights = _row_weights(rows).to(each)[: 3 if asked - layouts.keys() else 2 if asked else 1]
+            values = [item.value for item in items.values()]
+            grads = [torch.autograd.grad(each @ w, values, retain_graph=True, allow_unused=True) for w in weights]
+        for i, (key, item) in enumerate(items.items()):
+            if item.loose is None:
+                continue
+            if key in asked:
+                slopes = [torch.zeros_like(item.value) if grad[i] is None else grad[i] for grad in grads]
+                owner = _owners(key[0], [item.entries(widened(slope)) for slope in slopes], rows)
+                names = [name for name, of in lists.items() if len(of) == len(owner) and _fits(owner, of, rows)]
+                if rows > 1 and len(names) < 2:
+                    layouts.setdefault(key, names[0] if names else "")
+                owners[key] = lists[names[0]] if names else owner
+            self.owners[id(item.value)] = owners[key]
             if watcher is not None:
-                watcher.note_entries(name, widened(item.entries(value)), owner, self.rows)
+                watcher.note_entries(key[0], widened(item.entries(item.loose)), owners[key], rows)
+        return grads[0] if grads and one else None
 
     def summed(self, item: _Input, phi: Tensor) -> Tensor:
         """Return `phi` of an input in the shape of its mask; of a loose one the sums of each row, `(rows, units)`."""
@@ -397,11 +421,12 @@ def _owners(name: str, grads: Sequence[Tensor], rows: int) -> Tensor:
     if rows == 1 or not len(size):
         return (size[:, 0] == 0).long()
     plain, *others = (grad / size.clamp_min(torch.finfo(size.dtype).tiny) for grad in grads)
-    number, second = ((plain * other).sum(1) / plain.square().sum(1).clamp_min(1) for other in others)
-    row = number.round().clamp(1, rows).nan_to_num(1).long() - 1
-    exact = [weight.to(number)[row] for weight in _row_weights(rows)[1:].to(row.device)]
-    off = [(value - one).abs() for value, one in zip((number, second), exact, strict=True)]
-    clear = (off[0] < _UNCLEAR[0]) & (off[1] < _UNCLEAR[1])
+    values = [(plain * other).sum(1) / plain.square().sum(1).clamp_min(1) for other in others]
+    row = values[0].round().clamp(1, rows).nan_to_num(1).long() - 1
+    exact = _row_weights(rows)[1:].to(row.device)
+    clear = torch.stack(
+        [(v - w.to(v)[row]).abs() < off for v, w, off in zip(values, exact, _UNCLEAR, strict=False)]
+    ).all(0)
     wrong = ~clear & ~(size[:, 0] <= _NOISE * size.max())  # also where it is not a number
     if any_true(wrong):
         raise _SharedEntriesError(
@@ -410,6 +435,11 @@ def _owners(name: str, grads: Sequence[Tensor], rows: int) -> Tensor:
             "method='sample', or leave the layer out with select=."
         )
     return torch.where(clear, row, rows)
+
+
+def _fits(owner: Tensor, expected: Tensor, rows: int) -> bool:
+    """Return True if entries are of the rows expected, but for those that move no output."""
+    return not any_true((owner != expected) & (owner != rows))
 
 
 def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
@@ -437,16 +467,20 @@ def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, 
 
 
 def _differentiated(
-    flat: Tensor, sites: Sites, whole: bool, record: _Record, watcher: Any
+    flat: Tensor, sites: Sites, whole: bool, record: _Record, owners: Callable[[Tensor], Any]
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself."""
+    """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself.
+
+    `owners` finds the rows of entries, and may return the gradients of the only output.
+    """
     values, squares, entries = [item.value for item in chain.from_iterable(record.inputs.values())], [], []
     try:
-        record.find_owners(flat, watcher)
+        first = owners(flat)
         for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
             part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
             last = start + part.shape[1] == flat.shape[1]
-            for grads in _gradients(values, part, last=last) if values else [()] * part.shape[1]:
+            known = [first] if first is not None else None if values else [()] * part.shape[1]
+            for grads in known or _gradients(values, part, last=last):
                 calls = _by_site(record, grads, sites, flat)
                 squares.append(_square_sums(calls))
                 if whole:
