@@ -121,8 +121,8 @@ def test_the_five_lines(name: str, tmp_path: Any) -> None:
         assert_same_up_to_rounding(p.mean, own.detach())
     rows = slice(int(batch.ptr[5]), int(batch.ptr[6])) if nodes else slice(5, 6)
     for alone in (uq.predict(test[5]), uq.predict([test[5]]), next(uq.predict_batches(DataLoader([test[5]])))):
-        torch.testing.assert_close(alone.std, p.std[rows], rtol=1e-3, atol=0)
-        torch.testing.assert_close(alone.novelty, p.novelty[rows], rtol=1e-3, atol=1e-6)
+        assert_same_up_to_rounding(alone.std, p.std[rows])
+        assert_same_up_to_rounding(alone.novelty, p.novelty[rows])
     uq.save(tmp_path / "graphs.json")
     assert_same_up_to_rounding(load(tmp_path / "graphs.json", model).predict(batch).std, p.std)
 
@@ -141,10 +141,10 @@ def test_draws_of_a_batch(name: str) -> None:
     assert bool((together.variance > 0).any())
     assert together.outputs is not None
     assert loop.outputs is not None
-    torch.testing.assert_close(together.outputs, loop.outputs, rtol=1e-4, atol=1e-5)
+    assert_same_up_to_rounding(together.outputs, loop.outputs)
     rows = slice(int(batch.ptr[2]), int(batch.ptr[3])) if name == "nodes" else slice(2, 3)
     alone = sample(model, test[2], 0.2, 6, sites=sites)
-    torch.testing.assert_close(alone.variance, together.variance[rows], rtol=1e-3, atol=1e-7)
+    assert_same_up_to_rounding(alone.variance, together.variance[rows])
 
 
 @pytest.mark.parametrize("name", ["GCN", "GAT", "MPNN", "SchNet"])
@@ -154,7 +154,7 @@ def test_first_order_of_many_graphs_is_that_of_each(name: str) -> None:
     sites = find_sites(model, Batch.from_data_list(test))
     together = linearize(model, test, sites).variance_by_site
     each = torch.cat([linearize(model, graph, sites).variance_by_site for graph in test])
-    torch.testing.assert_close(together, each, rtol=1e-3, atol=1e-9)
+    assert_same_up_to_rounding(together, each)
 
 
 def test_known_layouts_cost_a_third_of_the_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_known_layouts_cost_a_third_of_the_backward_passes(monkeypatch: pytest.M
     learning = len(passes)
     p = uq.predict(test)
     assert learning == 3 * (len(passes) - learning)
-    torch.testing.assert_close(p.std[3:4], first.std, rtol=1e-3, atol=0)
+    assert_same_up_to_rounding(p.std[3:4], first.std)
 
 
 def test_kinds_are_chosen() -> None:

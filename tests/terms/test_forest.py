@@ -19,6 +19,7 @@ from latedrop.errors import DataError
 from latedrop.records import FieldError
 from latedrop.terms import BatchContext, ErrorForest
 from latedrop.terms.forest import Trees
+from rounding import assert_same_up_to_rounding
 
 
 def rows_of(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +64,7 @@ def test_trees_predict_what_scikit_learn_predicts() -> None:
     model = RandomForestRegressor(30, min_samples_leaf=3, random_state=0).fit(x, y)
     trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 30, 4)
     new = np.random.default_rng(1).normal(size=(300, 4)) * 2
-    np.testing.assert_allclose(sums(trees, new), model.predict(new), rtol=1e-5, atol=1e-6)
+    assert_same_up_to_rounding(sums(trees, new), torch.from_numpy(model.predict(new)))
 
 
 def test_values_at_a_threshold_go_where_scikit_learn_sends_them() -> None:
@@ -73,7 +74,7 @@ def test_values_at_a_threshold_go_where_scikit_learn_sends_them() -> None:
     trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 20, 2)
     cuts = np.concatenate([each.tree_.threshold[each.tree_.feature == 0] for each in model.estimators_])
     grid = np.stack([np.float32(cuts), np.full(len(cuts), 0.35, np.float32)], 1)
-    np.testing.assert_allclose(sums(trees, grid)[:, 0], model.predict(grid), rtol=1e-5, atol=1e-6)
+    assert_same_up_to_rounding(sums(trees, grid)[:, 0], model.predict(grid))
 
 
 def test_the_forest_finds_where_errors_are_large() -> None:
@@ -90,7 +91,7 @@ def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
     x, error = rows_of()
     model = learned(x, np.concatenate([error, 1e4 * error], 1), trees=20)
     for found in (columns_of(model), predicted(model, x, 2)):
-        np.testing.assert_allclose(found[:, 1], 1e8 * found[:, 0], rtol=1e-5)
+        assert_same_up_to_rounding(found[:, 1], 1e8 * found[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_it_looks_at_logarithms_of_terms_before_it() -> None:
     numbers = found.numbers(rows)
     assert numbers.shape == (400, 4 + 1 + 2)
     assert found.spread is not None
-    torch.testing.assert_close(numbers[:60, 5] * float(found.spread[5]), torch.arange(60.0), rtol=1e-5, atol=1e-5)
+    assert_same_up_to_rounding(numbers[:60, 5] * float(found.spread[5]), torch.arange(60.0))
     assert bool(numbers.isfinite().all())
 
 
@@ -146,7 +147,7 @@ def test_rows_that_are_no_table_have_components_of_features() -> None:
     rows.remember(torch.from_numpy(features), torch.zeros(80, 1))
     numbers = ErrorForest().looking_at(rows).numbers(rows)
     expected = PCA(32, svd_solver="full").fit_transform(features)
-    np.testing.assert_allclose(numbers[:, :32].abs(), np.abs(expected / expected.std(0)), rtol=1e-4, atol=1e-4)
+    assert_same_up_to_rounding(numbers[:, :32].abs(), np.abs(expected / expected.std(0)))
     assert numbers.shape == (80, 33)
 
 

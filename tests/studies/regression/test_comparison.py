@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounding import assert_same_doubles, assert_same_up_to_rounding
 from studies.regression import methods as regression_methods
 from studies.regression.methods import (
     MEMBERS,
@@ -86,7 +87,7 @@ def test_a_case_alone_is_as_among_others(case: tuple[Networks, int | None]) -> N
     alone = Rows({k: v[:1] for k, v in data.x.items()}, {k: v[:1] for k, v in data.y.items()}, data.units[:1])
     together = variances(case, data)
     for name, parts in variances(case, alone).items():
-        torch.testing.assert_close(parts["test"], together[name]["test"][:1], rtol=1e-9, atol=0)
+        assert_same_doubles(parts["test"], together[name]["test"][:1])
 
 
 def test_the_network_is_the_first_of_its_ensemble_and_the_others_differ() -> None:
@@ -95,7 +96,7 @@ def test_the_network_is_the_first_of_its_ensemble_and_the_others_differ() -> Non
     single = train(data.x["train"].float(), data.y["train"].float(), plan, SEEDS)
     for split in range(2):
         first, *others = networks.ensemble(split)
-        torch.testing.assert_close(first[0][0], single.member(split, 0)[0][0].double(), rtol=1e-4, atol=1e-5)
+        assert_same_up_to_rounding(first[0][0], single.member(split, 0)[0][0].double())
         assert len(others) == MEMBERS - 1
         assert all(float((other[0][0] - first[0][0]).abs().max()) > 1e-2 for other in others)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import latedrop
 from latedrop.calibration.scale import fit_floor
+from rounding import assert_same_up_to_rounding
 from studies.regression import methods as uci_methods
 from studies.regression.methods import (
     Network,
@@ -50,7 +51,7 @@ def test_per_site_is_the_floor_fit_for_one_site(net: Network) -> None:
     part = net.mean["validation"], net.by_site["validation"][:, 0], net.target["validation"]
     scale, floor = fit_floor(*part)
     expected = net.by_site["inside"][:, 0] * scale + floor
-    torch.testing.assert_close(per_site(net)["inside"][1], expected, rtol=1e-3, atol=0)
+    assert_same_up_to_rounding(per_site(net)["inside"][1], expected)
 
 
 def test_dropout_has_exact_variance_or_draws_and_noise(net: Network) -> None:
@@ -100,7 +101,7 @@ def test_default_is_what_calibrate_says(net: Network, reference: bool) -> None:
     )
     mean, variance = default(net, reference=reference)["inside"]
     torch.testing.assert_close(variance, made.predict(x["inside"]).variance[:, 0].double())
-    torch.testing.assert_close(mean, net.mean["inside"], rtol=1e-4, atol=1e-4)
+    assert_same_up_to_rounding(mean, net.mean["inside"])
 
 
 def test_laplace_is_the_posterior_at_the_largest_evidence(net: Network) -> None:

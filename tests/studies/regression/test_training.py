@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import OutputError
+from rounding import assert_same_up_to_rounding
 from studies.regression import training as stacked
 from studies.regression.training import GaussianTraining, Plan, Stack, Training, initial, key, train, train_concrete
 
@@ -77,14 +78,14 @@ def test_the_gradient_is_that_of_autograd(hidden: tuple[int, ...], rates: tuple[
         training._step(rows)
         found = [part.double() for layer in training.gradients for part in layer]
         for ours, theirs in zip(found, gradients(training, rows), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+            assert_same_up_to_rounding(ours, theirs)
             assert not ours.numel() or float(ours.abs().max()) > 0
 
 
 def assert_same(first: Stack, split: int, rate: int, second: Stack, other_split: int, other_rate: int) -> None:
     for (w, b), (v, c) in zip(first.member(split, rate), second.member(other_split, other_rate), strict=True):
-        torch.testing.assert_close(w, v, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-5)
+        assert_same_up_to_rounding(w, v)
+        assert_same_up_to_rounding(b, c)
 
 
 @pytest.mark.parametrize("hidden", [(8,), (8, 6, 7), (6, 6), (6, 6, 6)], ids=str)
@@ -172,4 +173,4 @@ def test_concrete_dropout_is_captured_too(monkeypatch: pytest.MonkeyPatch, hidde
     monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
     plain_run = train_concrete(x, y, plan, SEEDS)
     assert_same(replayed.stack, 1, 0, plain_run.stack, 1, 0)
-    torch.testing.assert_close(replayed.rate, plain_run.rate, rtol=1e-4, atol=1e-6)
+    assert_same_up_to_rounding(replayed.rate, plain_run.rate)
