@@ -1,8 +1,8 @@
 """What the console's rules are worth: alarms by probability against a plain threshold, and labels picked or at random.
 
-    python -m benchmarks.console --data ../shared/data        # measures, then writes results/console.json
-    python -m benchmarks.console --data ../shared/data --elsewhere    # counters that come to another camera
-    python -m benchmarks.console --tables                     # from the JSON alone
+    python -m benchmarks.console --data ../shared/data        # writes results/console.json
+    python -m benchmarks.console --part elsewhere             # counters that come to another camera
+    python -m benchmarks.console --part processes             # CPU time and memory of the commands
 
 The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
 pass, with the zones' shares measured on each tenth frame. Limits are quantiles of the true counts. A *miss* is a frame
@@ -21,15 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.timing import RESULTS, machine, write
-from latedrop.dropout.first_order import linearize
+from benchmarks.timing import RESULTS, machine, markdown, write
 from latedrop.progress import shown_on
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.calibration.recalibration import fit_recalibration, t_quantile
@@ -49,7 +47,6 @@ def box(left: float, top: float, right: float, bottom: float) -> tuple[tuple[flo
     return ((left, top), (right, top), (right, bottom), (left, bottom))
 
 
-SIZES = {"mall": (480, 640), "ucsd": (158, 238)}
 ZONES = {
     "whole": (),
     "left half": box(0, 0, 0.5, 1),
@@ -61,7 +58,9 @@ ZONES = {
 QUANTILES = (0.5, 0.7, 0.9)
 ELSEWHERE = (("mall", "pets"), ("pets", "mall"))
 """Counters that come to another camera: the frames of both sets are counted whole."""
-LABELS = (0, 5, 10, 20, 40)
+NUMBER = 20
+"""Labelled frames of the first half of a set."""
+PARTS = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
 
 
 def measured(name: str, data: Path, every: int) -> list[dict[str, Any]]:
@@ -153,30 +152,17 @@ def coverage(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
-    """Labels of the first half, judged on the second: MAE and coverage of 90 % intervals."""
+def labels(rows: list[dict[str, Any]], number: int = NUMBER, seeds: int = 20) -> dict[str, tuple[float, float]]:
+    """Return MAE and coverage of 90 % intervals on the second half, by how frames of the first one are labelled."""
     half = len(rows) // 2
     c, v, y = (np.array([row[part][0] for row in rows], dtype=float) for part in ("mean", "variance", "truth"))
     fitted = np.array([row.get("fitted", row["variance"])[0] for row in rows], dtype=float)  # before the guard
-    strange = np.array([row["strangeness"] for row in rows])
-    width = np.sqrt(v) / (np.maximum(c, 0) + 1)
-    score = width / np.median(width[:half]) + np.maximum(0, strange - 0.5)
-    found = []
-    for number in LABELS:
-        if number > half:
-            continue
-        picks = {"picked": [[int(s[np.argmax(score[s])]) for s in np.array_split(np.arange(half), max(number, 1))]]}
-        picks["evenly spread"] = [[int(s[len(s) // 2]) for s in np.array_split(np.arange(half), max(number, 1))]]
-        rng = np.random.default_rng(0)
-        picks["random"] = [sorted(rng.choice(half, max(number, 1), replace=False).tolist()) for _ in range(seeds)]
-        for how, sets in picks.items():
-            scores = [
-                _judged(c, fitted if number else v, y, chosen if number else [], half)
-                for chosen in (sets if number else [[]])
-            ]
-            mae, held = np.mean(scores, 0)
-            found.append({"labels": number, "how": how, "mae": float(mae), "coverage": float(held)})
-    return found
+    rng = np.random.default_rng(0)
+    chosen = [sorted(rng.choice(half, number, replace=False).tolist()) for _ in range(seeds)]
+    spread = [int(part[len(part) // 2]) for part in np.array_split(np.arange(half), number)]
+    mae, held = np.mean([_judged(c, fitted, y, frames, half) for frames in chosen], 0)
+    without, evenly = _judged(c, v, y, [], half), _judged(c, fitted, y, spread, half)
+    return {"without": without, "evenly spread": evenly, "random": (float(mae), float(held))}
 
 
 def _judged(c: Any, v: Any, y: Any, chosen: list[int], half: int) -> tuple[float, float]:
@@ -187,71 +173,6 @@ def _judged(c: Any, v: Any, y: Any, chosen: list[int], half: int) -> tuple[float
         reach = t_quantile(0.9, fitted.dof)
     error = np.abs(y[half:] - mean)
     return float(error.mean()), float((error <= reach * np.sqrt(variance)).mean())
-
-
-def speed(repeats: int = 7) -> dict[str, float]:
-    """CPU seconds on one thread for a frame of 640 x 480, by the shipped counter for Mall; medians."""
-    trained = load_weights(shipped("mall"))
-    calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
-    torch.set_num_threads(1)
-    pixels = _frame((480, 640))
-    image = torch.from_numpy(pixels[None] / np.float32(255))
-
-    def seconds(run: Callable[[], Any]) -> float:
-        run()
-        found = []
-        for _ in range(repeats):
-            begun = time.process_time()
-            run()
-            found.append(time.process_time() - begun)
-        return float(np.median(found))
-
-    with torch.inference_mode():
-        times = {"plain pass": seconds(lambda: trained.model(image[None]))}
-    times["one pass and a map of deviations, as `crowd count --panels`"] = seconds(
-        lambda: calibration.read(trained, image)
-    )
-    times["one pass"] = seconds(lambda: calibration.read(trained, image, deviations=False))
-    counter = LiveCounter(faster(trained), calibration)
-    zones = list(ZONES.values())[:4]
-    times["one pass, weights laid out for it, as `crowd count`"] = seconds(
-        lambda: calibration.read(trained, image, deviations=False)
-    )
-    times["a frame of the console: three zones"] = seconds(lambda: counter.count("frame", pixels, zones))
-    count = counter.count("frame", pixels, zones)
-    times["shares of three zones, measured again"] = seconds(
-        lambda: Shares.measured(trained, calibration, image, count.density, zones)
-    )
-    times["map of doubt, while it is shown"] = seconds(lambda: counter.deviations(count))
-    sites = calibration.count.sites
-    times["first order of the count, where dropout has a share in it"] = seconds(
-        lambda: linearize(trained.model, image[None], sites, lambda density: trained.masked(density).flatten(1).sum(1))
-    )
-    return times
-
-
-def _frame(size: tuple[int, int]) -> Any:
-    """A synthetic scene, as large as asked for."""
-    from PIL import Image
-
-    pixels = make_scenes(0, 1, 0).frames[0].pixels
-    return np.asarray(Image.fromarray(pixels).convert("L").resize(size[::-1]))
-
-
-def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
-    """Frames per second by wall clock on a device, with three zones, by the shipped counters."""
-    zones, rates = list(ZONES.values())[:4], {}
-    for name, size in SIZES.items():
-        pixels = _frame(size)
-        trained = load_weights(shipped(name), device=torch.device(device))
-        counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
-        for _ in range(3):
-            counter.count("frame", pixels, zones)
-        begun = time.perf_counter()
-        for _ in range(repeats):
-            counter.count("frame", pixels, zones)
-        rates[name] = repeats / (time.perf_counter() - begun)
-    return rates
 
 
 def processes(frames: int = 12) -> dict[str, dict[str, float]]:
@@ -319,141 +240,66 @@ def _watched(words: list[str], frames: int) -> tuple[float, float, int]:
 
 def process_table(record: dict[str, Any]) -> str:
     """CPU time and memory of the commands."""
-    lines = ["| command | CPU seconds a frame | frames per second on two cores | peak memory |"]
-    lines.append("| --- | ---: | ---: | ---: |")
-    for name, row in record["processes"].items():
-        cells = f"{row['seconds']:.2f} | {2 / row['seconds']:.0f} | {row['peak_mb']:.0f} MB"
-        lines.append(f"| {name} | {cells} |")
-    return "\n".join(lines)
-
-
-def speed_table(record: dict[str, Any]) -> str:
-    times = record["speed"]
-    lines = ["| step | in plain passes | frames per second and core |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {t / times['plain pass']:.2f} | {1 / t:.1f} |" for name, t in times.items()]
-    return "\n".join(lines)
-
-
-def gpu_table(record: dict[str, Any]) -> str:
-    """Frames per second on a GPU."""
-    device, rates = record["gpu"]["machine"]["device"], record["gpu"]["frames_per_second"]
-    lines = [f"| counter, frame | frames per second, {device} |", "| --- | ---: |"]
-    return "\n".join(
-        [*lines, *(f"| `{name}`, {SIZES[name][1]} x {SIZES[name][0]} | {rate:.0f} |" for name, rate in rates.items())]
-    )
-
-
-def recalibration_table(record: dict[str, Any], number: int = 20) -> str:
-    """What so many labels of the first half do on the second half of each set."""
-    lines = [
-        f"| counter | frames of | 90 % intervals hold, without labels | {number} labels, evenly spread | {number} at "
-        "random, mean | count MAE without, evenly spread, at random |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
+    rows = [
+        [name, f"{row['seconds']:.2f}", f"{2 / row['seconds']:.0f}", f"{row['peak_mb']:.0f} MB"]
+        for name, row in record["processes"].items()
     ]
-    own = {(name, name): found["labels"] for name, found in record["summary"].items()}
-    for (counter, name), found in (
-        own | {tuple(k.split(" on ")): labels(v) for k, v in record["elsewhere"].items()}
-    ).items():
-        rows = {(row["labels"], row["how"]): row for row in found}
-        three = rows[0, "picked"], rows[number, "evenly spread"], rows[number, "random"]
-        held = " | ".join(f"{100 * row['coverage']:.0f} %" for row in three)
-        lines.append(f"| {counter} | {name} | {held} | {', '.join(format(row['mae'], '.2f') for row in three)} |")
-    return "\n".join(lines)
+    return markdown(["command", "CPU seconds a frame", "frames per second on two cores", "peak memory"], rows)
 
 
-def summary(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    parts = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
-    return {
-        name: {
-            "frames": len(found),
-            "alarms": {part: alarms(found, zones) for part, zones in parts.items()},
-            "constant": {part: alarms(found, zones, constant=True) for part, zones in parts.items()},
-            "coverage": coverage(found),
-            "labels": labels(found),
-        }
-        for name, found in rows.items()
-    }
+def recalibration_table(record: dict[str, Any]) -> str:
+    """Say what labels of the first half do on the second half of each set."""
+    counters = {(name, name): rows for name, rows in record["rows"].items()}
+    counters |= {tuple(name.split(" on ")): rows for name, rows in record["elsewhere"].items()}
+    lines = []
+    for names, rows in counters.items():
+        judged = labels(rows).values()
+        shares = [f"{100 * held:.0f} %" for _, held in judged]
+        lines.append([*names, *shares, ", ".join(f"{mae:.2f}" for mae, _ in judged)])
+    heads = ["90 % intervals hold, without labels", f"{NUMBER} labels, evenly spread", f"{NUMBER} at random, mean"]
+    heads.append("count MAE without, evenly spread, at random")
+    return markdown(["counter", "frames of", *heads], lines, 2)
 
 
 def alarm_table(record: dict[str, Any]) -> str:
-    lines = [
-        "| set, where | frames | plain: missed | plain: false | rule: missed (green) | rule: false (red) | "
-        "cannot tell (amber) | of plain's errors, amber |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, found in record["summary"].items():
-        for part, row in found["alarms"].items():
+    rows = []
+    for name, frames in record["rows"].items():
+        for part, zones in PARTS.items():
+            row = alarms(frames, zones)
             wrong = row["plain_missed"] + row["plain_false"]
             cells = [f"{100 * row[key]:.1f} %" for key in ("plain_missed", "plain_false", "missed", "false", "amber")]
             caught = f"{100 * row['plain_wrong_in_amber'] / wrong:.0f} %" if wrong else "none"
-            lines.append(f"| {name}, {part} | {found['frames']} | {' | '.join(cells)} | {caught} |")
-    return "\n".join(lines)
+            rows.append([f"{name}, {part}", len(frames), *cells, caught])
+    heads = ["set, where", "frames", "plain: missed", "plain: false", "rule: missed (green)", "rule: false (red)"]
+    return markdown([*heads, "cannot tell (amber)", "of plain's errors, amber"], rows)
 
 
 def zone_table(record: dict[str, Any]) -> str:
-    names = list(record["summary"])
-    lines = ["| zone | " + " | ".join(f"{n}: people | {n}: coverage of 90 %" for n in names) + " |"]
-    lines.append("| --- |" + " ---: | ---: |" * len(names))
-    for zone in ZONES:
-        rows = [record["summary"][name]["coverage"][zone] for name in names]
-        lines.append(
-            f"| {zone} | " + " | ".join(f"{r['people']:.1f} | {100 * r['coverage']:.0f} %" for r in rows) + " |"
-        )
-    return "\n".join(lines)
-
-
-def label_table(record: dict[str, Any]) -> str:
-    names = list(record["summary"])
-    lines = ["| labels | how | " + " | ".join(f"{n}: MAE | {n}: coverage of 90 %" for n in names) + " |"]
-    lines.append("| ---: | --- |" + " ---: | ---: |" * len(names))
-    for key in ((number, how) for number in LABELS for how in ("picked", "evenly spread", "random")):
-        if key[0] == 0 and key[1] != "picked":
-            continue
-        cells = []
-        for name in names:
-            row = next((r for r in record["summary"][name]["labels"] if (r["labels"], r["how"]) == key), None)
-            cells.append("- | -" if row is None else f"{row['mae']:.2f} | {100 * row['coverage']:.0f} %")
-        lines.append(f"| {key[0]} | {key[1] if key[0] else ''} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    heads, rows = ["zone"], {zone: [zone] for zone in ZONES}
+    for name, frames in record["rows"].items():
+        heads += [f"{name}: people", f"{name}: coverage of 90 %"]
+        for zone, row in coverage(frames).items():
+            rows[zone] += [f"{row['people']:.1f}", f"{100 * row['coverage']:.0f} %"]
+    return markdown(heads, rows.values())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Alarms, zones and labels of the console.")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
-    parser.add_argument("--tables", action="store_true")
-    parser.add_argument(
-        "--elsewhere", action="store_true", help="counters on frames of other scenes alone, and add them"
-    )
-    parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
-    parser.add_argument("--processes", action="store_true", help="measure the commands as processes, and add them")
-    parser.add_argument("--gpu", action="store_true", help="measure frames per second on a GPU, and add them")
-    parser.add_argument("--out", default="console", help="name of the result")
+    parser.add_argument("--part", choices=("sets", "elsewhere", "processes"), default="sets", help="what is measured")
     words = parser.parse_args()
-    path = RESULTS / f"{words.out}.json"
-    if words.speed:
-        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
-    elif words.processes:
-        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "processes": processes()})
-    elif words.gpu:
-        rates = {"frames_per_second": frame_rates("cuda"), "machine": machine(torch.device("cuda"))}
-        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "gpu": rates})
-    elif words.elsewhere:
-        found = {f"{one} on {name}": elsewhere(one, name, words.data, words.every) for one, name in ELSEWHERE}
-        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "elsewhere": found})
-    elif not words.tables:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        rows: dict[str, list[dict[str, Any]]] = dict(known.get("rows", {}))  # of sets that are not measured now
-        for name in words.sets:
-            rows[name] = measured(name, words.data, words.every)
-            about = {"every": words.every, "machine": machine(torch.device("cpu"))}
-            write(words.out, {**known, **about, "summary": summary(rows), "rows": rows})
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["summary"] = summary(record["rows"])
-    write(words.out, record)
-    for table in (alarm_table, zone_table, label_table, *([speed_table] if "speed" in record else [])):
-        print(table(record), end="\n\n")
+    path = RESULTS / "console.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if words.part == "processes":
+        record["processes"] = processes()
+    elif words.part == "elsewhere":
+        pairs = {f"{one} on {name}": elsewhere(one, name, words.data, words.every) for one, name in ELSEWHERE}
+        record["elsewhere"] = pairs
+    else:
+        record |= {"every": words.every, "machine": machine(torch.device("cpu"))}
+        record["rows"] = {name: measured(name, words.data, words.every) for name in SETS}
+    write("console", record)
 
 
 if __name__ == "__main__":

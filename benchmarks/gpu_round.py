@@ -1,13 +1,12 @@
-"""Speed on a GPU in half precision: draws, first order, the default, compiled or not, of two versions.
+"""Speed step by step: draws, first order, the default, compiled or not, of one version of latedrop or of two.
 
-    python -m benchmarks.gpu_round --old ../before/src --out round.json
-    python -m benchmarks.gpu_round --tables --out round.json            # from the JSON alone
+    python -m benchmarks.gpu_round --old ../before/src --out round.json   # networks in half precision on a GPU
     python -m benchmarks.gpu_round --small --seconds 60 --out small.json  # tiny networks, on any machine
 
 Each version of latedrop has a process of its own; they take turns case by case, in an order that changes, so that a
 noisy machine disturbs all alike. *By hand* is one plain pass over as many copies of the rows as there are draws.
-Compiling comes last, in a process for each network, several at a time after the first one, which is alone: its first
-call is what a user waits for. What does not fit into the time is left out. Every answer is written at once.
+Compiling comes last, in a process for each network: its first call is what a user waits for. What does not fit into
+the time is left out. Every answer is written at once.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -33,10 +31,9 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.core_speed import Steps
 from benchmarks.nets import Residual
-from benchmarks.timing import first_line, machine, peak_bytes, seconds_of, timed
-from benchmarks.trees import HERE, environment
+from benchmarks.timing import first_line, machine, markdown, peak_bytes, seconds_of, timed
+from latedrop.files import write_aside
 
 RATE, DRAWS, ROWS, ROUNDS, VALIDATION = 0.05, 50, (1, 8, 64), 2, 128
 NETS = ("ResNet-50", "ViT-B", "ConvNeXt-T", "BERT-base", "MLP", "residual CNN", "LSTM")
@@ -50,118 +47,97 @@ COMPILED = {  # by network: work and rows, what matters most first
     "MLP": [("default", 1), ("draws", 1), ("default", 8), ("first order", 1), ("default", 64)],
     "residual CNN": [("default", 8), ("draws", 8)],
 }
+HERE = Path(__file__).parents[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed on a GPU, in half precision.")
+    parser = argparse.ArgumentParser(description="Speed of one version or two, on a GPU in half precision.")
     parser.add_argument("--old", type=Path, help="folder that holds latedrop/ of an older version")
-    parser.add_argument("--new", type=Path, help="that of the newer one; the one that is imported, by default")
+    parser.add_argument("--new", type=Path, default=Path(latedrop.__file__).parents[1], help="that of the newer one")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file")
     parser.add_argument("--seconds", type=float, default=450, help="after which nothing new starts")
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS)
-    parser.add_argument("--small", action="store_true", help="tiny networks, to try this script")
-    parser.add_argument("--tables", action="store_true", help="from the JSON that is there; measure nothing")
+    parser.add_argument("--small", action="store_true", help="tiny networks")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         serve(options.small)
-        return
-    if not options.tables:
-        run(options)
-    print(markdown(json.loads(options.out.read_text(encoding="utf-8"))))
+    else:
+        print(step_table(run(options)))
 
 
-def run(options: Any) -> None:
+def run(options: Any) -> dict[str, Any]:
     """Measure everything, and write each answer when it is there."""
     begin = time.monotonic()
     half, end = begin + 0.5 * options.seconds, begin + options.seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     record: dict[str, Any] = {"machine": machine(device), "draws": DRAWS, "ms": {}, "calibrate": {}, "compiled": {}}
+
+    def write() -> None:
+        write_aside(options.out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+
     trees = {"new": options.new} | ({"old": options.old} if options.old else {})
-    workers = {name: Worker(tree, options.small) for name, tree in trees.items()}
-    try:
-        for net, rows in [(net, rows) for rows in ROWS for net in options.nets]:
-            _turns(record, workers, net, rows, half)
-            _write(options.out, record)
-        for name, worker in workers.items():
-            record["calibrate"][name] = worker.ask(half, work="calibrate", net=options.nets[0])
-            worker.close()
-            _write(options.out, record)
-        workers = {net: Worker(options.new, options.small) for net in options.nets if net in COMPILED}
-        jobs = {net: [{"net": net, "work": work, "rows": rows} for work, rows in COMPILED[net]] for net in workers}
-        first = next(iter(workers))
-        _compile(record, workers, {first: jobs[first][:1]}, end)
-        _write(options.out, record)
-        jobs[first] = jobs[first][1:]
-        while any(jobs.values()):
-            _compile(record, workers, {net: waiting[:1] for net, waiting in jobs.items() if waiting}, end)
-            jobs = {net: waiting[1:] for net, waiting in jobs.items()}
-            _write(options.out, record)
-        for net, worker in workers.items():
-            for work, rows in COMPILED[net]:
-                case = record["compiled"].get(f"{net}, {work}, {rows}", {})
-                if "seconds" in case:
-                    case["ms"] = worker.ask(end, net=net, work=work, rows=rows, engine="compiled")
-                    case["plain_ms"] = worker.ask(end, net=net, work="plain", rows=rows)
-            _write(options.out, record)
-    finally:
-        for worker in workers.values():
-            worker.close()
+    workers = {name: Worker(tree, options.small, half) for name, tree in trees.items()}
+    for net, rows in [(net, rows) for rows in ROWS for net in options.nets]:
+        record["ms"] |= in_turns(workers, net, rows)
+        write()
+    for name, worker in workers.items():
+        record["calibrate"][name] = worker.ask(work="calibrate", net=options.nets[0])
+        worker.close()
+    for net in options.nets:
+        worker = Worker(options.new, options.small, end)
+        for work, rows in COMPILED.get(net, ()):
+            job = {"net": net, "work": work, "rows": rows}
+            case = worker.ask(**job, first=True)
+            if isinstance(case, dict):
+                case["ms"] = worker.ask(**job, engine="compiled")
+                case["plain_ms"] = worker.ask(**job | {"work": "plain"})
+            record["compiled"][f"{net}, {work}, {rows}"] = case
+            write()
+        worker.close()
+    return record
 
 
-def _turns(record: dict[str, Any], workers: dict[str, Worker], net: str, rows: int, end: float) -> None:
-    """Let the versions take turns at all work on some rows."""
+def in_turns(workers: Mapping[str, Worker], net: str, rows: int) -> dict[str, Any]:
+    """Let the versions take turns at all work on some rows; return milliseconds, or why there are none."""
     cases = [(name, work) for name in workers for work in WORK if name == "new" or work not in ("plain", "by hand")]
     answers: dict[tuple[str, str], list[Any]] = {case: [] for case in cases}
-    for turn in range(ROUNDS if time.monotonic() < end else 0):
+    for turn in range(ROUNDS):
         for name, work in random.Random(turn).sample(cases, len(cases)):
             if work != "by hand" or rows < max(ROWS):
-                answers[name, work].append(workers[name].ask(end, net=net, work=work, rows=rows))
-    for (name, work), values in answers.items():
-        numbers = [value for value in values if isinstance(value, float)]
-        record["ms"][f"{net}, {rows}, {work}, {name}"] = median(numbers) if numbers else (values or [None])[0]
-
-
-def _compile(record: dict[str, Any], workers: dict[str, Worker], jobs: dict[str, Any], end: float) -> None:
-    """Let several networks compile one case each, at once."""
-    if time.monotonic() > end:
-        return
-    for net, (job,) in jobs.items():
-        workers[net].send(**job, first=True)
-    for net, (job,) in jobs.items():
-        record["compiled"][f"{net}, {job['work']}, {job['rows']}"] = workers[net].answer(end)
+                answers[name, work].append(workers[name].ask(net=net, work=work, rows=rows))
+    numbers = {case: [value for value in values if isinstance(value, float)] for case, values in answers.items()}
+    return {
+        f"{net}, {rows}, {work}, {name}": median(numbers[name, work]) if numbers[name, work] else (values or [None])[0]
+        for (name, work), values in answers.items()
+    }
 
 
 class Worker:
-    """A process that imports latedrop from a tree, and measures what it is asked for."""
+    """A process that imports latedrop from a tree, and measures what it is asked for until a time is up."""
 
-    def __init__(self, tree: Path | None, small: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    def __init__(self, tree: Path, small: bool, end: float) -> None:
+        if not (tree / "latedrop" / "__init__.py").is_file():
+            raise SystemExit(f"expected a folder with the package latedrop in it, as src of a clone; found {tree}.")
+        self._folder, self._end = tempfile.TemporaryDirectory(ignore_cleanup_errors=True), end
         caches = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), self._folder.name)
+        paths = {"PYTHONPATH": os.pathsep.join([str(tree.resolve()), str(HERE)])}
         command = [sys.executable, "-m", "benchmarks.gpu_round", "--worker", "--out", "-", *["--small"] * small]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process: Any = subprocess.Popen(command, env=environment(tree) | caches, cwd=HERE, **pipes)
+        self._process: Any = subprocess.Popen(command, env=os.environ | paths | caches, cwd=HERE, **pipes)
 
-    def send(self, **job: Any) -> None:
-        """Start some work."""
-        if self._process.poll() is None:
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-
-    def answer(self, end: float) -> Any:
-        """Return what the work gave; a text where it failed or took too long, after which the process is gone."""
-        ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()) + GRACE)
+    def ask(self, **job: Any) -> Any:
+        """Return what some work gives; a text where it failed or took too long, after which the process is gone."""
+        left = self._end - time.monotonic()
+        if left < 0 or self._process.poll() is not None:
+            return "no time was left, or the process ended"
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], left + GRACE)
         line = self._process.stdout.readline() if ready else ""
         if not line:
             self._process.kill()
         return json.loads(line) if line else "no time was left, or the process ended"
-
-    def ask(self, end: float, **job: Any) -> Any:
-        """Return what some work gives, if there is time for it."""
-        if time.monotonic() > end:
-            return "no time was left"
-        self.send(**job)
-        return self.answer(end)
 
     def close(self) -> None:
         """End the process."""
@@ -199,15 +175,13 @@ class Case:
         self.dtype = torch.float16 if self.device.type == "cuda" else torch.float32
         self.model, self.make = model.to(self.device, self.dtype).eval(), make
         self.sites = latedrop.find_sites(self.model, self.inputs(3))
-        self.network = latedrop.Network(self.model) if hasattr(latedrop, "Network") else self.model
+        self.network = latedrop.Network(self.model)
         self.predictors: dict[str, Any] = {}
 
     def inputs(self, rows: int) -> Any:
         """Return inputs of some rows on the device."""
         x = self.make(rows)
-        if isinstance(x, dict):
-            return {key: value.to(self.device) for key, value in x.items()}
-        return x.to(self.device, self.dtype)
+        return mapped(x, lambda t: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype))
 
     def predictor(self, work: str, rows: int = VALIDATION) -> Any:
         """Return a calibration of first order alone, or the default."""
@@ -215,10 +189,8 @@ class Case:
             x = self.inputs(rows)
             common: dict[str, Any] = {"sites": self.sites, "readout": self.readout}
             parts = [latedrop.linearize(self.network, part, **common) for part in split(x, 64)]
-            mean, spread = (
-                torch.cat([part.mean for part in parts]),
-                torch.cat([p.variance(RATE) for p in parts]).sqrt(),
-            )
+            mean = torch.cat([part.mean for part in parts])
+            spread = torch.cat([part.variance(RATE) for part in parts]).sqrt()
             y = mean + spread * torch.randn_like(spread)  # errors that the default learns something from
             options: dict[str, Any] = {"method": "linear"} if work == "first order" else {}
             if not options and find_spec("sklearn") is None and hasattr(latedrop, "Terms"):
@@ -267,12 +239,7 @@ class Case:
             _, steps = peak_bytes(usual, self.device)
             run = self.call(work, rows, "compiled")
             (_, wait), peak = peak_bytes(lambda: timed(run, self.device), self.device)
-            return {
-                "seconds": wait,
-                "bytes": peak,
-                "auto_bytes": steps,
-                "again_bytes": peak_bytes(run, self.device)[1],
-            }
+            return {"seconds": wait, "bytes": peak, "auto_bytes": steps}
         run = self.call(work, rows, engine)
         run(), run()
         times: list[float] = []
@@ -285,11 +252,7 @@ def split(x: Any, size: int) -> Iterator[Any]:
     """Yield inputs in parts of some rows."""
     rows = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
     for start in range(0, rows, size):
-        yield mapped(x, partial(_cut, start, start + size))
-
-
-def _cut(start: int, stop: int, tensor: Tensor) -> Tensor:
-    return tensor[start:stop]
+        yield mapped(x, lambda tensor, start=start: tensor[start : start + size])
 
 
 def mapped(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -310,13 +273,8 @@ def built(name: str, small: bool) -> tuple[nn.Module, Callable[[int], Any], str 
     if name == "BERT-base":
         from transformers import BertConfig, BertForSequenceClassification
 
-        size: dict[str, Any] = {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        }
-        config: Any = BertConfig(**(size if small else {}))
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        config: Any = BertConfig(**(dict(zip(names, (32, 2, 2, 64), strict=True)) if small else {}))
         config.num_labels = 1
 
         def texts(rows: int) -> dict[str, Tensor]:
@@ -335,40 +293,45 @@ def built(name: str, small: bool) -> tuple[nn.Module, Callable[[int], Any], str 
     return model, lambda rows: torch.randn(rows, 3, side, side), None
 
 
+class Steps(nn.Module):
+    """A linear layer, a recurrent one, and the last step."""
+
+    def __init__(self, first: nn.Module, recurrent: nn.Module) -> None:
+        super().__init__()
+        self.first, self.recurrent, self.head = first, recurrent, nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.recurrent(self.first(x).tanh())
+        head: Tensor = self.head(states[:, -1])
+        return head
+
+
 def step_table(record: dict[str, Any]) -> str:
     """Return milliseconds step by step; those of an older version where it was measured."""
-    ms, names = (
-        record["ms"],
-        [name for name in ("new", "old") if any(key.endswith(f", {name}") for key in record["ms"])],
-    )
-    heads = ["plain", "by hand", *(work if name == "new" else f"{work}, old" for work in WORK[2:] for name in names)]
-    lines = [f"| network, rows | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
-    for case in dict.fromkeys(", ".join(key.split(", ")[:2]) for key in ms):
-        values = [ms.get(f"{case}, {what}") for what in ("plain, new", "by hand, new")]
-        values += [ms.get(f"{case}, {work}, {name}") for work in WORK[2:] for name in names]
-        lines.append(f"| {case} | " + " | ".join(_cell(value) for value in values) + " |")
-    return "\n".join(lines)
+    ms = record["ms"]
+    columns = {"plain": "plain, new", "by hand": "by hand, new"}
+    for name in ("new", "old"):
+        if any(key.endswith(f", {name}") for key in ms):
+            columns |= {work if name == "new" else f"{work}, old": f"{work}, {name}" for work in WORK[2:]}
+    cases = dict.fromkeys(", ".join(key.split(", ")[:2]) for key in ms)
+    rows = [[case, *(_cell(ms.get(f"{case}, {column}")) for column in columns.values())] for case in cases]
+    return markdown(["network, rows", *columns], rows)
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Return both tables."""
-    lines = [step_table(record), "", f"calibrate, seconds: {record['calibrate']}", ""]
-    lines += ["| compiled | first, s | ms | of plain | MB | MB of auto |", "| --- |" + " ---: |" * 5]
+def compiled_table(record: dict[str, Any]) -> str:
+    """Return the first compiled call, later ones beside a plain pass, and the memory of the first."""
+    rows = []
     for case, value in record["compiled"].items():
-        value = value if isinstance(value, dict) else {"seconds": value}
-        taken, plain = value.get("ms"), value.get("plain_ms")
-        times = taken / plain if isinstance(taken, float) and isinstance(plain, float) else None
-        sizes = [value[key] / 1e6 if key in value else None for key in ("bytes", "auto_bytes")]
-        lines.append(f"| {case} | " + " | ".join(map(_cell, (value["seconds"], value.get("ms"), times, *sizes))) + " |")
-    return "\n".join(lines)
+        if isinstance(value, dict):
+            times = value["ms"] / value["plain_ms"] if "ms" in value else None
+            sizes = [value[key] / 1e6 if key in value else None for key in ("bytes", "auto_bytes")]
+            rows.append([case, *map(_cell, (value["seconds"], value.get("ms"), times, *sizes))])
+    heads = ["network, work, rows", "first call, s", "later, ms", "in plain passes", "MB", "MB without compiling"]
+    return markdown(heads, rows)
 
 
 def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value or "-")[:60]
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,14 @@
-"""How far one has to walk through the source to follow one call: files and functions entered, ways, depth, calls.
+"""How far one has to walk through the source to follow one call: files and functions of latedrop that it enters.
 
-    python -m benchmarks.hops               # of the latedrop that is imported
-    python -m benchmarks.hops --tables      # from the JSON alone
+    python -m benchmarks.hops
 
-`sys.setprofile` tells of every Python function that is entered and left. Only those in files of latedrop count; what
-torch and others do in between is left out. *Ways between files* are functions that call one in another file, with what
-they call. *Depth* is the most latedrop functions that were inside each other. *Calls* are entries into functions, for
-generators each time that they go on. Each case runs once before, so that imports and what is made
-once are not counted. The numbers do not depend on the machine's speed.
+`sys.setprofile` tells of every Python function that is entered. Only those in files of latedrop count; what torch and
+others do in between is left out. Each case runs once before, so that imports and what is made once are not counted.
+The numbers do not depend on the machine's speed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,164 +21,85 @@ from torch import Tensor, nn
 
 import latedrop
 from benchmarks.nets import Residual
-from benchmarks.timing import RESULTS, machine, write
-from benchmarks.trees import digest
+from benchmarks.timing import machine, markdown, write
 
 FOLDER = Path(latedrop.__file__).parent
 RATES, DRAWS, ROWS = (0.05, 0.1, 0.2), 20, 64
-LABELS = {"files": "files", "functions": "functions", "ways": "ways between files", "depth": "depth", "calls": "calls"}
+METHODS: dict[str, Any] = {"terms": "terms", "sample": latedrop.Sampling(RATES, DRAWS), "linear": "linear"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How far a call walks through the source.")
-    parser.add_argument("--tables", action="store_true", help="from the JSON that is there; measure nothing")
-    if parser.parse_args().tables:
-        print(markdown(json.loads((RESULTS / "hops.json").read_text(encoding="utf-8"))))
-        return
-    record = {"rates": len(RATES), "draws": DRAWS, "rows": ROWS, **measure()}
-    write("hops", record)
-    print(markdown(record))
-
-
-def measure() -> dict[str, Any]:
-    """All cases, in the version of latedrop that is imported."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    about = machine(torch.device("cpu")) | {"source": digest()}
-    return {"machine": about, "cases": {name: walked(run) for name, run in cases().items()}}
+    counts = {name: walked(run) for name, run in cases().items()}
+    record = {"rates": len(RATES), "draws": DRAWS, "rows": ROWS, "machine": machine(torch.device("cpu"))}
+    write("hops", record | {"cases": counts})
+    print(table(record | {"cases": counts}))
 
 
-def cases() -> dict[str, Callable[[int], Callable[[], Any]]]:
-    """By name: what makes, from a seed, the call that is followed."""
-    made: dict[str, Callable[[int], Callable[[], Any]]] = {}
-    for net, build in NETS.items():
-        for method in METHODS:
-            made[f"calibrate, {method}, {net}"] = lambda seed, b=build, m=method: calibrated(b, m, seed)
-    for net, build in NETS.items():
-        for method in METHODS:
-            made[f"predict, {method}, {net}"] = lambda seed, b=build, m=method: predicted(b, m, seed)
-        made[f"sample, {net}"] = lambda seed, b=build: sampled(b, seed)
-    return made
+def cases() -> dict[str, Callable[[], Any]]:
+    """Return the calls that are followed: of the default, of draws and of first order."""
+    runs: dict[str, Callable[[], Any]] = {}
+    for net, (model, x) in nets().items():
+        y = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0))
+        for name, method in METHODS.items():
+
+            def calibrated(method: Any = method, model: nn.Module = model, x: Tensor = x, y: Tensor = y) -> Any:
+                reference = x if method == "terms" else None
+                return latedrop.calibrate(model, (x, y), method=method, reference=reference, progress=False)
+
+            runs[f"calibrate, {name}, {net}"] = calibrated
+            predictor = calibrated()
+            runs[f"predict, {name}, {net}"] = lambda predictor=predictor, x=x: predictor.predict(x)
+        network, sites = latedrop.Network(model), latedrop.find_sites(model, x)
+        runs[f"sample, {net}"] = lambda n=network, x=x, sites=sites: latedrop.sample(n, x, 0.1, DRAWS, 0, sites)
+    return dict(sorted(runs.items(), key=lambda case: case[0].partition(",")[0]))
 
 
-def calibrated(build: Callable[[], tuple[nn.Module, Tensor]], method: str, seed: int) -> Callable[[], Any]:
-    model, x = build()
-    y = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0))
-    reference = x if method == "terms" else None
-    return lambda: latedrop.calibrate(model, (x, y), method=_method(method, seed), reference=reference, progress=False)
-
-
-def _method(name: str, seed: int) -> Any:
-    """Return a method with its options by its name; a method that has no seed is the same every time."""
-    return latedrop.Sampling(RATES, DRAWS, seed=seed) if name == "sample" else name
-
-
-def predicted(build: Callable[[], tuple[nn.Module, Tensor]], method: str, seed: int) -> Callable[[], Any]:
-    """A prediction after another one on the same rows, as most are."""
-    predictor = calibrated(build, method, seed)()
-    _, x = build()
-    predictor.predict(x)
-    return lambda: predictor.predict(x)
-
-
-def sampled(build: Callable[[], tuple[nn.Module, Tensor]], seed: int) -> Callable[[], Any]:
-    """The same of draws of a network, at sites that were found before."""
-    model, x = build()
-    network, sites = latedrop.Network(model), latedrop.find_sites(model, x)
-    latedrop.sample(network, x, 0.1, DRAWS, seed, sites)
-    return lambda: latedrop.sample(network, x, 0.1, DRAWS, seed, sites)
-
-
-def mlp() -> tuple[nn.Module, Tensor]:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-
-    return _seeded(build, (ROWS, 8))
-
-
-def cnn() -> tuple[nn.Module, Tensor]:
-    return _seeded(lambda: Residual(8, 1), (ROWS, 3, 8, 8))
-
-
-NETS = {"MLP": mlp, "CNN": cnn}
-METHODS = ("terms", "sample", "linear")
-
-
-def walked(prepare: Callable[[int], Callable[[], Any]]) -> dict[str, Any]:
-    """The numbers of one call, after another one."""
-    prepare(0)()
-    run, walk = prepare(0), Walk(FOLDER)
-    walk.follow(run)
-    return {
-        "files": len(walk.files),
-        "functions": len(walk.functions),
-        "ways": len(walk.ways),
-        "depth": walk.depth,
-        "calls": walk.calls,
-    }
-
-
-class Walk:
-    """Follows a call through the files below a folder.
-
-    Attributes:
-        files: those that were entered.
-        functions: likewise.
-        ways: functions that call one in another file, with what they call: what a reader has to look up, once each.
-        depth: the most functions inside each other.
-        calls: entries into functions.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = f"{folder}/"
-        self.files: set[str] = set()
-        self.functions: set[Any] = set()
-        self.ways: set[tuple[Any, Any]] = set()
-        self.depth = self.calls = 0
-        self._stack: list[tuple[FrameType, str]] = []
-
-    def follow(self, run: Callable[[], Any]) -> None:
-        """Run it, and note where it goes."""
-        before = sys.getprofile()
-        sys.setprofile(self._note)
-        try:
-            run()
-        finally:
-            sys.setprofile(before)
-
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        if event not in ("call", "return") or not self._counts(frame):
-            return
-        if event == "call":
-            name = frame.f_code.co_filename.removeprefix(self.folder)
-            if self._stack and self._stack[-1][1] != name:
-                self.ways.add((self._stack[-1][0].f_code, frame.f_code))
-            self._stack.append((frame, name))
-            self.files.add(name)
-            self.functions.add(frame.f_code)
-            self.calls += 1
-            self.depth = max(self.depth, len(self._stack))
-        elif self._stack and self._stack[-1][0] is frame:
-            self._stack.pop()
-
-    def _counts(self, frame: FrameType) -> bool:
-        """Comprehensions are functions in some versions of Python and not in others: they are none here."""
-        code = frame.f_code
-        return code.co_filename.startswith(self.folder) and (code.co_name[0] != "<" or code.co_name == "<lambda>")
-
-
-def markdown(record: dict[str, Any]) -> str:
-    """A row for each case."""
-    lines = ["| call | " + " | ".join(LABELS.values()) + " |", "| --- |" + " ---: |" * len(LABELS)]
-    for name, counts in record["cases"].items():
-        lines.append(f"| {name} | " + " | ".join(str(counts[key]) for key in LABELS) + " |")
-    return "\n".join(lines)
-
-
-def _seeded(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+def nets() -> dict[str, tuple[nn.Module, Tensor]]:
+    """Return two small networks with random weights, and rows for them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build().eval(), torch.randn(shape)
+        layers = nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)
+        mlp = nn.Sequential(*layers).eval(), torch.randn(ROWS, 8)
+        return {"MLP": mlp, "CNN": (Residual(8, 1).eval(), torch.randn(ROWS, 3, 8, 8))}
+
+
+def walked(run: Callable[[], Any]) -> dict[str, int]:
+    """Count files and functions of one call, after another one."""
+    run()
+    functions = entered(run, FOLDER)
+    return {"files": len({code.co_filename for code in functions}), "functions": len(functions)}
+
+
+def entered(run: Callable[[], Any], folder: Path) -> set[Any]:
+    """Return the code of every function in files below a folder that a call enters.
+
+    Comprehensions are functions in some versions of Python and not in others: they are none here.
+    """
+    seen: set[Any] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        named = code.co_name[0] != "<" or code.co_name == "<lambda>"
+        if event == "call" and named and code.co_filename.startswith(f"{folder}/"):
+            seen.add(code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return seen
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return a row for each case."""
+    return markdown(
+        ["call", "files", "functions"],
+        [[name, counts["files"], counts["functions"]] for name, counts in record["cases"].items()],
+    )
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ from typing import Any
 
 from benchmarks import (
     console,
-    core_speed,
     crowd_regions,
     crowd_width,
     gpu_round,
     hops,
     instead,
-    instead_aims,
     linear,
     long_tables,
     novelty,
@@ -70,7 +68,6 @@ TABLES: dict[str, Callable[[], str]] = {
             ("others.shift", "others", True, "all"),
         )
     },
-    "benchmarks.instead.aims": partial(_of, "instead", instead_aims.aim_table),
     "headline": headline,
     "benchmarks.speed": speed.markdown,
     "benchmarks.potentials": partial(_of, "potentials", potentials.markdown),
@@ -80,12 +77,9 @@ TABLES: dict[str, Callable[[], str]] = {
         f"benchmarks.{name}": partial(_of, result, table)
         for name, result, table in (
             ("linear.ranks", "linear", linear.markdown),
-            ("console.gpu", "console", console.gpu_table),
             ("console.alarms", "console", console.alarm_table),
             ("console.zones", "console", console.zone_table),
-            ("console.labels", "console", console.label_table),
             ("console.recalibration", "console", console.recalibration_table),
-            ("console.speed", "console", console.speed_table),
             ("console.processes", "console", console.process_table),
             ("crowd_regions", "crowd_regions", crowd_regions.region_table),
             ("crowd_width", "crowd_width", crowd_width.width_table),
@@ -103,8 +97,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("long_tables.predict", "long_tables_predict", long_tables.predict_table),
             ("long_tables.ray", "long_tables_ray", long_tables.ray_table),
             ("gpu_round", "gpu_round", gpu_round.step_table),
-            ("core_speed", "core_speed_cpu", core_speed.markdown),
-            ("hops", "hops", hops.markdown),
+            ("hops", "hops", hops.table),
         )
     },
 }

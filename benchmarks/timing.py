@@ -9,7 +9,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import latedrop
+from studies.pages import table
 
 Result = TypeVar("Result")
 
@@ -130,6 +131,11 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "latedrop": latedrop.__version__,
     }
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:
+    """Return a Markdown table; the first `words` columns are text, the others numbers."""
+    return "\n".join(table(head, rows, words))
 
 
 def write(name: str, record: dict[str, Any]) -> Path:
