@@ -50,7 +50,7 @@ from benchmarks.instead_methods import (
 )
 from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, SIZES, STEPS
 from benchmarks.sets import HIDDEN
-from benchmarks.timing import RESULTS, first_line, machine
+from benchmarks.timing import RESULTS, first_line, machine, markdown_table
 from latedrop import plots
 from latedrop.files import write_aside
 
@@ -254,23 +254,17 @@ def tables(record: dict[str, Any], halves: Mapping[str, Sequence[str]]) -> str:
 def table(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str) -> str:
     """Return a row for each method that was measured."""
     rows = [(method, figures(record, names, shifted, size, method)) for method in ALL]
-    return "\n".join([*_head(shifted), *(_line(method, row, shifted) for method, row in rows if row is not None)])
+    heads = ["method", "gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking"]
+    heads += [*(["AUROC"] if shifted else []), "seconds"]
+    return markdown_table(heads, [[method, *_cells(row, shifted)] for method, row in rows if row is not None])
 
 
-_COLUMNS = ("gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking")
-
-
-def _head(shifted: bool) -> list[str]:
-    names = [*_COLUMNS, *(["AUROC"] if shifted else []), "seconds"]
-    return ["| method | " + " | ".join(names) + " |", "| --- " + "| ---: " * len(names) + "|"]
-
-
-def _line(method: str, row: Figures, shifted: bool) -> str:
+def _cells(row: Figures, shifted: bool) -> list[str]:
     cells = [_number(row.gain, 3), "" if math.isnan(row.worst) else f"{row.worst:.3f} ({row.worst_set})"]
     cells += [_number(row.crps, 3), _number(row.score, 3)]
     cells += [f"{100 * share:.0f}" for share in row.coverage[:4]] + [f"{100 * row.coverage[4]:.1f}"]
     cells += [_number(row.width, 2), f"{row.ranking:.2f}", *([_number(row.auroc, 2)] if shifted else [])]
-    return f"| {method} | " + " | ".join([*cells, f"{row.seconds:.2f}"]) + " |"
+    return [*cells, f"{row.seconds:.2f}"]
 
 
 def _number(value: float, digits: int) -> str:

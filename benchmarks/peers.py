@@ -4,7 +4,6 @@ A peer is a function `(case, draws) -> run`: it prepares what the library lets o
 variance. All work on a copy of the twin, the network with an `nn.Dropout` in front of every site's layer.
 
 - `loop`: what most people write. T passes with only the dropout layers in train mode, and two running sums.
-- `loop_stack`: the same, with all T outputs kept and stacked.
 - `torch_uncertainty_batch`: `mc_dropout(..., on_batch=True)`; the batch repeated T times, in one pass.
 - `torch_uncertainty_loop`: `mc_dropout(..., on_batch=False)`; T passes, concatenated.
 - `baal`: `patch_module`, then `ModelWrapper.predict_on_batch`; the batch repeated T times, in one pass.
@@ -67,17 +66,6 @@ def loop(case: Case, draws: int) -> Run:
     return run
 
 
-def loop_stack(case: Case, draws: int) -> Run:
-    model = _dropping(case.twin)
-
-    def run() -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            outputs = torch.stack([model(case.x) for _ in range(draws)])
-            return outputs.mean(0), outputs.var(0)
-
-    return run
-
-
 def torch_uncertainty_batch(case: Case, draws: int) -> Run:
     return _torch_uncertainty(case, draws, on_batch=True)
 
@@ -128,44 +116,14 @@ def probly(case: Case, draws: int) -> Run:
     return run
 
 
-PEERS: dict[str, Callable[[Case, int], Run]] = {
-    function.__name__: function
-    for function in (
-        loop,
-        loop_stack,
-        torch_uncertainty_batch,
-        torch_uncertainty_loop,
-        baal,
-        baal_cached,
-        lightning_uq_box,
-        probly,
-    )
-}
+_FUNCTIONS = (loop, torch_uncertainty_batch, torch_uncertainty_loop, baal, baal_cached, lightning_uq_box, probly)
+PEERS: dict[str, Callable[[Case, int], Run]] = {function.__name__: function for function in _FUNCTIONS}
 """Every peer by its name."""
 
 STAND_INS = (
-    "cv2",
-    "ema_pytorch",
-    "gpytorch",
-    "h5py",
-    "huggingface_hub",
-    "kornia",
-    "lifelines",
-    "matplotlib",
-    "mpl_toolkits",
-    "mpltern",
-    "omegaconf",
-    "pandas",
-    "PIL",
-    "rich",
-    "seaborn",
-    "segmentation_models_pytorch",
-    "timm",
-    "torchseg",
-    "torchvision",
-    "uncertainty_toolbox",
-    "vbll",
-    "vector_quantize_pytorch",
+    *("cv2", "ema_pytorch", "gpytorch", "h5py", "huggingface_hub", "kornia", "lifelines", "matplotlib", "mpl_toolkits"),
+    *("mpltern", "omegaconf", "pandas", "PIL", "rich", "seaborn", "segmentation_models_pytorch", "timm", "torchseg"),
+    *("torchvision", "uncertainty_toolbox", "vbll", "vector_quantize_pytorch"),
 )
 """Packages that the peers import and that nothing measured here uses."""
 
@@ -240,10 +198,7 @@ def imported(name: str) -> Any:
     """A module of a peer, with stand-ins for what it wants and nobody here needs."""
     if name in sys.modules:
         return sys.modules[name]
-    for real in (
-        "torchmetrics",
-        "lightning.pytorch",
-    ):  # they look for packages themselves, and should see what there is
+    for real in ("torchmetrics", "lightning.pytorch"):  # they look for packages themselves: show what there is
         _imports(real)
     with _standing_in(STAND_INS), warnings.catch_warnings():
         warnings.simplefilter("ignore")
