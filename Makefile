@@ -26,7 +26,7 @@ PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd dropout n
 	propagation streams terms test_metrics.py test_ranking.py)
 SETTINGS := "" "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
 	"ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE" "OMP_NUM_THREADS=2"
-# make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
+# make bench BENCH=speed BENCH_ARGS="--nets uci_mlp"
 BENCH ?= speed
 BENCH_ARGS ?=
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.timing import RESULTS, machine, markdown, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop.progress import shown_on
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.calibration.recalibration import fit_recalibration, t_quantile
@@ -244,7 +244,7 @@ def process_table(record: dict[str, Any]) -> str:
         [name, f"{row['seconds']:.2f}", f"{2 / row['seconds']:.0f}", f"{row['peak_mb']:.0f} MB"]
         for name, row in record["processes"].items()
     ]
-    return markdown(["command", "CPU seconds a frame", "frames per second on two cores", "peak memory"], rows)
+    return markdown_table(["command", "CPU seconds a frame", "frames per second on two cores", "peak memory"], rows)
 
 
 def recalibration_table(record: dict[str, Any]) -> str:
@@ -258,7 +258,7 @@ def recalibration_table(record: dict[str, Any]) -> str:
         lines.append([*names, *shares, ", ".join(f"{mae:.2f}" for mae, _ in judged)])
     heads = ["90 % intervals hold, without labels", f"{NUMBER} labels, evenly spread", f"{NUMBER} at random, mean"]
     heads.append("count MAE without, evenly spread, at random")
-    return markdown(["counter", "frames of", *heads], lines, 2)
+    return markdown_table(["counter", "frames of", *heads], lines, 2)
 
 
 def alarm_table(record: dict[str, Any]) -> str:
@@ -271,7 +271,7 @@ def alarm_table(record: dict[str, Any]) -> str:
             caught = f"{100 * row['plain_wrong_in_amber'] / wrong:.0f} %" if wrong else "none"
             rows.append([f"{name}, {part}", len(frames), *cells, caught])
     heads = ["set, where", "frames", "plain: missed", "plain: false", "rule: missed (green)", "rule: false (red)"]
-    return markdown([*heads, "cannot tell (amber)", "of plain's errors, amber"], rows)
+    return markdown_table([*heads, "cannot tell (amber)", "of plain's errors, amber"], rows)
 
 
 def zone_table(record: dict[str, Any]) -> str:
@@ -280,7 +280,7 @@ def zone_table(record: dict[str, Any]) -> str:
         heads += [f"{name}: people", f"{name}: coverage of 90 %"]
         for zone, row in coverage(frames).items():
             rows[zone] += [f"{row['people']:.1f}", f"{100 * row['coverage']:.0f} %"]
-    return markdown(heads, rows.values())
+    return markdown_table(heads, rows.values())
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.timing import RESULTS, machine, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop_crowd.calibration import load_calibration, read_maps
 from latedrop_crowd.layouts import open_as_trained
 from latedrop_crowd.mcnn import load_weights, shipped
@@ -87,17 +87,14 @@ def auc_at_equal(score: Any, mass: Any, false: Any) -> float | None:
 
 def region_table(record: dict[str, Any]) -> str:
     """Areas under the ROC curve for false regions, and what the two rules mark."""
-    lines = [
-        "| counter | regions, false | AUC: std | ratio | ratio at equal mass | low mass | faint: marked, false | "
-        "highest ratios: marked, false |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for name, row in record["sets"].items():
         areas = [_number(row["auc"][key]) for key in ("std", "ratio", "ratio_at_equal_mass", "low_mass")]
         rules = [f"{rule['marked']}, {_share(rule)}" for rule in row["rules"].values()]
         share = f"{row['regions']}, {100 * row['false'] / row['regions']:.0f} %"
-        lines.append(f"| {name} | {share} | {' | '.join([*areas, *rules])} |")
-    return "\n".join(lines)
+        rows.append([name, share, *areas, *rules])
+    heads = ["counter", "regions, false", "AUC: std", "ratio", "ratio at equal mass", "low mass"]
+    return markdown_table([*heads, "faint: marked, false", "highest ratios: marked, false"], rows)
 
 
 def _share(rule: dict[str, int]) -> str:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import latedrop
 from benchmarks.nets import Residual
-from benchmarks.timing import first_line, machine, markdown, peak_bytes, seconds_of, timed
+from benchmarks.timing import first_line, machine, markdown_table, peak_bytes, seconds_of, timed
 from latedrop.files import write_aside
 
 RATE, DRAWS, ROWS, ROUNDS, VALIDATION = 0.05, 50, (1, 8, 64), 2, 128
@@ -315,7 +315,7 @@ def step_table(record: dict[str, Any]) -> str:
             columns |= {work if name == "new" else f"{work}, old": f"{work}, {name}" for work in WORK[2:]}
     cases = dict.fromkeys(", ".join(key.split(", ")[:2]) for key in ms)
     rows = [[case, *(_cell(ms.get(f"{case}, {column}")) for column in columns.values())] for case in cases]
-    return markdown(["network, rows", *columns], rows)
+    return markdown_table(["network, rows", *columns], rows)
 
 
 def compiled_table(record: dict[str, Any]) -> str:
@@ -327,7 +327,7 @@ def compiled_table(record: dict[str, Any]) -> str:
             sizes = [value[key] / 1e6 if key in value else None for key in ("bytes", "auto_bytes")]
             rows.append([case, *map(_cell, (value["seconds"], value.get("ms"), times, *sizes))])
     heads = ["network, work, rows", "first call, s", "later, ms", "in plain passes", "MB", "MB without compiling"]
-    return markdown(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _cell(value: Any) -> str:

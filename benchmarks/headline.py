@@ -10,6 +10,7 @@ from statistics import median
 
 from benchmarks import speed
 from benchmarks.instead import APART, RESULTS, Figures, figures
+from benchmarks.timing import markdown_table
 
 LIBRARIES = {
     "MAPIE": ("MAPIE, one width", "MAPIE, normalised"),
@@ -53,8 +54,7 @@ def headline() -> str:
         ("the fastest other library, 50 draws", f"{cpu:.2f} of its time on a CPU, {gpu:.2f} on a GPU (with the core of "
          "version 0.2)", "`make bench`"),
     ]  # fmt: skip
-    lines = ["| against | the default of `calibrate` | measured by |", "| --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    return markdown_table(["against", "the default of `calibrate`", "measured by"], rows, 3)
 
 
 def _held(part: Figures) -> str:

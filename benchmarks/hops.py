@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import latedrop
 from benchmarks.nets import Residual
-from benchmarks.timing import machine, markdown, write
+from benchmarks.timing import machine, markdown_table, write
 
 FOLDER = Path(latedrop.__file__).parent
 RATES, DRAWS, ROWS = (0.05, 0.1, 0.2), 20, 64
@@ -96,10 +96,8 @@ def entered(run: Callable[[], Any], folder: Path) -> set[Any]:
 
 def table(record: dict[str, Any]) -> str:
     """Return a row for each case."""
-    return markdown(
-        ["call", "files", "functions"],
-        [[name, counts["files"], counts["functions"]] for name, counts in record["cases"].items()],
-    )
+    rows = [[name, counts["files"], counts["functions"]] for name, counts in record["cases"].items()]
+    return markdown_table(["call", "files", "functions"], rows)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python -m benchmarks.instead                   # all sets; measures what the JSON lacks
     python -m benchmarks.instead --half chosen     # the sets on which choices were made; --half apart, --half others
-    python -m benchmarks.instead --page            # the page of tables, from the JSON alone
+    python -m benchmarks.instead --page            # page and picture, from the JSON alone
 
 A unit is one set and one seed: five networks are trained for each situation (`instead_sets`), every method
-(`instead_methods`, `instead_peers`) is fitted to some validation rows and judged on test rows, in standardised units of
-the target (`instead_case`). A finished unit is written at once, and a run that was stopped continues.
+(`instead_methods`) is fitted to some validation rows and judged on test rows, in standardised units of the target. A
+finished unit is written at once, and a run that was stopped continues.
 
 Choices (ridge, leaf size, quantile, shrinkage, typical shares, what the guard looks at) were made on the sets of
 `CHOSEN_ON` alone, which were named before any result of the sets of `APART` was looked at. These have been looked at
@@ -36,12 +36,22 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import instead_sets
-from benchmarks.instead_case import LEAST, Case, Judged, Predicted, Rule, measures
-from benchmarks.instead_methods import METHODS
-from benchmarks.instead_peers import PEERS, peer_versions, suits
+from benchmarks.instead_methods import (
+    LEAST,
+    METHODS,
+    PEERS,
+    Case,
+    Judged,
+    Predicted,
+    Rule,
+    measures,
+    peer_versions,
+    suits,
+)
 from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, SIZES, STEPS
 from benchmarks.sets import HIDDEN
-from benchmarks.timing import RESULTS, first_line, machine
+from benchmarks.timing import RESULTS, first_line, machine, markdown_table
+from latedrop import plots
 from latedrop.files import write_aside
 
 HALVES = {"chosen": CHOSEN_ON, "apart": APART, "others": tuple(OTHERS)}
@@ -116,6 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
         _measure(wanted, record, out, options.jobs)
     if options.page:
         PAGE.write_text(page(record), encoding="utf-8")
+        figure(record, IMAGE)
     print(page(record))
 
 
@@ -213,6 +224,7 @@ def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: s
 
 
 PAGE = RESULTS / "instead.md"
+IMAGE = Path(__file__).parents[1] / "docs" / "images" / "evidence.png"
 TITLES = {
     "chosen": "Tables on which choices were made",
     "apart": "Tables that served no choice",
@@ -242,23 +254,17 @@ def tables(record: dict[str, Any], halves: Mapping[str, Sequence[str]]) -> str:
 def table(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str) -> str:
     """Return a row for each method that was measured."""
     rows = [(method, figures(record, names, shifted, size, method)) for method in ALL]
-    return "\n".join([*_head(shifted), *(_line(method, row, shifted) for method, row in rows if row is not None)])
+    heads = ["method", "gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking"]
+    heads += [*(["AUROC"] if shifted else []), "seconds"]
+    return markdown_table(heads, [[method, *_cells(row, shifted)] for method, row in rows if row is not None])
 
 
-_COLUMNS = ("gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking")
-
-
-def _head(shifted: bool) -> list[str]:
-    names = [*_COLUMNS, *(["AUROC"] if shifted else []), "seconds"]
-    return ["| method | " + " | ".join(names) + " |", "| --- " + "| ---: " * len(names) + "|"]
-
-
-def _line(method: str, row: Figures, shifted: bool) -> str:
+def _cells(row: Figures, shifted: bool) -> list[str]:
     cells = [_number(row.gain, 3), "" if math.isnan(row.worst) else f"{row.worst:.3f} ({row.worst_set})"]
     cells += [_number(row.crps, 3), _number(row.score, 3)]
     cells += [f"{100 * share:.0f}" for share in row.coverage[:4]] + [f"{100 * row.coverage[4]:.1f}"]
     cells += [_number(row.width, 2), f"{row.ranking:.2f}", *([_number(row.auroc, 2)] if shifted else [])]
-    return f"| {method} | " + " | ".join([*cells, f"{row.seconds:.2f}"]) + " |"
+    return [*cells, f"{row.seconds:.2f}"]
 
 
 def _number(value: float, digits: int) -> str:
@@ -287,13 +293,56 @@ def page(record: dict[str, Any]) -> str:
         "- *latedrop* is `calibrate` with training inputs as reference rows. *alone*: one column with a floor, a guard "
         "and a Student t, and the mean of the one network.",
         "- MAPIE, crepes, NGBoost, DEUP and laplace-torch are the libraries themselves, see "
-        "`benchmarks/instead_peers.py`; intervals without a density have no gain. DEUP divides errors by the squared "
+        "`benchmarks/instead_methods.py`; intervals without a density have no gain. DEUP divides errors by the squared "
         "errors that it predicts, its default, which makes its intervals wide.",
         "- The tables that served no choice had been looked at once before, with other choices: held were 69 % then.",
         "",
         *([record["note"], ""] if "note" in record else []),
     ]
     return "\n".join([*head, tables(record, HALVES)]) + "\n"
+
+
+_DRAWN = {
+    "paper": ("paper", "#999999", "s"),
+    "constant + t": ("constant + t", "#56B4E9", "^"),
+    "ensemble": ("five networks", "#009E73", "D"),
+    "latedrop": ("latedrop", "#D55E00", "o"),
+    "latedrop, corrected mean": ("latedrop, corrected mean", "#E69F00", "v"),
+}
+
+
+def figure(record: dict[str, Any], path: Path) -> Path:
+    """Two panels with one line for each table; the constant is the line at 0, and a mark of its own on the right.
+
+    Marks stand below each other: none hides another.
+    """
+    drawing = plots.new_figure(12, 9)
+    gain, held = drawing.subplots(1, 2, sharey=True)
+    names = [name for name in (*CHOSEN_ON, *APART) if name in record["units"]]
+    own = by_set(record, names, False, "all", "latedrop")
+    order = sorted(names, key=lambda name: own[name]["gain"])
+    for place, (method, (label, colour, marker)) in enumerate(_DRAWN.items()):
+        heights = [line + 0.15 * (2 - place) for line in range(len(order))]
+        look = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none", "zorder": 3}
+        for ax, shifted, measure in ((gain, False, "gain"), (held, True, "held 2")):
+            values = by_set(record, names, shifted, "all", method)
+            ax.plot([values[name][measure] for name in order], heights, label=label, **look)
+    constant = by_set(record, names, True, "all", "constant")
+    marks = [constant[name]["held 2"] for name in order]
+    held.scatter(marks, range(len(order)), c="black", marker="|", s=260, linewidths=1.5)
+    gain.axvline(0, color="black", linewidth=1)
+    held.axvline(0.9, color="black", linewidth=1, linestyle=":")
+    gain.set_xscale("symlog", linthresh=0.1)
+    gain.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
+    gain.set_ylim(-0.5, len(order) - 0.5)
+    gain.set_xlabel("gain over one constant variance [nats] (logarithmic beyond 0.1)")
+    held.set_xlabel("share held by 90 % intervals under shift; | is the constant")
+    for ax in (gain, held):
+        for line in range(len(order) - 1):
+            ax.axhline(line + 0.5, color="#CCCCCC", linewidth=0.6, zorder=0)
+    drawing.legend(*gain.get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=11)
+    drawing.savefig(path, dpi=130)
+    return path
 
 
 def _parser() -> argparse.ArgumentParser:

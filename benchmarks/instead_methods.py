@@ -1,18 +1,41 @@
-"""What `benchmarks.instead` compares without other libraries: constants, latedrop, ensembles, single columns."""
+"""What `benchmarks.instead` compares: what a method may see, what it gives, how that is judged, and every method.
+
+Other libraries are called as their own documentation says, on the one network:
+
+- `MAPIE`: `SplitConformalRegressor`, of one width, or with `ResidualNormalisedScore` and a forest (200 trees, leaves of
+  5 rows) on half of the validation rows. Intervals alone.
+- `crepes`: `ConformalPredictiveSystem` with the errors of the 25 nearest validation rows as difficulty, each row left
+  out for itself. Intervals and distributions without a density.
+- `NGBoost`: a Gaussian for the validation errors, with a mean of its own; a fifth of the rows says when to stop.
+- `DEUP`: its error model learns the squared errors of half of the validation rows, and the other half is for its
+  normalised conformal intervals. Intervals alone. It divides errors by squared errors, hence their width.
+- `Laplace`: laplace-torch, fitted to the training rows. `last layer`: prior and noise by marginal likelihood, as in its
+  example. `tuned`: prior and noise by the likelihood of the validation rows. `all weights`: the full matrix.
+
+Libraries for tables see rows as they are, or 32 components of the last layer's inputs of images and texts.
+"""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.ensemble import RandomForestRegressor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from benchmarks.instead_case import Case, Predicted, Rule, output
-from latedrop import find_sites
+from benchmarks.peers import imported, versions_of
+from latedrop import find_sites, metrics
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor
@@ -23,7 +46,169 @@ from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features, folded
 from latedrop.terms.forest import LEAST_ROWS, grow
 
-__all__ = ["COLUMNS", "METHODS", "constant"]
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+COMPONENTS = 32
+LEAST = 1e-4
+"""A variance is at least this part of the mean squared validation error."""
+
+
+class Judged(Protocol):
+    """Predictions of n rows."""
+
+    mean: Tensor
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return both ends, `(n,)` each."""
+
+    def nll(self, y: Tensor) -> float:
+        """Return the mean, NaN where there is no density."""
+
+    def crps(self, y: Tensor) -> float:
+        """Return the mean, NaN where there is no distribution."""
+
+
+Rule = Callable[[Tensor], Judged]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Means `(n,)`, variances, and the tail of the standardised errors."""
+
+    mean: Tensor
+    variance: Tensor
+    tail: Tail = field(default_factory=Tail)
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """See `Judged`."""
+        reach = self.tail.quantile((1 + level) / 2) * self.variance.sqrt()
+        return self.mean - reach, self.mean + reach
+
+    def nll(self, y: Tensor) -> float:
+        """See `Judged`."""
+        return float(self.tail.nll(y - self.mean, self.variance).mean())
+
+    def crps(self, y: Tensor) -> float:
+        """See `Judged`."""
+        return float(self.tail.crps(y - self.mean, self.variance).mean())
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Means `(n,)`, the ends of their intervals `(levels, n)`, and perhaps a distribution as points `(n, points)`."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+    points: Tensor | None = None
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """See `Judged`."""
+        place = LEVELS.index(level)
+        return self.low[place], self.high[place]
+
+    def nll(self, y: Tensor) -> float:
+        """See `Judged`."""
+        return math.nan
+
+    def crps(self, y: Tensor) -> float:
+        """See `Judged`."""
+        if self.points is None:
+            return math.nan
+        ordered = self.points.double().sort(1).values
+        count = ordered.shape[1]
+        ranks = 2 * torch.arange(1, count + 1, dtype=torch.float64) - count - 1
+        apart = ordered @ ranks / count**2  # half the mean distance of two points
+        return float(((ordered - y[:, None]).abs().mean(1) - apart).mean())
+
+
+@dataclass(frozen=True)
+class Case:
+    """Five networks, the rows that they were trained on, and validation rows with float64 targets `(n,)`.
+
+    `kept` holds what methods made of networks and training rows, which cases of one situation share.
+    """
+
+    nets: list[nn.Module]
+    x_train: Tensor
+    y_train: Tensor
+    x_val: Tensor
+    y_val: Tensor
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def net(self) -> nn.Module:
+        """The one network."""
+        return self.nets[0]
+
+    @property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Validation data as `calibrate` takes it."""
+        return self.x_val, self.y_val[:, None].float()
+
+    @property
+    def error(self) -> Tensor:
+        """Of the one network on the validation rows, `(n,)`."""
+        return self.y_val - output(self.net, self.x_val)
+
+    def table(self, x: Tensor) -> np.ndarray:
+        """Return rows as libraries for tables take them: as they are, or components of the last layer's inputs."""
+        if x.dim() == 2 and x.is_floating_point():
+            return x.double().numpy()
+        if "components" not in self.kept:
+            features = last_features(self.net, self.x_train)
+            center = features.mean(0)
+            basis = torch.linalg.svd(features - center, full_matrices=False)[2][:COMPONENTS].T
+            self.kept["components"] = center, basis
+        center, basis = self.kept["components"]
+        return ((last_features(self.net, x) - center) @ basis).numpy()
+
+
+def output(net: nn.Module, x: Tensor) -> Tensor:
+    """Return predictions `(n,)`, float64."""
+    with torch.no_grad():
+        found: Tensor = net(x)[:, 0].double()
+    return found
+
+
+def last_features(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the inputs of the last linear layer, `(n, units)`, float64."""
+    seen: list[Tensor] = []
+    last = [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
+    handle = last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        net(x)
+    handle.remove()
+    return seen[0].double()
+
+
+def measures(found: Judged, y: Tensor, inside: Judged | None = None) -> dict[str, Any]:
+    """Return scores on test rows with targets `(n,)`; with rows from `inside`, how well widths tell these apart."""
+    y = y.double()
+    ends = [found.interval(level) for level in LEVELS]
+    low, high = ends[LEVELS.index(0.9)]
+    wide = width_of(found)
+    scores = {
+        "nll": found.nll(y),
+        "crps": found.crps(y),
+        "score": float((high - low + 20 * (torch.relu(low - y) + torch.relu(y - high))).mean()),
+        "coverage": [round(float(((y >= a) & (y <= b)).double().mean()), 4) for a, b in ends],
+        "width": float((high - low).mean()),
+        "ranking": float(metrics.rank_correlation(found.mean, wide.square(), y)),
+        "rmse": float((y - found.mean).square().mean().sqrt()),
+    }
+    if inside is not None:
+        both = torch.cat([wide, width_of(inside)])
+        scores["auroc"] = float(metrics.auroc(both, torch.arange(len(both)) < len(wide)))
+    return scores
+
+
+def width_of(found: Judged) -> Tensor:
+    """Return widths of 80 % intervals, `(n,)`, rounded, so that equal widths are equal."""
+    low, high = found.interval(0.8)
+    wide = (high - low).nan_to_num(posinf=1e30).clamp_max(1e30)
+    digits = 10 ** (6 - wide.clamp_min(1e-30).log10().floor())
+    return (wide * digits).round() / digits
+
 
 Method = Callable[[Case], Rule]
 _SKETCH = 256
@@ -188,3 +373,202 @@ METHODS: dict[str, Method] = {
     "ensemble + t": partial(ensemble, tail=True),
     "ensemble + forest + t": partial(ensemble, tail=True, forest=True),
 }
+
+
+NEIGHBOURS = 25
+PRIORS = tuple(10.0**power for power in range(-2, 5))
+NOISES = torch.logspace(-4, 1, 101, dtype=torch.float64)
+"""In units of the mean squared validation error."""
+_MOST_WEIGHTS = 12_000
+
+
+class Known(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """The one network, as libraries take a fitted model; its prediction is the last column of every row."""
+
+    def __init__(self, predictions: Any = None) -> None:
+        self.predictions = predictions
+
+    def fit(self, X: Any, y: Any = None) -> Known:  # noqa: N803 - the name that scikit-learn asks for
+        """Do nothing."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """Return what the network says of rows whose predictions stand in their last column."""
+        return np.asarray(X)[:, -1]
+
+
+def _rows(case: Case, x: Tensor) -> np.ndarray:
+    """Rows as tables, the prediction of the network last."""
+    return np.column_stack([case.table(x), output(case.net, x).numpy()])
+
+
+def mapie(case: Case, *, normalised: bool = False) -> Rule:
+    """Split conformal intervals; those of a level that so few rows cannot reach are endless."""
+    regression = imported("mapie.regression")
+    x, y = _rows(case, case.x_val), case.y_val.numpy()
+    score: Any = "absolute"
+    if normalised:
+        forest = RandomForestRegressor(200, min_samples_leaf=5, random_state=0)
+        score = imported("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
+    rows = len(x) // 2 if normalised else len(x)
+    reached = [level for level in LEVELS if round((1 - level) * rows, 9) >= 1]
+    fitted = regression.SplitConformalRegressor(Known(), reached, score, prefit=True).conformalize(x, y)
+
+    def rule(x: Tensor) -> Bounds:
+        found = fitted.predict_interval(_rows(case, x))[1]
+        endless = np.tile([-np.inf, np.inf], (len(x), 1))
+        ends = [found[:, :, place] if place < len(reached) else endless for place in range(len(LEVELS))]
+        return _bounds(output(case.net, x), ends)
+
+    return rule
+
+
+def _bounds(mean: Tensor, ends: list[Any], points: Tensor | None = None) -> Bounds:
+    found = torch.from_numpy(np.stack(ends).astype(float))
+    return Bounds(mean, found[:, :, 0], found[:, :, 1], points)
+
+
+def crepes(case: Case) -> Rule:
+    """The normalised predictive system."""
+    difficulty = imported("crepes.extras").DifficultyEstimator()
+    x, error = case.table(case.x_val), case.error.numpy()
+    low, span = x.min(0), np.where(np.ptp(x, 0) > 0, np.ptp(x, 0), 1)
+    difficulty.fit((x - low) / span, residuals=error, k=min(NEIGHBOURS, len(x) - 1), oob=True)
+    system = imported("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
+
+    def rule(rows: Tensor) -> Bounds:
+        mean = output(case.net, rows)
+        sigmas = difficulty.apply((case.table(rows) - low) / span)
+        ends = [system.predict_int(mean.numpy(), sigmas, confidence=level) for level in LEVELS]
+        points = torch.from_numpy(np.asarray(system.predict_cpds(mean.numpy(), sigmas), dtype=float))
+        return _bounds(mean, ends, points)
+
+    return rule
+
+
+def ngboost(case: Case) -> Rule:
+    """A Gaussian of the error of every row."""
+    library = imported("ngboost")
+    x, error = _rows(case, case.x_val), case.error.numpy()
+    stop = np.random.default_rng(0).permutation(len(x)) < len(x) // 5
+    model = library.NGBRegressor(verbose=False, random_state=0)
+    model.fit(x[~stop], error[~stop], x[stop], error[stop], early_stopping_rounds=20)
+
+    def rule(rows: Tensor) -> Predicted:
+        found = model.pred_dist(_rows(case, rows), max_iter=model.best_val_loss_itr)
+        mean = output(case.net, rows) + torch.from_numpy(found.params["loc"])
+        return Predicted(mean, torch.from_numpy(found.params["scale"]).square())
+
+    return rule
+
+
+def deup(case: Case) -> Rule:
+    """Direct epistemic uncertainty prediction, with its conformal intervals."""
+    library = imported("deup")
+    x, y = _rows(case, case.x_val), case.y_val.numpy()
+    seen = np.random.default_rng(0).permutation(len(x)) % 2 == 0
+    model = library.DEUPRegressor(base_model=Known(), random_state=0).fit(x[seen], y[seen])
+
+    def rule(rows: Tensor) -> Bounds:
+        wanted, ends = _rows(case, rows), []
+        for level in LEVELS:
+            model.calibrate(x[~seen], y[~seen], alpha=1 - level)
+            found = model.predict_interval(wanted)
+            ends.append(np.stack([found.lower, found.upper], 1))
+        return _bounds(output(case.net, rows), ends)
+
+    return rule
+
+
+def laplace(case: Case, *, every: bool = False, tuned: bool = False) -> Rule:
+    """A Gaussian of weights around those of the network, of the last layer or of all."""
+    fitted, device = _posterior(case, every)
+
+    def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+        with device:
+            parts = [fitted(part) for part in x.to(device).split(256)]
+        mean, spread = (torch.cat(each).detach().cpu().double().flatten() for each in zip(*parts, strict=True))
+        return mean, spread
+
+    if tuned:
+        best = np.inf
+        chosen, noise = PRIORS[0], torch.tensor(1.0)
+        levels = NOISES * case.error.square().mean()
+        for prior in PRIORS:
+            fitted.prior_precision = prior
+            try:
+                mean, spread = moments(case.x_val)
+            except torch.linalg.LinAlgError:  # so weak a prior leaves a matrix without a square root
+                continue
+            total = spread[:, None] + levels
+            costs = ((case.y_val - mean).square()[:, None] / total + total.log()).mean(0)
+            if float(costs.min()) < best:
+                best, chosen, noise = float(costs.min()), prior, levels[costs.argmin()]
+        fitted.prior_precision = chosen
+    else:
+        noise = torch.tensor(_marginal(fitted) ** 2)
+
+    def rule(x: Tensor) -> Predicted:
+        mean, spread = moments(x)
+        return Predicted(mean, spread + noise)
+
+    return rule
+
+
+def _posterior(case: Case, every: bool) -> tuple[Any, torch.device]:
+    device = torch.device("cuda" if every and torch.cuda.is_available() else "cpu")
+    key = f"laplace {every}"
+    if key not in case.kept:
+        model = deepcopy(case.net).requires_grad_(True).to(device)
+        subset = "all" if every else "last_layer"
+        fitted = imported("laplace").Laplace(model, "regression", subset_of_weights=subset, hessian_structure="full")
+        rows = TensorDataset(case.x_train.to(device), case.y_train[:, None].float().to(device))
+        with warnings.catch_warnings(), device:
+            warnings.simplefilter("ignore")
+            fitted.fit(DataLoader(rows, batch_size=128))
+        case.kept[key] = fitted
+    return case.kept[key], device
+
+
+def _marginal(fitted: Any) -> float:
+    """Set the prior, and return the noise, that make the training rows most likely."""
+    prior, noise = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    optimiser = torch.optim.Adam([prior, noise], lr=0.1)
+    for _ in range(100):
+        optimiser.zero_grad()
+        (-fitted.log_marginal_likelihood(prior.exp(), noise.exp())).backward()
+        optimiser.step()
+    with torch.no_grad():
+        fitted.prior_precision, fitted.sigma_noise = prior.exp().detach(), noise.exp().detach()
+    return float(noise.exp())
+
+
+PEERS: dict[str, Callable[[Case], Rule]] = {
+    "MAPIE, one width": mapie,
+    "MAPIE, normalised": partial(mapie, normalised=True),
+    "crepes": crepes,
+    "NGBoost": ngboost,
+    "DEUP": deup,
+    "Laplace, last layer": laplace,
+    "Laplace, last layer, tuned": partial(laplace, tuned=True),
+    "Laplace, all weights, tuned": partial(laplace, every=True, tuned=True),
+}
+NEEDS = {"crepes": 30, "NGBoost": 60, "DEUP": 60, "Laplace, all weights, tuned": 60}
+"""The least number of validation rows."""
+_PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
+
+
+def suits(method: str, case: Case) -> bool:
+    """Whether a method has enough rows, and a network that is small enough."""
+    if len(case.y_val) < NEEDS.get(method, 0):
+        return False
+    weights = sum(value.numel() for value in case.net.parameters())
+    return "all weights, tuned" not in method or weights <= _MOST_WEIGHTS
+
+
+def peer_versions() -> dict[str, str | None]:
+    """Return the version of every package that is compared with, or whose data are used."""
+    return versions_of(_PACKAGES)

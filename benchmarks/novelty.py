@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.nets import ViT, timed_nets
 from benchmarks.sets import SHARED
-from benchmarks.timing import machine, write
+from benchmarks.timing import machine, markdown_table, write
 from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses
 from latedrop.calibration.guard import upper_quantile
@@ -331,10 +331,7 @@ _KINDS = ("noise", "permuted", "new classes")
 def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
     """Means over some sets; NLL and calibration errors in distribution and under shift."""
     sets = [record["sets"][name] for name in names]
-    lines = [
-        "| follows | noise | permuted | new classes | NLL | NLL, shifted | ECE | ECE, shifted |",
-        "| --- " + "| ---: " * 7 + "|",
-    ]
+    rows = []
     for name in ("one temperature", *sets[0]["auroc"]):
         each = [s["auroc"].get(name, {}) for s in sets]
         cells = [_mean([one[kind] for one in each if kind in one], ".3f") for kind in _KINDS]
@@ -346,16 +343,14 @@ def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
             cells += [_mean(values, "+.4f") for values in nll] + [_mean(values, ".3f") for values in error]
         else:
             cells += [""] * 4
-        shown = f"**{name}**" if name == _DEFAULT else name
-        lines.append(f"| {shown} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([f"**{name}**" if name == _DEFAULT else name, *cells])
+    return markdown_table(["follows", *_KINDS, "NLL", "NLL, shifted", "ECE", "ECE, shifted"], rows)
 
 
 def cost_table(record: dict[str, Any]) -> str:
-    """Plain passes."""
-    lines = ["| network | rows | plain passes | of one row |", "| --- | ---: | ---: | ---: |"]
-    lines += [f"| {name} | {row['rows']} | {row['many']} | {row['one']} |" for name, row in record["cost"].items()]
-    return "\n".join(lines)
+    """Return the cost in plain passes."""
+    rows = [[name, row["rows"], row["many"], row["one"]] for name, row in record["cost"].items()]
+    return markdown_table(["network", "rows", "plain passes", "of one row"], rows)
 
 
 def _mean(values: list[float], form: str) -> str:

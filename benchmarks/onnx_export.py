@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, medians, turns_within, write
+from benchmarks.timing import RESULTS, machine, markdown_table, medians, turns_within, write
 from latedrop.data.rows import tensors
 from latedrop.dropout.sampling import plain_output
 
@@ -137,16 +137,17 @@ def markdown(record: dict[str, Any]) -> str:
     threads = [count for count in THREADS if f"onnx, {count}" in timed]
     heads = ["architecture", "way", "file", "off, in std", "median off", "torch, ms"]
     heads += ["times faster", *(f"with {count} threads" for count in threads[1:])]
-    lines = [f"| {' | '.join(heads)} |", f"| --- | --- {'| ---: ' * (len(heads) - 2)}|"]
-    for name, ways in record["architectures"].items():
-        for way, found in ways.items():
-            lines.append(f"| {name} | {way} | {_cells(found, threads)} |")
-    return "\n".join(lines)
+    rows = [
+        [name, way, *_cells(found, threads)]
+        for name, ways in record["architectures"].items()
+        for way, found in ways.items()
+    ]
+    return markdown_table(heads, rows, 2)
 
 
-def _cells(found: dict[str, Any], threads: Sequence[int]) -> str:
+def _cells(found: dict[str, Any], threads: Sequence[int]) -> list[str]:
     if "refused" in found:
-        return f"refused: {found['refused']}{' |' * (3 + len(threads))}"
+        return [f"refused: {found['refused']}", *[""] * (3 + len(threads))]
     size, seconds = found["kilobytes"], found["seconds"]
     cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB"]
     cells += [f"{max(found[name].values()):.0e}" for name in ("off", "median_off")]
@@ -154,7 +155,7 @@ def _cells(found: dict[str, Any], threads: Sequence[int]) -> str:
     for count in threads:
         known = f"onnx, {count}" in seconds
         cells.append(f"{seconds[f'torch, {count}'] / seconds[f'onnx, {count}']:.2g}" if known else "")
-    return " | ".join(cells)
+    return cells
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks import (
     console,
     crowd_regions,
-    crowd_width,
     gpu_round,
     hops,
     instead,
@@ -82,10 +81,8 @@ TABLES: dict[str, Callable[[], str]] = {
             ("console.recalibration", "console", console.recalibration_table),
             ("console.processes", "console", console.process_table),
             ("crowd_regions", "crowd_regions", crowd_regions.region_table),
-            ("crowd_width", "crowd_width", crowd_width.width_table),
             ("novelty.cost", "novelty", novelty.cost_table),
             ("onnx", "onnx_cpu", onnx_export.markdown),
-            ("stream.methods", "stream", stream.method_table),
             ("stream.crowd", "stream", stream.crowd_table),
             ("stream.uci_alarms", "stream", stream.uci_alarm_table),
             ("stream.uci", "stream", stream.uci_table),

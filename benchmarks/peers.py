@@ -4,7 +4,6 @@ A peer is a function `(case, draws) -> run`: it prepares what the library lets o
 variance. All work on a copy of the twin, the network with an `nn.Dropout` in front of every site's layer.
 
 - `loop`: what most people write. T passes with only the dropout layers in train mode, and two running sums.
-- `loop_stack`: the same, with all T outputs kept and stacked.
 - `torch_uncertainty_batch`: `mc_dropout(..., on_batch=True)`; the batch repeated T times, in one pass.
 - `torch_uncertainty_loop`: `mc_dropout(..., on_batch=False)`; T passes, concatenated.
 - `baal`: `patch_module`, then `ModelWrapper.predict_on_batch`; the batch repeated T times, in one pass.
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,8 +36,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.nets import duplicate
-
-__all__ = ["PEERS", "STAND_INS", "Case", "Run", "not_installed", "peer_versions"]
 
 Run: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
@@ -69,17 +66,6 @@ def loop(case: Case, draws: int) -> Run:
     return run
 
 
-def loop_stack(case: Case, draws: int) -> Run:
-    model = _dropping(case.twin)
-
-    def run() -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            outputs = torch.stack([model(case.x) for _ in range(draws)])
-            return outputs.mean(0), outputs.var(0)
-
-    return run
-
-
 def torch_uncertainty_batch(case: Case, draws: int) -> Run:
     return _torch_uncertainty(case, draws, on_batch=True)
 
@@ -89,12 +75,12 @@ def torch_uncertainty_loop(case: Case, draws: int) -> Run:
 
 
 def baal(case: Case, draws: int) -> Run:
-    patched = _imported("baal.bayesian.dropout").patch_module(duplicate(case.twin), inplace=True)
+    patched = imported("baal.bayesian.dropout").patch_module(duplicate(case.twin), inplace=True)
     return _baal(patched, case, draws, replicate=True)
 
 
 def baal_cached(case: Case, draws: int) -> Run:
-    dropout, caching = _imported("baal.bayesian.dropout"), _imported("baal.bayesian.caching_utils")
+    dropout, caching = imported("baal.bayesian.dropout"), imported("baal.bayesian.caching_utils")
     patched = caching.MCCachingModule(dropout.patch_module(duplicate(case.twin), inplace=True))
     run = _baal(patched, case, draws, replicate=False)
     caches = [module for module in patched.modules() if isinstance(module, caching.LRUCacheModule)]
@@ -108,7 +94,7 @@ def baal_cached(case: Case, draws: int) -> Run:
 
 
 def lightning_uq_box(case: Case, draws: int) -> Run:
-    methods = _imported("lightning_uq_box.uq_methods")
+    methods = imported("lightning_uq_box.uq_methods")
     module = methods.MCDropoutRegression(duplicate(case.twin), num_mc_samples=draws, loss_fn=nn.MSELoss())
     module = module.to(case.x.device).eval()
 
@@ -120,7 +106,7 @@ def lightning_uq_box(case: Case, draws: int) -> Run:
 
 
 def probly(case: Case, draws: int) -> Run:
-    sampler = _imported("probly.representer.sampler").Sampler(duplicate(case.twin).eval(), num_samples=draws)
+    sampler = imported("probly.representer.sampler").Sampler(duplicate(case.twin).eval(), num_samples=draws)
 
     def run() -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -130,44 +116,14 @@ def probly(case: Case, draws: int) -> Run:
     return run
 
 
-PEERS: dict[str, Callable[[Case, int], Run]] = {
-    function.__name__: function
-    for function in (
-        loop,
-        loop_stack,
-        torch_uncertainty_batch,
-        torch_uncertainty_loop,
-        baal,
-        baal_cached,
-        lightning_uq_box,
-        probly,
-    )
-}
+_FUNCTIONS = (loop, torch_uncertainty_batch, torch_uncertainty_loop, baal, baal_cached, lightning_uq_box, probly)
+PEERS: dict[str, Callable[[Case, int], Run]] = {function.__name__: function for function in _FUNCTIONS}
 """Every peer by its name."""
 
 STAND_INS = (
-    "cv2",
-    "ema_pytorch",
-    "gpytorch",
-    "h5py",
-    "huggingface_hub",
-    "kornia",
-    "lifelines",
-    "matplotlib",
-    "mpl_toolkits",
-    "mpltern",
-    "omegaconf",
-    "pandas",
-    "PIL",
-    "rich",
-    "seaborn",
-    "segmentation_models_pytorch",
-    "timm",
-    "torchseg",
-    "torchvision",
-    "uncertainty_toolbox",
-    "vbll",
-    "vector_quantize_pytorch",
+    *("cv2", "ema_pytorch", "gpytorch", "h5py", "huggingface_hub", "kornia", "lifelines", "matplotlib", "mpl_toolkits"),
+    *("mpltern", "omegaconf", "pandas", "PIL", "rich", "seaborn", "segmentation_models_pytorch", "timm", "torchseg"),
+    *("torchvision", "uncertainty_toolbox", "vbll", "vector_quantize_pytorch"),
 )
 """Packages that the peers import and that nothing measured here uses."""
 
@@ -185,15 +141,20 @@ def not_installed(name: str) -> bool:
     return any(find_spec(module) is None for module in modules)
 
 
-def peer_versions() -> dict[str, str | None]:
-    """The version of every library that is compared with; None where it is not installed."""
+def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
+    """Return the version of every package; None where it is not installed."""
     found: dict[str, str | None] = {}
-    for package, _ in _MODULES.values():
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+def peer_versions() -> dict[str, str | None]:
+    """Return the version of every library that is compared with."""
+    return versions_of(package for package, _ in _MODULES.values())
 
 
 def _dropping(twin: nn.Module) -> nn.Module:
@@ -206,7 +167,7 @@ def _dropping(twin: nn.Module) -> nn.Module:
 
 
 def _torch_uncertainty(case: Case, draws: int, *, on_batch: bool) -> Run:
-    methods = _imported("torch_uncertainty.methods")
+    methods = imported("torch_uncertainty.methods")
     model = methods.mc_dropout(
         duplicate(case.twin), num_estimators=draws, on_batch=on_batch, task="regression", probabilistic=False
     )
@@ -221,7 +182,7 @@ def _torch_uncertainty(case: Case, draws: int, *, on_batch: bool) -> Run:
 
 
 def _baal(patched: nn.Module, case: Case, draws: int, *, replicate: bool) -> Run:
-    library = _imported("baal.modelwrapper")
+    library = imported("baal.modelwrapper")
     arguments = library.TrainingArgs(use_cuda=case.x.is_cuda, replicate_in_memory=replicate)
     wrapper = library.ModelWrapper(patched, arguments)
     wrapper.eval()
@@ -233,14 +194,11 @@ def _baal(patched: nn.Module, case: Case, draws: int, *, replicate: bool) -> Run
     return run
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
     """A module of a peer, with stand-ins for what it wants and nobody here needs."""
     if name in sys.modules:
         return sys.modules[name]
-    for real in (
-        "torchmetrics",
-        "lightning.pytorch",
-    ):  # they look for packages themselves, and should see what there is
+    for real in ("torchmetrics", "lightning.pytorch"):  # they look for packages themselves: show what there is
         _imports(real)
     with _standing_in(STAND_INS), warnings.catch_warnings():
         warnings.simplefilter("ignore")

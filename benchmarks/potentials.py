@@ -26,7 +26,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
 """Displacements are up to `HOME` in training, and as large as a level in a test; the distance of a bond is 1."""
@@ -229,18 +229,15 @@ def _rank(std: Tensor, error: Tensor) -> float:
 
 def markdown(record: dict[str, Any]) -> str:
     """The table of docs/potentials.md."""
-    head = " | ".join(f"{level:g}" for level in record["levels"])
-    lines = [f"| displacement | {head} | ranks |", "| --- " + "| ---: " * (len(record["levels"]) + 1) + "|"]
+    rows: list[list[str]] = []
     titles = {"default": "the default", "last layer": "last layer (LLPR)", "committee": "committee of five"}
     for name, methods in record["found"].items():
-        errors = " | ".join(f"{one['rmse']:.3f}" for one in methods["default"])
-        lines.append(f"| {name}: RMSE | {errors} | |")
+        rows.append([f"{name}: RMSE", *(f"{one['rmse']:.3f}" for one in methods["default"]), ""])
         for method, levels in methods.items():
-            cells = " | ".join(f"{one['std']:.3f} ({one['coverage']:.0%})" for one in levels)
-            lines.append(f"| {name}: {titles[method]} | {cells} | {record['ranks'][name][method]['all']:.2f} |")
-        novelty = " | ".join(f"{one['novelty']:.2g}" for one in methods["default"])
-        lines.append(f"| {name}: novelty | {novelty} | |")
-    return "\n".join(lines)
+            cells = [f"{one['std']:.3f} ({one['coverage']:.0%})" for one in levels]
+            rows.append([f"{name}: {titles[method]}", *cells, f"{record['ranks'][name][method]['all']:.2f}"])
+        rows.append([f"{name}: novelty", *(f"{one['novelty']:.2g}" for one in methods["default"]), ""])
+    return markdown_table(["displacement", *(f"{level:g}" for level in record["levels"]), "ranks"], rows)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import latedrop
-from benchmarks.timing import machine, write
+from benchmarks.timing import machine, markdown_table, write
 
 CODE = """
 import torch
@@ -212,18 +212,14 @@ def percentiles(times: list[float]) -> dict[str, float]:
 
 def markdown(record: dict[str, Any]) -> str:
     """Return a row for each load, the predictor by itself beside it."""
-    lines = [
-        "| rows, as | clients | p50 [ms] | p99 [ms] | rows per second | predictor by itself | wrong | refused |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for row in record["loads"]:
-        kind = re.sub(r".*[/-]", "", row["type"])
-        lines.append(
-            f"| {row['rows']}, {kind} | {row['clients']} | {row['p50_ms']:.3g} | {row['p99_ms']:.3g} | "
-            f"{row['rows_per_second']:,.0f} | {row['direct']['rows_per_second']:,.0f} | {row['wrong']} | "
-            f"{row['refused']} |"
-        )
-    return "\n".join(lines)
+        sent = f"{row['rows']}, {re.sub(r'.*[/-]', '', row['type'])}"
+        speeds = [f"{speed['rows_per_second']:,.0f}" for speed in (row, row["direct"])]
+        waits = [f"{row[key]:.3g}" for key in ("p50_ms", "p99_ms")]
+        rows.append([sent, row["clients"], *waits, *speeds, row["wrong"], row["refused"]])
+    heads = ["rows, as", "clients", "p50 [ms]", "p99 [ms]", "rows per second", "predictor by itself"]
+    return markdown_table([*heads, "wrong", "refused"], rows)
 
 
 if __name__ == "__main__":

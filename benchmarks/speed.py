@@ -1,10 +1,10 @@
 """Time, memory and rightness of draws, beside other libraries: same network, same draws, one run.
 
     python -m benchmarks.speed                                   # the CPU's set, or the GPU's where there is one
-    python -m benchmarks.speed --nets mcnn --draws 10 50         # these only; the JSON keeps the others
+    python -m benchmarks.speed --nets mcnn                       # these only; the JSON keeps the others
 
-Time is a multiple of `plain x T`: T deterministic forward passes of the same rows, run at the batch size at which the
-network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
+Time is a multiple of `plain x T`: T = 50 deterministic forward passes of the same rows, run at the batch size at which
+the network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
 standard deviation, and its mean, differ from those of a long reference by no more than T draws must by chance. All
 candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
 each of them does. A ratio's interval is that of its median over the rounds, by order statistics. A candidate whose
@@ -28,22 +28,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import SpeedNet, speed_nets, twin
+from benchmarks.nets import Net, speed_nets, twin
 from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
-from benchmarks.timing import RESULTS, first_line, interval, machine, peak_bytes, seconds_of, timed, turns_within, write
-from latedrop import Site, find_sites, linearize, sample
+from benchmarks.timing import (
+    RESULTS,
+    first_line,
+    interval,
+    machine,
+    markdown_table,
+    peak_bytes,
+    seconds_of,
+    timed,
+    turns_within,
+    write,
+)
+from latedrop import Site, find_sites, sample
 from latedrop.devices import chosen_device
 
-RATE, REFERENCE, ROWS = 0.05, 5000, 8
-ENGINES = {"cpu": ("auto",), "gpu": ("auto", "compiled")}
-COMPILED = 50
-"""The draws at which the compiled engine is measured: every number of draws is a program of its own."""
+RATE, DRAWS, REFERENCE, ROWS = 0.05, 50, 5000, 8
 LABELS = {
     "latedrop": "latedrop",
     "latedrop_compiled": "latedrop, engine compiled",
-    "linearize": "latedrop, first order",
     "loop": "plain loop",
-    "loop_stack": "plain loop, stacked",
     "torch_uncertainty_batch": "torch-uncertainty, on_batch",
     "torch_uncertainty_loop": "torch-uncertainty, loop",
     "baal": "baal",
@@ -58,7 +64,6 @@ RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cac
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws beside other libraries.")
     parser.add_argument("--nets", nargs="+", choices=[net.name for net in speed_nets("cpu")], help="only these")
-    parser.add_argument("--draws", type=int, nargs="+", default=[10, 50, 200])
     parser.add_argument("--repeats", type=int, default=5, help="rounds, at most")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--budget", type=float, help="seconds after which no further round starts; 10, on a GPU 4")
@@ -73,10 +78,9 @@ def main() -> None:
     before = json.loads(path.read_text(encoding="utf-8"))["nets"] if options.nets and path.exists() else {}
     for name in options.nets or nets:
         batches = nets[name].batches.items()
-        before[name] = {
-            size: measure(nets[name], rows, sorted(set(options.draws)), device, plan) for size, rows in batches
-        }
-        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "nets": {n: before[n] for n in nets if n in before}})
+        before[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
+        measured_nets = {name: before[name] for name in nets if name in before}
+        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": measured_nets})
         print(markdown(), flush=True)
 
 
@@ -89,7 +93,6 @@ class Plan:
     cap: float
     bytes: float
     reference_seconds: float
-    engines: tuple[str, ...] = ENGINES["cpu"]
 
     @classmethod
     def of(cls, device: torch.device, repeats: int, budget: float | None = None, cap: float | None = None) -> Plan:
@@ -98,31 +101,19 @@ class Plan:
         else:
             size = 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             rounds, most, reference = 10, 20, 10
-        engines = ENGINES["gpu" if device.type == "cuda" else "cpu"]
         budget, cap = rounds if budget is None else budget, most if cap is None else cap
-        return cls(repeats, budget, cap, size, reference, engines)
+        return cls(repeats, budget, cap, size, reference)
 
 
-def measure(net: SpeedNet, rows: int, draws: Sequence[int], device: torch.device, plan: Plan) -> dict[str, Any]:
+def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, Any]:
     """Measure one network and batch."""
     model = net.made(device)
-    x, _ = net.data(rows, device)
+    x = net.inputs(rows, device)
     sites = find_sites(model, x[:3])
-    case = Case(model, twin(model, sites, RATE), x)
-    pass_bytes, by_multiple = passes(model, x, max(draws), device, plan)
+    torch.manual_seed(0)
+    pass_bytes, by_multiple = passes(model, x, device, plan)
     reference = Reference.drawn(model, x[:ROWS], sites, plan.reference_seconds, device)
-    last: dict[str, dict[str, Any]] = {
-        name: {"draws": 1, "seconds": by_multiple[1] * rows, "bytes": pass_bytes} for name in LABELS
-    }
-    by_draws: dict[str, Any] = {}
-    for count in draws:
-        torch.manual_seed(0)
-        multiple = best_multiple(by_multiple, count)
-        compared = compare(case, sites, count, multiple, reference, last, device, plan)
-        by_draws[str(count)] = {"plain_multiple": multiple, **compared}
-        for name, entry in compared["candidates"].items():
-            if "seconds" in entry:
-                last[name] = {"draws": count, **entry}
+    case = Case(model, twin(model, sites, RATE), x)
     return {
         "machine": machine(device) | {"peers": peer_versions()},
         "rows": rows,
@@ -131,27 +122,19 @@ def measure(net: SpeedNet, rows: int, draws: Sequence[int], device: torch.device
         "plain_bytes": pass_bytes,
         "plain_seconds_per_row": {str(multiple): _short(value) for multiple, value in by_multiple.items()},
         "reference_draws": len(reference.outputs),
-        "draws": by_draws,
+        **compare(case, sites, min(by_multiple, key=by_multiple.__getitem__), reference, device, plan),
     }
 
 
 def compare(
-    case: Case,
-    sites: Sequence[Site],
-    draws: int,
-    multiple: int,
-    reference: Reference,
-    last: dict[str, dict[str, Any]],
-    device: torch.device,
-    plan: Plan,
+    case: Case, sites: Sequence[Site], multiple: int, reference: Reference, device: torch.device, plan: Plan
 ) -> dict[str, Any]:
-    """Measure all candidates at one number of draws; `last` has what each took before."""
+    """Measure all candidates beside plain passes over `multiple` times the rows."""
     entries: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    for name, prepare in candidates(case, sites, draws, plan).items():
-        refused = "not installed" if not_installed(name) else _too_much(last[name], draws, plan)
-        if refused:
-            entries[name] = {"status": refused}
+    for name, prepare in candidates(case, sites, device).items():
+        if not_installed(name):
+            entries[name] = {"status": "not installed"}
             continue
         _free(device)
         try:
@@ -165,9 +148,8 @@ def compare(
             entries[name] |= {"seconds": first, "rounds": 1}
         else:
             runs[name] = run
-        if name != "linearize":  # of another variance
-            entries[name] |= reference.judged(mean, variance, draws, shared=name.startswith("latedrop"))
-    plain, share = plain_passes(case.model, case.x, multiple, draws)
+        entries[name] |= reference.judged(mean, variance, DRAWS, shared=name.startswith("latedrop"))
+    plain, share = plain_passes(case.model, case.x, multiple, DRAWS)
     times, _, failed = turns_within({"plain": plain, **runs}, repeats=plan.repeats, seconds=plan.budget, device=device)
     base = [taken / share for taken in times["plain"]]
     whole = statistics.median(base)
@@ -181,41 +163,34 @@ def compare(
                 low, middle, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
                 entry["ratio"], entry["interval"] = _short(middle), [_short(low), _short(high)]
     _free(device)
-    return {"plain_seconds": _short(whole), "rounds": len(base), "candidates": entries}
+    return {"plain_multiple": multiple, "plain_seconds": _short(whole), "rounds": len(base), "candidates": entries}
 
 
-def candidates(case: Case, sites: Sequence[Site], draws: int, plan: Plan) -> dict[str, Callable[[], Run]]:
+def candidates(case: Case, sites: Sequence[Site], device: torch.device) -> dict[str, Callable[[], Run]]:
     """Return what prepares each run, by name."""
 
     def sampled(engine: Any) -> Run:
         def run() -> tuple[Tensor, Tensor]:
-            moments = sample(case.model, case.x, RATE, draws, sites=sites, engine=engine)
+            moments = sample(case.model, case.x, RATE, DRAWS, sites=sites, engine=engine)
             return moments.mean, moments.variance
 
         return run
 
-    def first_order() -> Run:
-        def run() -> tuple[Tensor, Tensor]:
-            result = linearize(case.model, case.x, sites)
-            return result.mean, result.variance(RATE)
-
-        return run
-
-    engines = [engine for engine in plan.engines if engine != "compiled" or draws == COMPILED]
-    names = {engine: "latedrop" if engine == "auto" else f"latedrop_{engine}" for engine in engines}
-    ours: dict[str, Callable[[], Run]] = {names[engine]: partial(sampled, engine) for engine in engines}
-    return ours | {"linearize": first_order} | {name: partial(peer, case, draws) for name, peer in PEERS.items()}
+    ours: dict[str, Callable[[], Run]] = {"latedrop": partial(sampled, "auto")}
+    if device.type == "cuda":
+        ours["latedrop_compiled"] = partial(sampled, "compiled")
+    return ours | {name: partial(peer, case, DRAWS) for name, peer in PEERS.items()}
 
 
-def passes(model: nn.Module, x: Tensor, most: int, device: torch.device, plan: Plan) -> tuple[int, dict[int, float]]:
-    """Return bytes of one deterministic pass, and seconds per row with 1, 2, 4, ... up to `most` times the rows."""
+def passes(model: nn.Module, x: Tensor, device: torch.device, plan: Plan) -> tuple[int, dict[int, float]]:
+    """Return bytes of one deterministic pass, and seconds per row with 1, 2, 4, ... up to 50 times the rows."""
     once, _ = plain_passes(model, x, 1, 1)
     once()
     _, one = peak_bytes(once, device)
     single = seconds_of(once, device)
     seconds: dict[int, float] = {}
     multiple = 1
-    while multiple <= most and (multiple == 1 or multiple * one < plan.bytes / 4):
+    while multiple <= DRAWS and (multiple == 1 or multiple * one < plan.bytes / 4):
         count = min(16, 1 + int(0.02 / (single * multiple)))  # several in a row where one is quick
         run, _ = plain_passes(model, x, multiple, multiple * count)
         try:
@@ -243,11 +218,6 @@ def plain_passes(model: nn.Module, x: Tensor, multiple: int, draws: int) -> tupl
                 model(batch)
 
     return run, count * multiple / draws
-
-
-def best_multiple(seconds_per_row: dict[int, float], draws: int) -> int:
-    """Return the multiple of the batch with the least time per row, among those that `draws` passes can make up."""
-    return min((multiple for multiple in seconds_per_row if multiple <= draws), key=seconds_per_row.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -307,15 +277,6 @@ class Reference:
         return torch.stack([self.outputs[o.to(self.outputs.device), row] for row, o in enumerate(order)], 1)
 
 
-def _too_much(last: dict[str, Any], draws: int, plan: Plan) -> str:
-    """Return why a candidate is left out, from what fewer draws took; empty where it is not."""
-    grows = draws / last["draws"]
-    seconds, size = last["seconds"] * grows, last["bytes"] * grows
-    if seconds > plan.cap:
-        return f"skipped: about {seconds:.0f} s a repeat"
-    return f"skipped: about {size / 2**30:.0f} GiB" if size > plan.bytes else ""
-
-
 def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
@@ -327,22 +288,15 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def measured(results: Path = RESULTS, draws: int = 50) -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
-    """Yield network, machine, rows, the entries at so many draws, and the fastest right peer, from both JSON files.
-
-    Where peers were too slow to be measured with so many draws, with fewer.
-    """
+def measured(results: Path = RESULTS) -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
+    """Yield network, machine, rows, the entries, and the fastest peer that is right, from both JSON files."""
     for kind in ("cpu", "gpu"):
         path = results / f"speed_{kind}.json"
         nets = json.loads(path.read_text(encoding="utf-8"))["nets"] if path.exists() else {}
         for name, batch in ((name, batch) for name, batches in nets.items() for batch in batches.values()):
-            fewer = sorted((int(count) for count in batch["draws"] if int(count) <= draws), reverse=True)
-            known = {count: batch["draws"][str(count)]["candidates"] for count in fewer}
-            used = next((count for count in fewer if _right(known[count])), draws)
-            entries = known.get(used, {})
+            entries = batch["candidates"]
             best = min(_right(entries), key=lambda key, of=entries: of[key]["seconds"], default=None)
-            label = name.replace("_", " ") if used == draws else f"{name.replace('_', ' ')}, {used} draws"
-            yield label, kind.upper(), batch["rows"], entries, best
+            yield name.replace("_", " "), kind.upper(), batch["rows"], entries, best
 
 
 def _right(entries: dict[str, Any]) -> list[str]:
@@ -351,31 +305,24 @@ def _right(entries: dict[str, Any]) -> list[str]:
 
 def markdown(results: Path = RESULTS) -> str:
     """Return multiples of plain x T, and peak memory, for latedrop, the fastest right peer, and a plain loop."""
-    lines = [
-        "| network | on | rows | latedrop | compiled | best peer | plain loop | memory, latedrop / best peer [MiB] |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for name, kind, rows, entries, best in measured(results):
-        cells = [name, kind, str(rows)]
+        cells: list[object] = [name, kind, rows]
         cells += [_ratio(entries.get(key, {})) for key in ("latedrop", "latedrop_compiled")]
         cells += ["-" if best is None else f"{_ratio(entries[best])}, {LABELS[best]}", _ratio(entries.get("loop", {}))]
         sizes = [entries.get(key or "", {}).get("bytes") for key in ("latedrop", best)]
         mebibytes = [None if size is None else size / 2**20 for size in sizes]
         cells.append(" / ".join("-" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in mebibytes))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    heads = ["network", "on", "rows", "latedrop", "compiled", "best peer", "plain loop"]
+    return markdown_table([*heads, "memory, latedrop / best peer [MiB]"], lines, 2)
 
 
 def _ratio(entry: dict[str, Any]) -> str:
     if "ratio" not in entry:
         return "-"
-    low, middle, high = (f"{x:.0f}" if x >= 20 else f"{x:.2f}" for x in _ends(entry))
-    return f"{middle} ({low} to {high})" if "interval" in entry else middle
-
-
-def _ends(entry: dict[str, Any]) -> tuple[float, float, float]:
-    low, high = entry.get("interval", (entry["ratio"], entry["ratio"]))
-    return low, entry["ratio"], high
+    middle, *ends = (f"{x:.0f}" if x >= 20 else f"{x:.2f}" for x in (entry["ratio"], *entry.get("interval", ())))
+    return f"{middle} ({' to '.join(ends)})" if ends else middle
 
 
 if __name__ == "__main__":

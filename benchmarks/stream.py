@@ -1,7 +1,7 @@
-"""What the intervals of a stream hold, beside other ways to follow errors, and how soon alarms come.
+"""What the intervals of a stream hold, and how soon alarms come.
 
     python -m benchmarks.stream              # measure; JSON to benchmarks/results
-    python -m benchmarks.stream --part uci   # one part again: methods, crowd or uci
+    python -m benchmarks.stream --part uci   # one part again: crowd or uci
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
 Counts are those of `python -m studies crowd` (studies/results/crowd) with the scaled variance that the study chose on
@@ -29,11 +29,10 @@ from tqdm import tqdm
 
 import latedrop
 from benchmarks.sets import cuts, pair, standardised, table, trained
-from benchmarks.timing import RESULTS, machine, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
 from latedrop.streams.bag import Usual, from_curve
-from latedrop.streams.tracking import Tracker
 from studies.regression.data import SETS as UCI
 
 LEVEL, ALARM = 0.9, 0.01
@@ -45,14 +44,13 @@ BEFORE, AFTER = 200, 100
 LABEL_EVERY, COMPARED = 5, 2
 """Rows to a label, and orders in which the intervals of UCI streams are compared."""
 TITLES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009"}
-DRIFTS = ("steady", "step", "growth", "bias", "walk")
 KINDS = ("errors", "strangeness", "shares")
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    work = {"methods": methods, "crowd": streams, "uci": uci}
+    work = {"crowd": streams, "uci": uci}
     parser = argparse.ArgumentParser(description="Streams: coverage, width, and delay of alarms.")
     parser.add_argument("--part", choices=work, help="measure this part alone")
     parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
@@ -101,20 +99,6 @@ def crowd(name: str) -> Series:
     return Series(columns["mean"], std, columns["truth"], usual)
 
 
-def drift(kind: str, seed: int, count: int = 500) -> Series:
-    """Return predictions of 0 with a standard deviation of 1, and truths that drift away from them."""
-    rng = np.random.default_rng([seed, DRIFTS.index(kind)])
-    noise, time = rng.standard_normal(count), np.arange(count)
-    truth = {
-        "steady": noise,
-        "step": noise * np.where(time < count // 2, 1, 3),
-        "growth": noise * np.exp(np.linspace(0, 2, count)),
-        "bias": noise + np.where(time < count // 3, 0, 3),
-        "walk": noise + np.cumsum(0.1 * rng.standard_normal(count)),
-    }[kind]
-    return Series(np.zeros(count), np.ones(count), truth, Usual())
-
-
 def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str, float]:
     """Measure intervals: the share held, their width and score, and the error of their centre."""
     beyond = np.abs(truth - centre) - half
@@ -124,94 +108,6 @@ def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str,
         "score": float((2 * half + 2 / (1 - LEVEL) * np.maximum(beyond, 0)).mean()),
         "mae": float(np.abs(truth - centre).mean()),
     }
-
-
-class Fixed:
-    """The predictor's own interval: half its width in standard deviations, and what a standardised error teaches."""
-
-    def half(self) -> float:
-        return Z
-
-    def learn(self, score: float) -> None:
-        """Learn nothing."""
-
-
-class Rolling(Fixed):
-    """Split conformal on the last 50 scores; those of a calibrated predictor stand in at first."""
-
-    def __init__(self) -> None:
-        self.scores = [normal_quantile(0.5 + (i + 0.5) / 40) for i in range(20)]
-
-    def half(self) -> float:
-        return self._at(LEVEL)
-
-    def learn(self, score: float) -> None:
-        self.scores.append(score)
-
-    def _at(self, level: float) -> float:
-        known = sorted(self.scores[-50:])
-        rank = int(np.ceil((len(known) + 1) * level - 1e-9))
-        return 0.0 if rank < 1 else known[rank - 1] if rank <= len(known) else 1.5 * known[-1]
-
-
-class Aci(Rolling):
-    """Adaptive conformal inference (Gibbs and Candes 2021)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.miss = 1 - LEVEL
-
-    def half(self) -> float:
-        return self._at(1 - min(max(self.miss, 1e-3), 0.999))
-
-    def learn(self, score: float) -> None:
-        self.miss += 0.05 * (1 - LEVEL - (score > self.half()))
-        super().learn(score)
-
-
-METHODS: dict[str, tuple[type[Fixed], bool]] = {
-    "the predictor's own": (Fixed, False),
-    "the predictor's own, running bias": (Fixed, True),
-    "rolling conformal, running bias": (Rolling, True),
-    "ACI, running bias": (Aci, True),
-}
-"""What is compared with the library's streams, and whether it gets the running bias of these."""
-
-
-def followed(series: Series, method: Fixed, corrected: bool, labelled: list[int]) -> dict[str, float]:
-    """Measure one method on a series."""
-    tracker = Tracker(LEVEL, 1)  # for its bias alone
-    centre, half = np.zeros(len(series.mean)), np.zeros(len(series.mean))
-    wanted = set(labelled)
-    for i in range(len(series.mean)):
-        centre[i] = series.mean[i] + (float(tracker.bias[0]) if corrected else 0.0)
-        half[i] = method.half() * series.std[i]
-        if i in wanted:
-            method.learn(abs(series.truth[i] - centre[i]) / series.std[i])
-            tracker.learn(series.mean[i : i + 1], series.std[i : i + 1], series.truth[i : i + 1])
-    return judged(series.truth, centre, half)
-
-
-def methods() -> dict[str, Any]:
-    """Measure every method on counts and on synthetic drifts: means over the frame with which labels begin."""
-    runs: dict[str, list[tuple[Series, list[int]]]] = {}
-    for name in TITLES:
-        series = crowd(name)
-        for every in EVERY:
-            runs[f"{name} {every}"] = [(series, phase(len(series.mean), every, k)) for k in range(PHASES)]
-    for kind in DRIFTS:
-        runs[kind] = [(series := drift(kind, seed), list(range(len(series.mean)))) for seed in range(PHASES)]
-    measured: dict[str, Any] = {
-        name: {
-            column: averaged(followed(s, make(), bias, labels) for s, labels in each) for column, each in runs.items()
-        }
-        for name, (make, bias) in METHODS.items()
-    }
-    measured["latedrop"] = {
-        column: averaged(streamed(series, labels)["measures"] for series, labels in each)
-        for column, each in runs.items()
-    }
-    return measured
 
 
 def streams() -> dict[str, Any]:
@@ -385,16 +281,6 @@ def figures(record: dict[str, Any]) -> list[Path]:
     return paths
 
 
-def method_table(record: dict[str, Any]) -> str:
-    """Return every method's share held and interval score, on every series."""
-    columns = list(next(iter(record["methods"].values())))
-    rows = [
-        [name, *(f"{each[column]['held']:.1%} / {each[column]['score']:.1f}" for column in columns)]
-        for name, each in record["methods"].items()
-    ]
-    return _table(["method", *columns], rows)
-
-
 def crowd_table(record: dict[str, Any]) -> str:
     """Return the library's streams on counts, beside the predictor's own intervals."""
     rows = []
@@ -407,7 +293,7 @@ def crowd_table(record: dict[str, Any]) -> str:
             shares = [f"{each['held']:.1%}", spread, f"{each['held_labelled']:.1%}", f"{runs['chance']['held']:.1%}"]
             rows.append([TITLES[name], f"every {every}", *shares, f"{each['width']:.1f}", f"{each['mae']:.2f}"])
     head = ["set", "labels", "held", "by first label", "frames with labels", "labels by chance", "mean width", "MAE"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def uci_alarm_table(record: dict[str, Any]) -> str:
@@ -416,7 +302,9 @@ def uci_alarm_table(record: dict[str, Any]) -> str:
         [name, *(_false(each["nothing"].get(k)) for k in KINDS), *(_found(each["shift"].get(k)) for k in KINDS)]
         for name, each in record["uci"].items()
     ]
-    return _table(["set", *(f"false: {kind}" for kind in KINDS), *(f"found, delay: {kind}" for kind in KINDS)], rows)
+    return markdown_table(
+        ["set", *(f"false: {kind}" for kind in KINDS), *(f"found, delay: {kind}" for kind in KINDS)], rows
+    )
 
 
 def uci_table(record: dict[str, Any]) -> str:
@@ -426,7 +314,7 @@ def uci_table(record: dict[str, Any]) -> str:
         [name, *(f"{each['held'][s][f'{way} held']:.1%} / {each['held'][s][f'{way} score']:.2f}" for s, way in ways)]
         for name, each in record["uci"].items()
     ]
-    return _table(["set", *(f"{way}, {side}" for side, way in ways)], rows)
+    return markdown_table(["set", *(f"{way}, {side}" for side, way in ways)], rows)
 
 
 def _false(found: dict[str, Any] | None) -> str:
@@ -435,11 +323,6 @@ def _false(found: dict[str, Any] | None) -> str:
 
 def _found(found: dict[str, Any] | None) -> str:
     return "-" if found is None else f"{found['found']:.0%}, {'none' if found['delay'] is None else found['delay']}"
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:
     """Return a Markdown table; the first `words` columns are text, the others numbers."""
     return "\n".join(table(head, rows, words))
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, write
+from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop import metrics
 from latedrop.data.rows import take_rows
 from latedrop.evaluation.evaluation import likelihood
@@ -223,20 +223,16 @@ def waves(rows: Columns, steps: int = 100) -> np.ndarray:
 def home_table(record: dict[str, Any]) -> str:
     """Return methods against measures on the test rows of `home`: means and standard errors over the networks."""
     nets = list(record["networks"].values())
-    lines = [f"| method | {' | '.join(MEASURES.values())} |", "| --- " + "| ---: " * len(MEASURES) + "|"]
-    for method in METHODS:
-        cells = [_spread([net["home"]["methods"][method][key] for net in nets], key) for key in MEASURES]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [method, *(_spread([net["home"]["methods"][method][key] for net in nets], key) for key in MEASURES)]
+        for method in METHODS
+    ]
+    return markdown_table(["method", *MEASURES.values()], rows)
 
 
 def set_table(record: dict[str, Any]) -> str:
     """Return, by kind of networks and rows, the error, what intervals hold, their score, and the AUROC of novelty."""
-    lines = [
-        "| networks | rows | RMSE [%] | constant holds | paper holds | default holds | score, default / constant "
-        "| novelty, AUROC |",
-        "| --- | --- " + "| ---: " * 6 + "|",
-    ]
+    rows = []
     for kind, title in KINDS.items():
         nets = [net for name, net in record["networks"].items() if name.endswith(kind)]
         for name in (key for key in SETS if any(key in net for net in nets)):
@@ -249,8 +245,9 @@ def set_table(record: dict[str, Any]) -> str:
             ratios = [one["methods"]["default"]["score"] / one["methods"]["constant"]["score"] for one in found]
             cells.append(f"{fmean(ratios):.2f}")
             cells.append("-" if name == "home" else f"{fmean(one['auroc'] for one in found):.2f}")
-            lines.append(f"| {title} | {SETS[name]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([title, SETS[name], *cells])
+    heads = ["networks", "rows", "RMSE [%]", "constant holds", "paper holds", "default holds"]
+    return markdown_table([*heads, "score, default / constant", "novelty, AUROC"], rows, 2)
 
 
 def _spread(values: list[float | None], measure: str) -> str:

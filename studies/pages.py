@@ -37,8 +37,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1)
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
+def captions(study: str) -> dict[str, str]:
+    """Read the captions of a study's figures, by the name of their file without `.png`."""
+    return {name[7:]: text for name, text in words(study).items() if name.startswith("figure ")}
+
+
 def captioned(captions: Mapping[str, str]) -> list[str]:
-    """Markdown: the figures of a study, by the name of their file without `.png`."""
+    """Markdown: figures with their captions."""
     lines = ["## Figures", ""]
     for place, (name, caption) in enumerate(captions.items(), 1):
         lines += [f"![{caption}]({name}.png)", "", f"*Figure {place}. {caption}*", ""]
@@ -64,6 +69,20 @@ def run_where(records: Sequence[Mapping[str, Any]]) -> str:
     seconds = sum(record["seconds"]["total"] for record in records)
     machines = sorted({record["machine"]["device"] for record in records})
     return f"{seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {records[0]['versions']['torch']})"
+
+
+def written(
+    figures: Callable[[Results], Mapping[str, Figure]],
+    tables: Callable[[Results], list[str]],
+    claims: Callable[[Results], list[str]],
+) -> Callable[[Results, Path], dict[str, bytes]]:
+    """Return what makes all pages of a study, and its figures where matplotlib is installed, by file name."""
+
+    def pages(results: Results, folder: Path) -> dict[str, bytes]:
+        files = drawn(lambda: figures(results))
+        return files | {"tables.md": page(tables(results)), "claims.md": page(claims(results))}
+
+    return pages
 
 
 def drawn(figures: Callable[[], Mapping[str, Figure]]) -> dict[str, bytes]:

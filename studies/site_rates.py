@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from latedrop.calibration.scale import fit_floor, least_positive
+from latedrop.calibration.scale import fit_floor
 from latedrop.metrics import nll
-from latedrop.metrics.entries import average
 
 __all__ = ["SiteFit", "fit_sites", "scored"]
 
@@ -33,111 +32,83 @@ _NOMINAL_ODDS = 0.01
 
 @dataclass(frozen=True)
 class SiteFit:
-    """`variance = scales · sum_s odds_s v_s + floors`.
+    """`variance = scale · sum_s odds_s v_s + floor`.
 
     Attributes:
         odds: `(sites,)`, `rate / (1 - rate)` of each site.
-        scales: `(K,)`, one per output, with geometric mean 1; 0 where the floor explains all.
-        floors: `(K,)`.
+        floor: a constant.
+        scale: 1; 0 where the floor explains all.
     """
 
     odds: Tensor
-    scales: Tensor
-    floors: Tensor
+    floor: float
+    scale: float = 1.0
 
     def variance(self, by_site: Tensor) -> Tensor:
-        """The fitted variance `(n, K)` from `(n, K, sites)`."""
-        return by_site @ self.odds * self.scales + self.floors
+        """The fitted variance `(n,)` from `(n, sites)`."""
+        return by_site @ self.odds.to(by_site) * self.scale + self.floor
 
 
-def fit_sites(error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, weights: Tensor | None = None) -> SiteFit:
-    """Fit the sites' odds, shared by all outputs, and a scale and a floor for each output.
+def fit_sites(error: Tensor, by_site: Tensor) -> SiteFit:
+    """Fit an odds for each site, and a floor.
+
+    The nested models, one odds for all sites and no floor, are candidates too, so that the largest never ends worse.
 
     Args:
-        error: `(n, K)`, target minus mean.
-        by_site: `(n, K, sites)`, the variance of each site per unit of `rate / (1 - rate)`.
-        per_site: each site has its own odds; False: one for all.
-        floor: also fit a constant.
-        weights: `(n,)`, what each row counts, with mean 1.
+        error: `(n,)`, target minus mean.
+        by_site: `(n, sites)`, the variance of each site per unit of `rate / (1 - rate)`.
     """
     error, by_site = error.double(), _lifted(by_site.double())
-    zero, total = torch.zeros_like(error), by_site.sum(2)
+    total, ones = by_site.sum(1), torch.ones_like(by_site[0])
+    scale, floor = (float(value) for value in fit_floor(torch.zeros_like(error), total, error))
     candidates = []
-    for constant in (False, True) if floor else (False,):
-        if constant:
-            scales, floors = fit_floor(zero, total, error, per_output=True, weights=weights)
-        else:
-            scales = torch.stack([average(column, weights) for column in (error.square() / total).unbind(1)])
-            floors = torch.zeros_like(scales)
-        candidates.append(_fit(scales, floors, torch.ones_like(by_site[0, 0])))
-        if per_site:
-            candidates.append(_own(error, by_site, scales, floors, constant, weights))
-    # The nested models are candidates too, so that the larger one never ends worse.
-    size = error.square().mean(0).sqrt()
-    return min(candidates, key=lambda fit: _nll(error / size, fit.variance(by_site) / size.square(), weights))
+    for factor, constant in ((float((error.square() / total).mean()), None), (scale, floor)):
+        candidates += [_fit(factor, constant or 0.0, ones), _per_site(error, by_site, factor, constant)]
+    size = float(error.square().mean())
+    return min(candidates, key=lambda fit: _nll(error / size**0.5, fit.variance(by_site) / size))
 
 
-def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
-    if not bool(odds.any()):  # the floor explains all: a scale of 0 says so, and rates above 0 leave a raw variance
-        odds, scales = torch.ones_like(odds), torch.zeros_like(scales)
-    size = scales[scales > 0].log().mean().exp() if bool(scales.any()) else scales.new_tensor(_NOMINAL_ODDS)
-    return SiteFit(odds * size, scales / size, floors)
+def _fit(scale: float, floor: float, odds: Tensor) -> SiteFit:
+    if scale > 0 and bool(odds.any()):
+        return SiteFit(odds * scale, floor)
+    # The floor explains all: a scale of 0 says so, and odds above 0 leave a raw variance.
+    return SiteFit(torch.full_like(odds, _NOMINAL_ODDS), floor, 0.0)
 
 
-def _own(
-    error: Tensor,
-    by_site: Tensor,
-    scales: Tensor,
-    floors: Tensor,
-    floor: bool,
-    weights: Tensor | None,
-) -> SiteFit:
-    """Odds of their own for every site, from the common ones; outputs are brought to one size by their scales."""
-    rows, outputs, sites = by_site.shape
+def _per_site(error: Tensor, by_site: Tensor, scale: float, floor: float | None) -> SiteFit:
+    """Fit odds of their own for every site, from the common ones; `floor` is where that of the fit starts."""
     # Where a floor explained all there is, the sites start from a tenth of the squared error and not from nothing.
-    whole = (error.square() / by_site.sum(2)).mean(0)
-    scales = torch.where(scales > 0, scales, 0.1 * whole)
-    columns = by_site.reshape(rows * outputs, sites)
-    start = torch.ones(sites, dtype=columns.dtype, device=columns.device)
-    pull = start / (rows * outputs)
-    if floor:
-        columns = torch.cat([columns, torch.eye(outputs).to(columns).repeat(rows, 1)], 1)
-        start = torch.cat([start, floors / scales])
-        pull = torch.cat([pull, torch.zeros_like(scales)])
-    flat = (error / scales.sqrt()).flatten()
-    counted = None if weights is None else weights.repeat_interleave(outputs)
-    theta = scored(flat.square(), columns, start, pull, weights=counted)
-    return _fit(scales, theta[sites:] * scales if floor else torch.zeros_like(scales), theta[:sites])
+    scale = scale if scale > 0 else 0.1 * float((error.square() / by_site.sum(1)).mean())
+    rows, sites = by_site.shape
+    start, pull = torch.ones_like(by_site[0]), torch.full_like(by_site[0], 1 / rows)
+    if floor is not None:
+        by_site = torch.cat([by_site, torch.ones_like(by_site[:, :1])], 1)
+        start = torch.cat([start, start.new_tensor([floor / scale])])
+        pull = torch.cat([pull, pull.new_zeros(1)])
+    theta = scored(error.square() / scale, by_site, start, pull)
+    return _fit(scale, scale * float(theta[sites:].sum()), theta[:sites])
 
 
-def scored(
-    e2: Tensor,
-    columns: Tensor,
-    start: Tensor,
-    pull: Tensor,
-    charge: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> Tensor:
+def scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor, charge: Tensor | None = None) -> Tensor:
     """Fisher scoring with non-negative steps and backtracking.
 
-    Minimises `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)`; `weights` have mean 1.
+    Minimises `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)`.
     """
     price = torch.zeros_like(pull) if charge is None else charge
-    counts = torch.ones_like(e2) if weights is None else weights.to(e2)
 
     def objective(theta: Tensor) -> float:
         w = columns @ theta
         if bool((w <= 0).any()):
             return float("inf")
-        value = ((counts * (e2 / w + w.log())).mean() + (pull * (theta - start).square()).sum()) / 2 + price @ theta
+        value = ((e2 / w + w.log()).mean() + (pull * (theta - start).square()).sum()) / 2 + price @ theta
         return float(value)
 
     theta, value = start.clone(), objective(start)
     for _ in range(_STEPS):
         weight = (columns @ theta).reciprocal()
         scaled = columns * weight[:, None]
-        curvature = scaled.T @ (counts[:, None] * scaled) / len(e2) + torch.diag(2 * pull)
-        linear = scaled.T @ (counts * e2 * weight) / len(e2) + 2 * pull * start - 2 * price
+        curvature = scaled.T @ scaled / len(e2) + torch.diag(2 * pull)
+        linear = scaled.T @ (e2 * weight) / len(e2) + 2 * pull * start - 2 * price
         aim = _non_negative(curvature, linear, theta)
         step = 1.0
         while step > 1e-6:
@@ -175,13 +146,13 @@ def _non_negative(curvature: Tensor, linear: Tensor, start: Tensor) -> Tensor:
 
 
 def _lifted(by_site: Tensor) -> Tensor:
-    """Rows that no site touches are given the smallest variance of the others, in equal parts."""
-    total = by_site.sum(2)
-    least = least_positive(total, per_output=True) / by_site.shape[2]
-    return torch.where(total[..., None] > 0, by_site, least[:, None])
+    """Give rows that no site touches the smallest variance of the others, in equal parts."""
+    total = by_site.sum(1)
+    least = torch.where(total > 0, total, torch.inf).min() / by_site.shape[1]
+    return torch.where(total[:, None] > 0, by_site, least)
 
 
-def _nll(error: Tensor, variance: Tensor, weights: Tensor | None) -> float:
+def _nll(error: Tensor, variance: Tensor) -> float:
     if bool((variance <= 0).any()):
         return torch.inf
-    return float(nll(torch.zeros_like(error), variance, error, constant=False, weights=weights))
+    return float(nll(torch.zeros_like(error), variance, error, constant=False))

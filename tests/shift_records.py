@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from studies.shift.study import MEASURES
 
 
@@ -22,23 +20,3 @@ def record(methods: Mapping[str, Mapping[str, list[float]]], cuts: int = 4, epoc
         },
         "seconds": {"total": 1.0},
     }
-
-
-def random_results(methods: tuple[str, ...], sets: tuple[str, ...], cuts: int = 6) -> dict[str, dict[str, Any]]:
-    """Results of many methods, by chance."""
-    random = np.random.default_rng(0)
-    found = {}
-    for name in sets:
-        error = random.normal(1.5, 1, cuts)
-        found[name] = record(
-            {
-                method: {
-                    **{measure: random.uniform(0.4, 1, cuts).tolist() for measure in MEASURES},
-                    "error_growth": error.tolist(),
-                    "variance_growth": (random.uniform(0, 1) * error + random.normal(0, 0.3, cuts)).tolist(),
-                }
-                for method in methods
-            },
-            cuts,
-        )
-    return found

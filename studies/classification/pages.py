@@ -7,7 +7,6 @@ by Student's t.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ from latedrop.plots.canvas import GREY, style_of
 from studies.claims import Effect, Record, Values
 from studies.classification.claims import claims_page, is_part, told, values
 from studies.classification.data import SHIFTS, STRENGTHS
-from studies.pages import Results, captioned, drawn, one_legend, page, run_where, table, words
+from studies.pages import Results, captioned, captions, one_legend, run_where, table, words, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,12 +108,6 @@ def _table(
     return table(["", *results], rows)
 
 
-def pages(results: Results, folder: Path) -> dict[str, bytes]:
-    """All pages, and the figures where matplotlib is installed, by file name."""
-    files = drawn(lambda: figures(results))
-    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
-
-
 def tables(results: Results) -> list[str]:
     """Markdown: how it was run, the tables and the figures."""
     units = [unit for record in results.values() for unit in record["units"]]
@@ -142,12 +135,11 @@ def tables(results: Results) -> list[str]:
         "### Strange rows",
         "",
         *score_tables(results),
-        *captioned(CAPTIONS),
+        *captioned(captions("classification")),
     ]
 
 
 WORDS = words("classification")
-CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
 
@@ -215,3 +207,6 @@ def _strengths(results: Results) -> Figure:
 def _mean_gain(record: Record, method: str, part: str) -> float | None:
     own, base = (values(record, name, "nll", part) for name in (method, _BASE))
     return None if own is None or base is None else float((base - own).mean())
+
+
+pages = written(figures, tables, claims_page)

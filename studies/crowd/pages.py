@@ -18,7 +18,7 @@ from latedrop.errors import FileError
 from latedrop_crowd.regions import find_regions
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
-from studies.pages import Results, captioned, drawn, one_legend, page, table, words
+from studies.pages import Results, captioned, captions, drawn, one_legend, page, table, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -243,7 +243,7 @@ def _examples(path: Path) -> dict[str, npt.NDArray[Any]]:
 Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
 WORDS = words("crowd")
-CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
+CAPTIONS = captions("crowd")
 _LOOKS: dict[str, dict[str, Any]] = {
     "mean of draws": {"color": "black", "marker": "o", "linestyle": "-"},
     "unscaled": {"color": "#0072B2", "marker": "o", "linestyle": "-"},

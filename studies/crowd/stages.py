@@ -295,11 +295,11 @@ def _constant(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], index: int)
 def _per_site(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], by_site: dict[str, Tensor]) -> Stage:
     """A rate for each site, and a floor, fitted by NLL on the validation frames."""
     held = (setup.parts["validation"].count - plain["validation"][1]).cpu()
-    fitted = fit_sites(held[:, None], by_site["validation"].cpu()[:, None], per_site=True, floor=True)
+    fitted = fit_sites(held, by_site["validation"].cpu())
     same = Fit(1.0, 1.0, 1.0, 0.0, float(torch.finfo(torch.float64).tiny))
-    found: Stage = {"odds": fitted.odds.tolist(), "floor": float(fitted.floors)}
+    found: Stage = {"odds": fitted.odds.tolist(), "floor": fitted.floor}
     for name in PARTS:
-        variance = fitted.variance(by_site[name].double().cpu()[:, None])[:, 0]
+        variance = fitted.variance(by_site[name].double().cpu())
         part = Predicted(plain[name][1].cpu(), variance, setup.parts[name].count.cpu(), len(variance))
         measures = judge(part, same, intervals=True)
         kept = {"rmse": measures["rmse"], "mae": measures["mae"]}

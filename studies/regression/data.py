@@ -151,7 +151,7 @@ def key_of(item: UciSet, settings: DataclassInstance) -> dict[str, Any]:
     return {"set": item.name, "table_sha256": item.table_digest, "settings": asdict(settings)}
 
 
-def read_sets(folder: Path, schema: int, options: Namespace) -> dict[str, dict[str, Any]]:
+def read_sets(schema: int, folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
     """Read the results in a folder by set, in their usual order."""
     names = list(SETS) if options.csv is None else [options.csv.stem]
     paths = {name: folder / f"{name}.json" for name in names}

@@ -274,12 +274,8 @@ def per_site(net: Network) -> Moments:
     """`sum_s odds_s v_s + floor`, an odds for each site, fitted by NLL on the validation rows."""
     error, by_site = net.error("validation").cpu(), net.by_site["validation"].cpu()
     with one_thread():
-        fit = fit_sites(error[:, None], by_site[:, None], per_site=True, floor=True)
-    found = {}
-    for part in net.judged:
-        v = net.by_site[part]
-        found[part] = net.mean[part], v @ fit.odds.to(v) * fit.scales.to(v) + fit.floors.to(v)
-    return found
+        fit = fit_sites(error, by_site)
+    return {part: (net.mean[part], fit.variance(net.by_site[part])) for part in net.judged}
 
 
 def default(net: Network, *, reference: bool) -> Moments:

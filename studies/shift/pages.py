@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY, style_of
-from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
+from studies.pages import SHORT, Results, captioned, captions, counted, one_legend, run_where, table, words, written
 from studies.shift.claims import claims_page, slope, values
 from studies.uci.pages import group
 
@@ -152,12 +151,6 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
 
 
-def pages(results: Results, folder: Path) -> dict[str, bytes]:
-    """All pages, and the figures where matplotlib is installed, by file name."""
-    files = drawn(lambda: figures(results))
-    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
-
-
 def tables(results: Results) -> list[str]:
     """Markdown: how it was run, the tables and the figures."""
     rows = []
@@ -190,7 +183,7 @@ def tables(results: Results) -> list[str]:
         *method_tables(results),
     ]
     lines += [
-        *captioned(CAPTIONS),
+        *captioned(captions("shift")),
         "## Where the default overshoots",
         "",
         WORDS["overshoot"],
@@ -208,7 +201,6 @@ def tables(results: Results) -> list[str]:
 
 
 WORDS = words("shift")
-CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _GROWTH = ("injected, scaled", "injected, floor", "embedded, floor", "laplace, floor", "ensemble, floor",
            "gaussian ensemble, scaled", "default", "default + reference")  # fmt: skip
 _WIDE = 4
@@ -305,3 +297,6 @@ def _look(index: int) -> dict[str, Any]:
         return {"c": _EIGHTH, "marker": "*", "s": 45, "linewidths": 0}
     style = style_of(index)
     return {"c": style["color"], "marker": style["marker"], "s": 20, "linewidths": 0}
+
+
+pages = written(figures, tables, claims_page)

@@ -22,7 +22,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -332,10 +331,6 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
     ]
 
 
-def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
-    return read_sets(folder, SCHEMA, options)
-
-
 STUDY = Study(
     "shift",
     "What variances are worth beyond the training rows: every input of eight UCI sets is cut at a quantile.",
@@ -344,6 +339,6 @@ STUDY = Study(
     SCHEMA,
     table_options,
     _units,
-    _read,
+    partial(read_sets, SCHEMA),
     pages,
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY
 from studies.claims import split_error
-from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
+from studies.pages import SHORT, Results, captioned, captions, counted, one_legend, run_where, table, words, written
 from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
 
 if TYPE_CHECKING:
@@ -249,12 +248,6 @@ def _cell(values: Sequence[float], shared: float, best: bool) -> str:
 _DEPTHS = {False: "One hidden layer", True: "Three hidden layers of 50"}
 
 
-def pages(results: Results, folder: Path) -> dict[str, bytes]:
-    """All pages, and the figures where matplotlib is installed, by file name."""
-    files = drawn(lambda: figures(results))
-    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
-
-
 def tables(results: Results) -> list[str]:
     """Markdown: how it was run, who comes first, a table for every measure, kind and depth, and the figures."""
     lines = ["# The UCI study", "", _how(results), "", *_sets(results), "", "## Methods", "", WORDS["methods"]]
@@ -273,7 +266,7 @@ def tables(results: Results) -> list[str]:
             for kind in quality.kinds:
                 if columns(results, quality.name, deep=deep, kind=kind):
                     lines += ["", f"**{KINDS[kind]}**", "", *method_table(results, quality, deep=deep, kind=kind)]
-    return [*lines, "", *minimum_table(results), "", *embedded_tables(results), "", *captioned(CAPTIONS)]
+    return [*lines, "", *minimum_table(results), "", *embedded_tables(results), "", *captioned(captions("uci"))]
 
 
 def _how(results: Results) -> str:
@@ -298,7 +291,6 @@ def _sets(results: Results) -> list[str]:
 
 _FAR = 10.0
 WORDS = words("uci")
-CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _KINDS = ("injected", "embedded")
 _LEAST_AREA = 0.02
 """No panel shows less of the miscalibration area: smaller differences should look small."""
@@ -380,3 +372,6 @@ def _tradeoff(results: Results) -> Figure:
         ax.set_title(SHORT.get(name, name))
     one_legend(figure, figure.axes[0])
     return figure
+
+
+pages = written(figures, tables, claims_page)

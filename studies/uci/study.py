@@ -10,7 +10,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,10 +184,6 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
     ]
 
 
-def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
-    return read_sets(folder, SCHEMA, options)
-
-
 STUDY = Study(
     "uci",
     "Injected against embedded dropout on eight UCI sets, and other methods on the same networks.",
@@ -197,6 +192,6 @@ STUDY = Study(
     SCHEMA,
     _options,
     _units,
-    _read,
+    partial(read_sets, SCHEMA),
     pages,
 )

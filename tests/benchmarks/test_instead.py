@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import instead, instead_peers, instead_sets
+from benchmarks import instead, instead_methods, instead_sets
 from benchmarks.instead import by_set, figures
-from benchmarks.instead_case import Bounds, Case, Predicted, measures
-from benchmarks.instead_methods import METHODS
-from benchmarks.instead_peers import PEERS
+from benchmarks.instead_methods import METHODS, PEERS, Bounds, Case, Predicted, measures
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
 from benchmarks.sets import trained
 from latedrop.calibration.tails import Tail
@@ -106,7 +104,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instead, "METHODS", instead.ALL)
     monkeypatch.setattr(instead_sets, "SIZES", (10,))
     monkeypatch.setattr(instead_sets, "STEPS", 60)
-    monkeypatch.setattr(instead_sets, "table", lambda name: table_of(200, len(name)))
+    monkeypatch.setattr(instead_sets, "table", lambda name, most: table_of(200, len(name)))
 
 
 @pytest.mark.usefixtures("small")
@@ -125,6 +123,7 @@ def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(instead, "unit", None)  # nothing is left to measure
     instead.main(["--out", str(out), "--seeds", "1"])
     monkeypatch.setattr(instead, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(instead, "figure", lambda record, path: path)
     instead.main(["--out", str(out), "--page"])
     assert "| latedrop | " in (tmp_path / "page.md").read_text()
 
@@ -165,10 +164,10 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
 
 def test_methods_that_need_more_rows_or_fewer_weights_are_left_out(case: Case) -> None:
     few = Case(case.nets, case.x_train, case.y_train, case.x_val[:20], case.y_val[:20])
-    assert instead_peers.suits("DEUP", case)
-    assert not instead_peers.suits("DEUP", few)
+    assert instead_methods.suits("DEUP", case)
+    assert not instead_methods.suits("DEUP", few)
     wide = Case([torch.nn.Linear(3, 5000)], case.x_train, case.y_train, case.x_val, case.y_val)
-    assert not instead_peers.suits("Laplace, all weights, tuned", wide)
+    assert not instead_methods.suits("Laplace, all weights, tuned", wide)
 
 
 BASE = {"nll": 1.0, "crps": 2.0, "score": 4.0, "width": 1.0, "ranking": 0.0, "coverage": [0.5] * 5, "seconds": 0.0}

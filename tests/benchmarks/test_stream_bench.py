@@ -9,17 +9,7 @@ from torch import nn
 
 import latedrop
 from benchmarks import stream
-from benchmarks.stream import METHODS, TITLES, crowd, drift
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_follows_a_step(name: str) -> None:
-    method, corrected = METHODS[name]
-    measured = stream.followed(drift("step", 0), method(), corrected, list(range(500)))
-    if method is stream.Fixed:
-        assert measured["held"] < 0.75
-    else:
-        assert 0.85 < measured["held"] < 0.93
+from benchmarks.stream import TITLES, crowd
 
 
 def test_measures() -> None:
@@ -67,7 +57,6 @@ def test_delays_are_summed_up() -> None:
 
 def test_tables_repeat_the_json() -> None:
     cell = {"held": 0.912, "score": 3.21, "width": 2.0, "mae": 1.0, "held_labelled": 0.9}
-    assert stream.method_table({"methods": {"P": {"mall 10": cell}}}).splitlines()[2:] == ["| P | 91.2% / 3.2 |"]
     runs = {"regular": cell, "phases": [0.8, 0.95], "chance": cell}
     table = stream.crowd_table({"crowd": {"mall": {"own": cell, "every": {"10": runs}}}}).splitlines()
     assert table[3] == "| Mall | every 10 | 91.2% | 80% to 95% | 90.0% | 91.2% | 2.0 | 1.00 |"

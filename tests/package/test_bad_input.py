@@ -501,11 +501,6 @@ class TestArguments:
         with pytest.raises(ArgumentError, match=match):
             make()
 
-    @pytest.mark.parametrize("batch_size", [0, -1, None, 2.5])
-    def test_batch_size(self, batch_size: Any) -> None:
-        with pytest.raises(ArgumentError, match="expected a batch size of at least 1; found"):
-            quietly(mlp(), (X, Y), batches=Batches(batch_size))
-
     @pytest.mark.parametrize("scale", ["best", 0, -1, math.nan, math.inf, True, None, [1.0], np.ones(2), torch.ones(2)])
     def test_scale(self, scale: Any) -> None:
         match = r"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff\(\); found"
@@ -569,12 +564,6 @@ class TestArguments:
 
 
 class TestConformal:
-    @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
-    def test_too_few_rows_for_the_level(self) -> None:
-        predictor = quietly(mlp(), (X, Y)).conformal((X[:9], Y[:9]))
-        predictor.predict(X).interval(0.9)
-        with pytest.raises(ArgumentError, match=r"at least 19 conformal rows for an interval at level 0\.95; found 9"):
-            predictor.predict(X).interval(0.95)
 
     def test_no_rows(self) -> None:
         with pytest.raises(DataError, match="expected at least one row for conformal intervals; found none"):
@@ -651,14 +640,6 @@ class TestFiles:
             load(saved, mlp(3), readout=lambda out: out[:, :kept]).predict(X)
         with pytest.raises(DataError, match="expected outputs of shape"):
             load(saved, mlp(3), readout=lambda out: out[:, 0]).predict(X)
-
-    def test_where_nothing_can_be_written(self, tmp_path: Path) -> None:
-        predictor = quietly(mlp(), (X, Y))
-        with pytest.raises(FileError, match=r"expected to write .*model\.json; the system says"):
-            predictor.save(tmp_path / "no such folder" / "model.json")
-        (tmp_path / "folder").mkdir()
-        with pytest.raises(FileError, match="expected to write"):
-            predictor.save(tmp_path / "folder")
 
     def test_a_failed_save_keeps_the_old_file(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = saved.read_text()

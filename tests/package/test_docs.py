@@ -19,6 +19,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     [*DOCS.glob("*.md"), *DOCS.glob("reference/*.md"), ROOT / "crowd" / "README.md"]
 )  # the README has tests of its own
+OTHERS = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG", "studies/README")]
+OTHERS += [ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md", ROOT / "benchmarks" / "NOTES.md"]
 LONG = {"adapters", "classification", "coming_from", "crowd", "deployment", "tutorial_maps", "tutorial_text"}
 WIDEST = 88
 """Columns of a line of code that the site shows without cutting it off."""
@@ -80,7 +82,7 @@ def test_python_blocks_run(page: Path) -> None:
         pytest.skip(f"the other blocks ran; not installed: {', '.join(sorted(absent))}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [link for link in _links(page) if "://" not in link]
     assert [link for link in targets if not (page.parent / link).exists()] == []

@@ -465,31 +465,6 @@ def test_a_prediction_within_a_prediction_by_another_thread() -> None:
     assert_same_up_to_rounding(uq.predict(x).mean, uq.model(x).detach())
 
 
-def test_predictions_of_other_models_meet() -> None:
-    """Each pass waits for one of the other model: they would give up if one model waited for the other."""
-    meeting = Barrier(1)
-
-    class Meets(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            meeting.wait(PATIENCE)
-            found: Tensor = self.b(self.a(x).relu())
-            return found
-
-    x, y = torch.randn(40, 5), torch.randn(40, 1)
-    models = [Meets(), Meets()]
-    models[1].load_state_dict(models[0].state_dict())  # so that both predictions take the same number of passes
-    made = [calibrate(model, (x, y), progress=False) for model in models]
-    meeting = Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        found = [job.result(PATIENCE) for job in [pool.submit(uq.predict, x) for uq in made]]
-    meeting = Barrier(1)
-    assert all(alike(a.mean, uq.predict(x).mean) for a, uq in zip(found, made, strict=True))
-
-
 @pytest.mark.parametrize("when", [1, 2, 3, 4])
 def test_an_interrupt_while_calls_are_rerouted_leaves_nothing_behind(
     when: int, monkeypatch: pytest.MonkeyPatch

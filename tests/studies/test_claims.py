@@ -12,7 +12,6 @@ from studies.claims import (
     Claim,
     Effect,
     Outcome,
-    Theorem,
     claims_section,
     decide,
     decide_pooled,
@@ -20,7 +19,6 @@ from studies.claims import (
     split_error,
     student_p,
     student_quantile,
-    theorem_table,
 )
 
 
@@ -50,12 +48,6 @@ def test_an_effect_is_tested_against_the_threshold() -> None:
     assert verdict(Effect(1.0, 0.0, 3), above=1.0) == "not decided"
 
 
-def test_few_splits_need_more() -> None:
-    # 2.5 standard errors: p is 0.022 with 19 degrees of freedom, and 0.13 with 2.
-    assert verdict(Effect(1.25, 0.1, 19), above=1.0) == "holds"
-    assert verdict(Effect(1.25, 0.1, 2), above=1.0) == "not decided"
-
-
 def test_intervals() -> None:
     low, high = Effect.mean(np.array([1.0, 3.0]), overlap=1.5).interval
     assert (low, high) == pytest.approx((2 - 2 * 12.7062, 2 + 2 * 12.7062), rel=1e-5)  # six digits of a table
@@ -76,19 +68,6 @@ def test_the_sets_of_a_claim_are_one_family() -> None:
     other = Claim("", "", lambda record: Effect(record["effect"], 1.0) if record["effect"] < 9 else None, above=0.0)
     assert decide(other, alone | {"b": {"effect": 10.0}}).outcomes["a"].verdict == "holds"
     assert decide(other, alone | {"b": {"effect": 10.0}}).outcomes["b"] == Outcome()
-
-
-def test_what_is_said() -> None:
-    assert Claim("", "x", lambda _: None, above=0.5).threshold == "Effect: x; the claim is that it is above 0.5."
-    assert Claim("", "x", lambda _: None, below=0.0).threshold == "Effect: x; the claim is that it is below 0."
-    assert [Outcome("holds", Effect(1.0), p).said_p for p in (None, 0.0, 0.0312)] == ["", "< 0.0001", "0.031"]
-
-
-def test_a_theorem_shows_its_largest_deviation() -> None:
-    theorem = Theorem("two", "by halves", lambda record: record["off"])
-    lines = theorem_table((theorem,), {"a": {"off": 1e-7}, "b": {"off": 3e-6}, "c": {"off": None}})
-    assert lines[-1] == "| two | by halves | 3e-06 |"
-    assert theorem_table((theorem,), {"c": {"off": None}})[-1].endswith("| not measured |")
 
 
 def test_quantiles_and_p_values_are_those_of_the_tables() -> None:
@@ -135,12 +114,6 @@ def test_a_section_numbers_its_claims_and_marks_what_has_no_spread() -> None:
     ]
 
 
-def test_without_freedom_nothing_is_known() -> None:
-    assert student_quantile(0.95, 0) == math.inf
-    assert student_p(100.0, 0) == 1.0
-    assert student_p(math.inf, 3) == 0.0
-
-
 def test_error_of_splits_that_share_rows() -> None:
     values = [1.0, 2.0, 4.0, 5.0]  # variance 10 / 3
     assert split_error(values) == pytest.approx(math.sqrt(10 / 3 / 4))
@@ -156,13 +129,6 @@ def test_the_error_is_right_where_splits_share_most_of_a_mean() -> None:
     expected = np.mean([split_error(row, overlap=common / (1 - common)) ** 2 for row in values])
     # The variance of 4000 normal means is known to sqrt(2 / 4000), 2.2 %.
     assert values.mean(1).var() == pytest.approx(expected, rel=4 * 0.022)
-
-
-def test_holm_by_hand() -> None:
-    # Sorted 0.005, 0.01, 0.03, 0.04: times 4, 3, 2, 1, each at least the one before.
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

@@ -8,48 +8,37 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
+from latedrop.calibration.scale import fit_floor
 from latedrop.metrics import nll
 from rounding import assert_same_doubles
-from studies.site_rates import SiteFit, fit_sites, scored
+from studies.site_rates import fit_sites, scored
 
 
-def data(rows: int, sites: int, outputs: int = 1, floor: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def data(rows: int, sites: int, floor: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Errors, variances by site, and the odds that the errors were drawn with."""
     generator = torch.Generator().manual_seed(seed)
-    by_site = torch.rand(rows, outputs, sites, generator=generator, dtype=torch.float64) ** 3
+    by_site = torch.rand(rows, sites, generator=generator, dtype=torch.float64) ** 3
     odds = torch.rand(sites, generator=generator, dtype=torch.float64)
     odds[::3] = 0
-    std = (by_site @ odds + floor).sqrt()
-    return torch.randn(rows, outputs, generator=generator, dtype=torch.float64) * std, by_site, odds
+    return torch.randn(rows, generator=generator, dtype=torch.float64) * (by_site @ odds + floor).sqrt(), by_site, odds
 
 
-def cost(error: Tensor, variance: Tensor) -> float:
-    return float(nll(torch.zeros_like(error), variance, error))
-
-
-@pytest.mark.parametrize(("rows", "sites", "outputs"), [(300, 4, 1), (200, 3, 3), (15, 30, 1), (50, 1, 1)])
-def test_a_larger_model_never_ends_worse(rows: int, sites: int, outputs: int) -> None:
-    error, by_site, _ = data(rows, sites, outputs)
-    costs = {}
-    for per_site in (False, True):
-        for floor in (False, True):
-            fit = fit_sites(error, by_site, per_site=per_site, floor=floor)
-            assert bool((fit.odds >= 0).all() and (fit.scales >= 0).all() and (fit.floors >= 0).all())
-            # Outputs of equal size here, so that the mean over all of them is what was minimised.
-            size = error.square().mean(0).sqrt()
-            costs[per_site, floor] = cost(error / size, fit.variance(by_site) / size.square())
-    slack = 1e-9
-    assert costs[True, False] <= costs[False, False] + slack
-    assert costs[False, True] <= costs[False, False] + slack
-    assert costs[True, True] <= min(costs[True, False], costs[False, True]) + slack
+@pytest.mark.parametrize(("rows", "sites"), [(300, 4), (15, 30), (50, 1)])
+def test_it_never_ends_worse_than_one_common_rate_with_a_floor(rows: int, sites: int) -> None:
+    error, by_site, _ = data(rows, sites)
+    zero, fit = torch.zeros_like(error), fit_sites(error, by_site)
+    scale, floor = fit_floor(zero, by_site.sum(1), error)
+    assert bool((fit.odds >= 0).all())
+    assert fit.floor >= 0
+    own, common = (float(nll(zero, v, error)) for v in (fit.variance(by_site), scale * by_site.sum(1) + floor))
+    assert own <= common + 1e-9
 
 
 def test_against_scipy_with_the_same_pull() -> None:
     error, by_site, _ = data(400, 5)
-    fit = fit_sites(error, by_site, per_site=True, floor=True)
-    common = fit_sites(error, by_site, per_site=False, floor=True)
-    e2, u = error[:, 0].square().numpy(), by_site[:, 0].numpy()
-    start = common.odds[0].item()
+    fit = fit_sites(error, by_site)
+    e2, u = error.square().numpy(), by_site.numpy()
+    start = float(fit_floor(torch.zeros_like(error), by_site.sum(1), error)[0])
 
     def objective(theta: np.ndarray) -> float:
         w = u @ theta[:-1] * start + theta[-1]
@@ -61,78 +50,45 @@ def test_against_scipy_with_the_same_pull() -> None:
         for b in (0.05, 0.5)
     ]
     best = min(found, key=lambda result: result.fun)
-    ours = objective(np.append(fit.odds.numpy() / start, fit.floors.item()))
-    assert ours <= best.fun + 1e-7
+    assert objective(np.append(fit.odds.numpy() / start, fit.floor)) <= best.fun + 1e-7
     # Near its best the cost is flat: the two searches end apart.
     np.testing.assert_allclose(fit.odds.numpy() / start, best.x[:-1], atol=2e-2)
 
 
 def test_it_finds_the_truth_given_enough_rows() -> None:
     error, by_site, odds = data(40_000, 4)
-    fit = fit_sites(error, by_site, per_site=True, floor=True)
+    fit = fit_sites(error, by_site)
     # The standard error of an odds from the expected curvature, U' diag(1/w^2) U / 2.
-    w = by_site[:, 0] @ odds + 0.2
-    columns = torch.cat([by_site[:, 0], torch.ones(len(w), 1, dtype=torch.float64)], 1) / w[:, None]
+    w = by_site @ odds + 0.2
+    columns = torch.cat([by_site, torch.ones(len(w), 1, dtype=torch.float64)], 1) / w[:, None]
     errors = torch.linalg.inv(columns.T @ columns / 2).diagonal().sqrt()
-    assert bool(((fit.odds * fit.scales - odds).abs() < 4 * errors[:-1]).all())
-    assert abs(float(fit.floors) - 0.2) < 4 * float(errors[-1])
+    assert bool(((fit.odds - odds).abs() < 4 * errors[:-1]).all())
+    assert abs(fit.floor - 0.2) < 4 * float(errors[-1])
 
 
-def test_outputs_share_the_odds_and_have_their_own_scale_and_floor() -> None:
-    error, by_site, _ = data(500, 3, outputs=2)
-    units = torch.tensor([1.0, 1000.0], dtype=torch.float64)
-    fit = fit_sites(error * units, by_site * units.square()[:, None], per_site=True, floor=True)
-    same = fit_sites(error, by_site, per_site=True, floor=True)
-    # Two searches, which end near the same place.
-    torch.testing.assert_close(fit.variance(by_site * units.square()[:, None]) / units.square(), same.variance(by_site))
-    assert abs(float(fit.scales.log().mean())) < 1e-9
-
-
-@pytest.mark.parametrize("per_site", [False, True])
-@pytest.mark.parametrize("floor", [False, True])
-def test_sites_and_rows_without_variance(per_site: bool, floor: bool) -> None:
+def test_sites_and_rows_without_variance() -> None:
     error, by_site, _ = data(100, 4)
-    by_site[:, :, 2] = 0
+    by_site[:, 2] = 0
     by_site[:7] = 0
-    fit = fit_sites(error, by_site, per_site=per_site, floor=floor)
-    assert bool(torch.isfinite(fit.odds).all())
-    assert bool((fit.odds >= 0).all())
+    odds = fit_sites(error, by_site).odds
+    assert bool((torch.isfinite(odds) & (odds >= 0)).all())
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_where_the_floor_explains_all_the_sites_keep_a_rate(outputs: int) -> None:
+def test_where_the_floor_explains_all_the_sites_keep_a_rate() -> None:
     for seed in range(20):  # whether the common or the own rates win such a tie is a matter of rounding
-        _, by_site, _ = data(200, 3, outputs, seed=seed)
-        error = 1 / (1 + 3 * by_site.sum(2))  # the larger the variance, the smaller the error
-        fit = fit_sites(error, by_site, per_site=True, floor=True)
+        _, by_site, _ = data(200, 3, seed=seed)
+        error = 1 / (1 + 3 * by_site.sum(1))  # the larger the variance, the smaller the error
+        fit = fit_sites(error, by_site)
         assert bool((fit.odds > 0).all())
-        assert fit.scales.tolist() == [0.0] * outputs
-        assert_same_doubles(fit.floors, error.square().mean(0))
-
-
-def test_more_sites_than_rows_stays_near_the_common_rate() -> None:
-    error, by_site, _ = data(12, 60)
-    common = fit_sites(error, by_site, per_site=False, floor=False)
-    own = fit_sites(error, by_site, per_site=True, floor=False)
-    ratio = own.odds / common.odds
-    assert float(ratio.max()) < 5
-    assert own.odds.shape == (60,)
-
-
-def test_it_is_deterministic() -> None:
-    error, by_site, _ = data(100, 4)
-    a, b = (fit_sites(error, by_site, per_site=True, floor=True) for _ in range(2))
-    assert torch.equal(a.odds, b.odds)  # the same call on the same numbers
-    assert torch.equal(a.floors, b.floors)
+        assert fit.scale == 0
+        assert_same_doubles(torch.tensor(fit.floor, dtype=torch.float64), error.square().mean())
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(3, 40), st.integers(1, 8), st.integers(0, 10_000))
-def test_the_fit_is_stationary_and_scales_with_the_data(rows: int, sites: int, seed: int) -> None:
+def test_the_fit_scales_with_the_data(rows: int, sites: int, seed: int) -> None:
     error, by_site, _ = data(rows, sites, seed=seed)
-    fit = fit_sites(error, by_site, per_site=True, floor=True)
-    larger = fit_sites(error * 10, by_site, per_site=True, floor=True)
-    assert isinstance(fit, SiteFit)
+    fit, larger = fit_sites(error, by_site), fit_sites(error * 10, by_site)
     torch.testing.assert_close(larger.variance(by_site), fit.variance(by_site) * 100, rtol=1e-2, atol=0)
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from latedrop.errors import ArgumentError, FileError
 from studies.__main__ import main
-from studies.claims import decide
 from studies.classification import study as classification
-from studies.classification.claims import CLAIMS, told, values
+from studies.classification.claims import CLAIMS
 from studies.classification.data import SETS
 from studies.classification.methods import MEASURES
-from studies.classification.pages import CAPTIONS
 from studies.classification.study import STUDY, Settings
 from studies.driver import parsed, run
+from studies.pages import captions
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 pytestmark = pytest.mark.slow  # together half a minute
@@ -70,36 +69,6 @@ def test_measures_agree_with_one_another(folder: Path) -> None:
     assert methods["ensemble"]["accuracy"] != methods["softmax"]["accuracy"]
 
 
-def test_means_over_parts(folder: Path) -> None:
-    record = read(folder)["digits-mlp"]
-    nll = np.array([unit["methods"]["default"]["nll"] for unit in record["units"]])
-    np.testing.assert_allclose(values(record, "default", "nll"), nll[:, 0])
-    np.testing.assert_allclose(values(record, "default", "nll", "shift"), nll[:, 1:].mean(1))
-    np.testing.assert_allclose(values(record, "default", "nll", "noise"), nll[:, 6:11].mean(1))
-    np.testing.assert_allclose(values(record, "default", "nll", "blur-5"), nll[:, 15])
-    assert values(record, "moon", "nll") is None
-    auroc = [unit["scores"]["energy"]["auroc"] for unit in record["units"]]
-    if find_spec("matplotlib") is not None:  # letters are the only other set
-        assert record["units"][0]["others"][-2] == "letters"
-        np.testing.assert_allclose(told(record, "energy"), np.array(auroc)[:, -2])
-    assert told(record, "energy", where="mnist") is None
-    np.testing.assert_allclose(told(record, "energy", where="uniform noise"), np.array(auroc)[:, -1])
-
-
-def test_claims_compare_repeat_by_repeat() -> None:
-    def record(gains: list[float]) -> dict[str, Any]:
-        units = [
-            {"labelled": ["test"], "methods": {"temperature": {"nll": [0.5 + i]}, "default": {"nll": [0.5 + i - gain]}}}
-            for i, gain in enumerate(gains)
-        ]
-        return {"units": units, "overlap": 0.0}
-
-    (claim,) = [c for c in CLAIMS if c.text == "The default has a lower NLL than one temperature"]
-    results = {"up": record([0.1, 0.11, 0.12]), "down": record([-0.1, -0.11, -0.12]), "one": record([0.1])}
-    found = {name: outcome.verdict for name, outcome in decide(claim, results).outcomes.items()}
-    assert found == {"up": "holds", "down": "fails", "one": "not decided"}
-
-
 def test_pages_come_from_the_json_alone(folder: Path) -> None:
     before = {name: (folder / name).read_text(encoding="utf-8") for name in ("tables.md", "claims.md")}
     assert main(["classification", "--figures", "--out", str(folder)]) == 0
@@ -107,7 +76,7 @@ def test_pages_come_from_the_json_alone(folder: Path) -> None:
     assert "decide nothing" in before["claims.md"]
     assert all(claim.text in before["claims.md"] for claim in CLAIMS)
     if find_spec("matplotlib") is not None:
-        assert {f"{name}.png" for name in CAPTIONS} <= {path.name for path in folder.iterdir()}
+        assert {f"{name}.png" for name in captions("classification")} <= {path.name for path in folder.iterdir()}
 
 
 def test_finished_repeats_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 pytest.importorskip("safetensors")
 pytest.importorskip("scipy")
 
-from scipy.stats import spearmanr
 
 import latedrop
 from latedrop import metrics
@@ -31,11 +30,9 @@ from studies import pages as study_pages
 from studies.__main__ import main
 from studies.claims import Outcome, decide
 from studies.crowd import claims as crowd_claims
-from studies.crowd import measures as crowd_measures
 from studies.crowd import pages as crowd_pages
 from studies.crowd import study as crowd
-from studies.crowd.claims import methods
-from studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
+from studies.crowd.measures import COVERAGES, KINDS, Predicted, conformal, fit, judge
 from studies.crowd.stages import Settings, load, sampled
 from studies.crowd.study import STUDY
 from studies.driver import parsed, read_record, run
@@ -160,32 +157,6 @@ def test_the_floor_is_never_worse_and_the_path_goes_from_scale_to_relaxed_scale(
     np.testing.assert_allclose(path["ma"], [point.ma for point in expected], atol=2.5e-4)
 
 
-def test_a_map_that_no_draw_changes_is_refused() -> None:
-    held, _ = pairs()
-    with pytest.raises(DataError, match="found none: no draw changed the map"):
-        fit(Predicted(held.mean, torch.zeros_like(held.variance), held.target))
-
-
-def test_blocks_are_means_of_consecutive_frames() -> None:
-    held, test = pairs(rows=480)
-    assert blocks(torch.arange(250.0)) == [12.0 + 25 * k for k in range(10)]
-    assert len(blocks(torch.arange(1200.0))) == 48
-    assert blocks(torch.arange(3.0)) == [0.0, 1.0, 2.0]
-    found = judge(test, fit(held))
-    for name, values in found["blocks"].items():
-        assert np.mean(values) == pytest.approx(found[name], rel=1e-5)
-
-
-def test_agreement_is_spearmans_with_ties_shared() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randint(0, 6, (200,), generator=generator).double()
-    b = a + torch.randint(0, 6, (200,), generator=generator)
-    found = agreement(a, b)
-    assert found["rank_correlation"] == pytest.approx(spearmanr(a, b).statistic)
-    assert found["ratio_of_means"] == pytest.approx(float(a.mean() / b.mean()))
-    assert agreement(torch.ones(5), torch.arange(5.0))["rank_correlation"] == 0
-
-
 def test_conformal_is_that_of_intervals() -> None:
     held, test = pairs()
     std = {"validation": held.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
@@ -297,40 +268,6 @@ def test_claims_follow_the_numbers(quick: Path) -> None:
     assert found(embedded).effect is None
 
 
-def test_claims_about_small_and_best_rates(quick: Path) -> None:
-    record = json.loads((quick / "scenes.json").read_text())
-    by_text = {claim.text: claim.measure for claim in crowd_claims.CLAIMS}
-
-    def value(text: str) -> float:
-        effect = by_text[text](record)
-        assert effect is not None
-        return effect.value
-
-    injected, plain = record["injected"]["count"], record["constant"]["count"]["test"]
-    injected["test"]["rmse"], plain["rmse"] = [1.8, 99.0], 2.0
-    assert value("Counts: the RMSE falls at small rates") == pytest.approx(-0.1)
-    plain["blocks"]["mae"] = [1.0, 2.0, 3.0, 2.0]
-    injected["blocks"]["mae"] = [[0.5, 2.0, 2.5, 2.0], [9.0] * 4]
-    assert value("Counts: so does the MAE, which has a spread over blocks") == pytest.approx(-0.125)
-    record["chosen"]["count"] = {"unscaled": 1, "scaled": 0, "floor": 0}
-    assert value("Counts: the best rate is another one with a scale than without") == pytest.approx(1.0)  # 0.005, 0.05
-    injected["blocks"]["nll_scaled"] = [[1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5, 4.5]]
-    assert value("Counts: the rate of least unscaled NLL is the wrong one to scale") == pytest.approx(0.5)
-    record["rates"] = [0.005, 0.01]  # both are the paper's
-    assert value("Counts: the scaled NLL is stable in the rate") == pytest.approx(0.5)
-
-
-def test_each_method_is_at_its_own_rate(quick: Path) -> None:
-    record = read(quick)
-    record["chosen"]["count"] = {"unscaled": 1, "scaled": 0, "floor": 1}
-    found, test = methods(record, "count"), record["injected"]["count"]["test"]
-    assert found["injected, unscaled"]["nll"] == test["nll_unscaled"][1]
-    assert found["injected, scaled"]["nll"] == test["nll_scaled"][0]
-    assert found["injected, relaxed"]["nll"] == test["nll_relaxed"][0]
-    assert found["injected, floor"]["coverage"] == test["coverage"]["floor"][1]
-    assert found["constant"]["nll"] == record["constant"]["count"]["test"]["nll"]
-
-
 def test_only_the_region_of_interest_counts() -> None:
     if not (DATA / "ucsd").is_dir():
         pytest.skip("UCSD is not at ../shared/data/ucsd")
@@ -350,17 +287,6 @@ def test_only_the_region_of_interest_counts() -> None:
     assert drawn.mean.shape == test.density.shape
     with pytest.raises(DataError, match="expected weights made for the region of interest of ucsd"):
         load(item, Trained(trained.model, cells[:-1], {}), settings, batch=2)
-
-
-def test_no_frames_are_an_error() -> None:
-    item = make_scenes(1, 0, 1, shape=(64, 72))
-    with pytest.raises(DataError, match="expected validation frames in scenes; found none"):
-        load(item, Trained(MCNN().eval()), Settings(), batch=1)
-
-
-def test_levels_are_the_librarys() -> None:
-    ones = torch.ones(3)
-    np.testing.assert_allclose(crowd_measures.levels(), metrics.calibration_curve(ones, ones, 2 * ones)[0])
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from latedrop.errors import OutputError
 from rounding import assert_same_up_to_rounding
 from studies.regression import training as stacked
-from studies.regression.training import GaussianTraining, Plan, Stack, Training, initial, key, train, train_concrete
+from studies.regression.training import (
+    GaussianTraining,
+    Plan,
+    Stack,
+    Training,
+    heads,
+    initial,
+    key,
+    train,
+    train_concrete,
+)
 
 SPLITS, ROWS, INPUTS = 3, 45, 4
 SEEDS = [key("test", split) for split in range(SPLITS)]
@@ -50,7 +60,7 @@ def plain(x: Tensor, y: Tensor, plan: Plan, rate: float, seed: int, units: int) 
 
 
 def gradients(training: Training, rows: slice) -> list[Tensor]:
-    """Of every member's mean squared error, by autograd, for the flat parameters of `training`."""
+    """Of every member's mean squared error or mean Gaussian NLL, by autograd, for the parameters of `training`."""
     leaves = [part.detach().clone().double().requires_grad_() for layer in training.layers for part in layer]
     rates = torch.tensor(training.plan.rates, dtype=torch.float64).repeat(training.splits).view(-1, 1, 1)
     a, at = training.xs[:, rows].double().repeat_interleave(len(training.plan.rates), 0), 0
@@ -61,17 +71,21 @@ def gradients(training: Training, rows: slice) -> list[Tensor]:
             a = a * (numbers.repeat_interleave(len(training.plan.rates), 0) > rates) / (1 - rates)
         at += width
     target = training.ys[:, rows].double().repeat_interleave(len(training.plan.rates), 0)
-    loss = ((a @ leaves[-2] + leaves[-1])[..., 0] - target).square().mean(1).sum()
-    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+    output = a @ leaves[-2] + leaves[-1]
+    loss = (output[..., 0] - target).square()
+    if training.outputs == 2:
+        loss = (loss / output[..., 1].exp() + output[..., 1]) / 2
+    return list(torch.autograd.grad(loss.mean(1).sum(), leaves, allow_unused=True, materialize_grads=True))
 
 
+@pytest.mark.parametrize("kind", [Training, GaussianTraining], ids=["squared error", "gaussian"])
 @pytest.mark.parametrize("rates", [(0.0,), (0.0, 0.1, 0.5)], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize(
-    "hidden", [(6,), (7, 5), (6, 6), (7, 5, 8), (6, 6, 6), (7, 6, 6), (5, 8, 7, 6), (6, 6, 6, 6), (6, 7, 6, 7)], ids=str
-)
-def test_the_gradient_is_that_of_autograd(hidden: tuple[int, ...], rates: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("hidden", [(6,), (7, 5), (6, 6), (6, 6, 6), (5, 8, 7, 6), (6, 6, 6, 6)], ids=str)
+def test_the_gradient_is_that_of_autograd(
+    hidden: tuple[int, ...], rates: tuple[float, ...], kind: type[Training]
+) -> None:
     x, y = data()
-    training = Training(x, y, Plan(hidden, rates, 1e-3, 16, 1), SEEDS, lambda rows: None)
+    training = kind(x, y, Plan(hidden, rates, 1e-3, 16, 1), SEEDS, lambda rows: None)
     training._draw()
     # The second time over buffers that hold the first; the last batch of an epoch is smaller.
     for rows in (slice(0, 16), slice(16, 32), slice(32, ROWS)):
@@ -139,13 +153,6 @@ def test_ctrl_c_ends_the_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threading.active_count() == before
 
 
-def test_progress_adds_up() -> None:
-    x, y = data()
-    told: list[int] = []
-    train(x, y, Plan((8,), (0.0, 0.1), 1e-2, 16, 7), SEEDS, tick=told.append)
-    assert sum(told) == 7 * SPLITS * ROWS
-
-
 def test_divergence_is_an_error() -> None:
     x, y = data()
     with pytest.raises(OutputError, match="Lower the learning rate"):
@@ -174,3 +181,17 @@ def test_concrete_dropout_is_captured_too(monkeypatch: pytest.MonkeyPatch, hidde
     plain_run = train_concrete(x, y, plan, SEEDS)
     assert_same(replayed.stack, 1, 0, plain_run.stack, 1, 0)
     assert_same_up_to_rounding(replayed.rate, plain_run.rate)
+
+
+def test_a_gaussian_head_learns_the_noise() -> None:
+    torch.manual_seed(1)
+    x = torch.rand(2, 2000, 1) * 2 - 1
+    std = (x[..., 0] - 1).exp()
+    stack = train(
+        x, x[..., 0] + std * torch.randn(2, 2000), Plan((20,), (0.0,), 5e-3, 64, 60), [1, 2], kind=GaussianTraining
+    )
+    at = torch.tensor([[-0.5], [0.5]])
+    for split in range(2):
+        mean, variance = heads(stack.member(split, 0), at)
+        torch.testing.assert_close(mean, at[:, 0], atol=0.15, rtol=0)
+        torch.testing.assert_close(variance.sqrt(), (at[:, 0] - 1).exp(), rtol=0.2, atol=0)

@@ -10,9 +10,9 @@ import pytest
 from latedrop.errors import DataError
 from studies.__main__ import main
 from studies.driver import parsed, read_record, run
+from studies.pages import captions
 from studies.regression.data import SETS
 from studies.shift import study as shift
-from studies.shift.pages import CAPTIONS
 from studies.shift.study import MEASURES, STUDY, Settings
 
 HOWS = ("raw", "scaled", "floor")
@@ -102,7 +102,7 @@ def test_pages_come_from_the_json_alone(folder: Path) -> None:
     assert "- mine, input 2 above: " in before
     assert "decide nothing" in (folder / "claims.md").read_text(encoding="utf-8")
     if find_spec("matplotlib") is not None:
-        assert {f"{name}.png" for name in CAPTIONS} <= {path.name for path in folder.iterdir()}
+        assert {f"{name}.png" for name in captions("shift")} <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.slow

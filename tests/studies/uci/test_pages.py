@@ -4,17 +4,12 @@ from typing import Any
 
 import pytest
 
-from studies.uci import pages
 from studies.uci.pages import (
-    KINDS,
     QUALITIES,
     columns,
-    duel_table,
     group,
     mean_ranks,
     method_table,
-    rank_table,
-    verdicts,
 )
 from uci_records import made_record
 
@@ -50,11 +45,6 @@ def test_a_table_holds_one_kind_alone(results: dict[str, dict[str, Any]], kind: 
     assert ("injected per site, floor" in methods) == (deep and kind == "floor")
 
 
-def test_a_method_that_a_set_lacks_is_left_out(results: dict[str, dict[str, Any]]) -> None:
-    del results["energy"]["methods"]["swag, raw"]
-    assert "swag, raw" not in columns(results, "nll", deep=False, kind="raw")
-
-
 def test_cells_have_honest_errors_and_the_best_is_bold(results: dict[str, dict[str, Any]]) -> None:
     results["yacht"]["methods"]["laplace, floor"]["nll"] = [0.0, 0.5, 0.5, 1.0]  # variance 1 / 6
     lines = method_table(results, BY_NAME["nll"], deep=False, kind="floor")
@@ -64,30 +54,3 @@ def test_cells_have_honest_errors_and_the_best_is_bold(results: dict[str, dict[s
     embedded = next(line for line in lines if line.startswith("| embedded, floor |"))
     assert embedded.endswith("|  |")  # not post hoc: it needs its own training
     assert "rank" not in method_table(results, BY_NAME["width"], deep=False, kind="raw")[0]
-
-
-def test_duels_are_with_injection_of_the_same_kind(results: dict[str, dict[str, Any]]) -> None:
-    results["yacht"]["methods"]["laplace, floor"]["nll"] = [0.5] * 4
-    results["energy"]["methods"]["injected, raw"]["nll"] = [3.0] * 4
-    rows = {line.split(" | ")[0]: line for line in duel_table(results, deep=False)}
-    assert rows["| laplace"] == "| laplace | 1 of 2, -1.000 | 0 of 2, +0.000 | 1 of 2, -0.250 |"
-    assert rows["| constant"].startswith("| constant |  |  | ")
-
-
-def test_summaries_name_the_best(results: dict[str, dict[str, Any]]) -> None:
-    for record in results.values():
-        record["methods"]["gaussian, floor"]["nll"] = [0.0] * 4
-        record["methods"]["rate-in, floor"]["nll"] = [0.5] * 4
-    line = verdicts(results, deep=False)[-1]
-    assert "`gaussian, floor`, `rate-in, floor`" in line
-    assert line.endswith("as it is, `rate-in, floor`.")
-    assert rank_table(results, deep=False, kind="floor")[2].startswith("| gaussian, floor | 1.00 |")
-
-
-def test_pages_hold_every_quality_and_kind(results: dict[str, dict[str, Any]]) -> None:
-    page = "\n".join(pages.tables(results))
-    assert all(quality.title in page for quality in QUALITIES)
-    assert all(f"**{title}**" in page for title in KINDS.values())
-    assert "(claims.md)" in page
-    for method in results["yacht"]["methods"]:
-        assert f"| {method.rpartition(', ')[0] or method.removesuffix(' + reference')} |" in page
