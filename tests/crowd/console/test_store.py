@@ -142,14 +142,32 @@ def filled(path: Path) -> Path:
 def test_files_of_another_version_or_with_other_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="format 99"):
         Store(database(filled(tmp_path / "newer"), "PRAGMA user_version = 99"))
+    other = database(filled(tmp_path / "other"), "DROP TABLE events; CREATE TABLE events (id INTEGER)")
+    before = other.read_bytes()
     with pytest.raises(FileError, match=r"other columns\. Pass another --memory"):
-        Store(database(filled(tmp_path / "other"), "DROP TABLE events; CREATE TABLE events (id INTEGER)"))
+        Store(other)
+    assert other.read_bytes() == before
     with pytest.raises(FileError, match="is something else"):
         Store(tmp_path)
     with pytest.raises(ArgumentError, match="5 MB"):
         Store(tmp_path / "small", most_bytes=10)
     again = Store(tmp_path / "after")  # no connection is left that locks the file
     again.close()
+
+
+CELLS = (
+    *("zones SET people = 'x'", "zones SET name = x'ff'", "counts SET time = 1e308", "counts SET count = '[]'"),
+    *("counts SET low = NULL", "events SET ended = 9e999", "events SET text = x'ff'", "pictures SET jpeg = 5"),
+)
+
+
+@pytest.mark.parametrize("cells", CELLS)
+def test_cells_of_other_kinds_are_refused_and_stay_as_they_are(cells: str, tmp_path: Path) -> None:
+    path = database(filled(tmp_path / "a.sqlite"), f"UPDATE {cells}")  # which SQLite takes in any column
+    before = path.read_bytes()
+    with pytest.raises(FileError, match=f"its table {cells.split()[0]} holds values that cannot be. Pass another"):
+        Store(path)
+    assert path.read_bytes() == before
 
 
 def use(path: Path) -> None:
