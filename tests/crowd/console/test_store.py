@@ -4,7 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -200,6 +200,17 @@ def test_damage_ends_in_a_message(page: int, tmp_path: Path) -> None:
     (tmp_path / "b.sqlite").write_bytes(whole[: 4096 * page + 7])  # cut off
     with pytest.raises(FileError, match="--memory"):
         use(tmp_path / "b.sqlite")
+
+
+def test_a_damaged_index_is_noticed_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = filled(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'counts_by_time'").fetchone()
+    content = bytearray(path.read_bytes())
+    content[4096 * (page - 1) : 4096 * page] = bytes(4096)
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"it is damaged\. Pass another --memory"):
+        Store(path)
 
 
 def test_zones_are_checked_and_the_whole_picture_stays(tmp_path: Path) -> None:
