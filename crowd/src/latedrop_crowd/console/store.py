@@ -82,7 +82,7 @@ class Store:
         self._db.row_factory = sqlite3.Row
 
     def _open(self) -> None:
-        """Lock the file until it is closed; check it, or make its tables where it is new, before anything is written."""
+        """Lock the file until it is closed; check it before anything is written, or make its tables where it is new."""
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         if self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("it is damaged")
@@ -411,5 +411,5 @@ def _check_tables(db: sqlite3.Connection) -> None:
 
 def _fields(db: sqlite3.Connection) -> set[tuple[Any, ...]]:
     """Return table, column, type and whether there must be a value, of every column."""
-    query = "SELECT m.name, p.name, p.type, p.\"notnull\" FROM sqlite_master m, pragma_table_info(m.name) p "
+    query = 'SELECT m.name, p.name, p.type, p."notnull" FROM sqlite_master m, pragma_table_info(m.name) p '
     return {tuple(row) for row in db.execute(f"{query} WHERE m.type = 'table'")}
