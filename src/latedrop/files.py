@@ -30,6 +30,7 @@ __all__ = [
     "check_apart",
     "csv_line",
     "digest_of",
+    "in_utf8",
     "locked",
     "npy_head",
     "parsed",
@@ -149,10 +150,19 @@ def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         used[name] = output
 
 
-def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file under another name, then rename it, so that nobody finds half of it."""
+def write_aside(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file under another name, then rename it, so that nobody finds half of it; text as `in_utf8` gives it."""
     with aside(path) as part:
-        part.write_bytes(content)
+        part.write_bytes(in_utf8(content).encode() if isinstance(content, str) else content)
+
+
+def in_utf8(text: str) -> str:
+    r"""Return text that can be written as UTF-8: names of files may hold any bytes, which Python keeps as surrogates.
+
+    >>> print(in_utf8("a\udcff.png"))
+    a\udcff.png
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def npy_head(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
@@ -209,7 +219,7 @@ def csv_line(cells: Iterable[Any]) -> str:
     # csv.writer quotes the characters of the line's end alone: a bare CR would begin a row of its own.
     writer = csv.writer(line, lineterminator="\r\n")
     writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in cells])
-    return line.getvalue().removesuffix("\r\n") + "\n"
+    return in_utf8(line.getvalue().removesuffix("\r\n") + "\n")
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:

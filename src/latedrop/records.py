@@ -247,7 +247,7 @@ class Format(Generic[_T]):
 
     def write(self, path: str | os.PathLike[str], value: _T, tensor: Callable[[Any], Any] | None = None) -> None:
         """Write a file, whole or not at all."""
-        write_aside(path, self.to_json(value, tensor).encode())
+        write_aside(path, self.to_json(value, tensor))
 
     def read(self, path: str | os.PathLike[str]) -> _T:
         """Read a file; `FileError` names the file, and the field that is wrong."""

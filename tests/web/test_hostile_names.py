@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Thread
@@ -25,6 +27,7 @@ import small_files
 from chromium import launch, needs_chromium
 from latedrop.cli import main
 from latedrop.evaluation.evaluation import compare
+from latedrop.files import write_aside
 from latedrop.report import Picture, write_class_report, write_report
 
 uvicorn = pytest.importorskip("uvicorn", reason="pages are extras")
@@ -94,7 +97,25 @@ def class_report(folder: Path) -> Page:
     return Page(str(path), LONG)
 
 
-WRITTEN: dict[str, Callable[[Path], Page]] = {"report": report, "classes": class_report}
+def day(folder: Path) -> Page:
+    """The console's report of today, whose camera, zone and events have such names, and its csv beside it."""
+    from latedrop_crowd.console.daily import day_page, hours_table
+    from latedrop_crowd.console.store import Store
+
+    store, today = Store(folder / "day.sqlite"), date.today()
+    zone = store.zones(LONG)[0].id
+    store.change_zone(zone, EVIL, 3.0)
+    store.add_zone(LONG, "=1+1", [[0, 0], [1, 0], [1, 1]], None)
+    noon = datetime.combine(today, time(12)).timestamp()
+    store.add_counts((name.id, noon, 4.0, 2.0, 6.0, 0.1) for name in store.zones(LONG))
+    store.add_event(LONG, EVIL, LONG, zone)
+    write_aside(folder / "day.html", day_page(store, LONG, store.zones(LONG), today, 0.9))
+    write_aside(folder / "day.csv", hours_table(store, store.zones(LONG), today))
+    store.close()
+    return Page(str(folder / "day.html"), LONG)
+
+
+WRITTEN: dict[str, Callable[[Path], Page]] = {"report": report, "classes": class_report, "day": day}
 
 
 class Evil(HTMLParser):
@@ -237,16 +258,51 @@ def test_csv_files_of_the_console(tmp_path: Path) -> None:
     store.close()
 
 
-def test_csv_files_of_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_files_of_a_day(tmp_path: Path) -> None:
+    day(tmp_path)
+    with open(tmp_path / "day.csv", newline="") as file:
+        assert [row["zone"] for row in csv.DictReader(file)] == [EVIL, "'=1+1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), [(b"=1+1.png", "'=1+1.png"), (b"a\xff.png", r"a\udcff.png")], ids=["formula", "bytes"]
+)
+def test_csv_files_of_counts(name: bytes, cell: str, tmp_path: Path) -> None:
     from PIL import Image
 
+    from latedrop_crowd.console.sources import open_sources
     from latedrop_crowd.scenes import make_scenes
 
     frames = tmp_path / "frames"
     frames.mkdir()
-    Image.fromarray(make_scenes(0, 6, 0).frames[0].pixels).save(frames / "=1+1.png")
+    with made(frames / os.fsdecode(name)) as path:
+        Image.fromarray(make_scenes(0, 6, 0).frames[0].pixels).save(path)
     with pytest.raises(SystemExit) as stop:
         main(["crowd", "count", str(frames), "--weights", "scenes", "--out", str(tmp_path)])
     assert not stop.value.code
     with open(tmp_path / "counts.csv", newline="") as file:
-        assert [row["frame"] for row in csv.DictReader(file)] == ["'=1+1.png"]
+        assert [row["frame"] for row in csv.DictReader(file)] == [cell]
+    frames.rename(tmp_path / os.fsdecode(name.removesuffix(b".png")))
+    (source,) = open_sources([str(tmp_path / os.fsdecode(name.removesuffix(b".png")))])
+    source.name.encode()  # as the console's memory and its answers need it
+
+
+def test_a_file_may_have_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_files.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with made(tmp_path / os.fsdecode(b"d\xff.csv")) as data:
+        (tmp_path / "test.csv").rename(data)
+    command = small_files.words(tmp_path, "evaluate")
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--data", data.name, "--target", "wear", "--report", "page.html"])
+    assert not stop.value.code
+    assert r"d\udcff.csv" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@contextmanager
+def made(path: Path) -> Iterator[Path]:
+    """Skip the test where this system has no such names."""
+    try:
+        yield path
+    except (OSError, UnicodeError):
+        pytest.skip("names of any bytes, of POSIX")

@@ -165,7 +165,7 @@ def write(result: Demo, folder: Path) -> list[Path]:
         },
     )
     write_aside(paths[1], png(picture(result)))
-    write_aside(paths[2], json.dumps(result.record()).encode())
+    write_aside(paths[2], json.dumps(result.record()))
     return paths
 
 

@@ -145,7 +145,7 @@ class Calibrated(Generic[_Record, _Made]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""
-        write_aside(path, self.calibration.to_json().encode())
+        write_aside(path, self.calibration.to_json())
 
     def detector(
         self, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0

@@ -71,7 +71,7 @@ def write_class_report(
         heading("To get this again"),
         table([[k, v] for k, v in _facts(c, reproduce or {}).items()], head=False, texts=True),
     ]
-    write_aside(path, page_of(title, body).encode())
+    write_aside(path, page_of(title, body))
 
 
 def _opening(title: str, about: str, grade: Grade, findings: Sequence[Finding]) -> list[str]:

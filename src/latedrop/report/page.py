@@ -106,7 +106,7 @@ def write_report(
         fitting(calibration, units[0] if len(units) == 1 else ""),
         _reproduction(calibration, reproduce or {}),
     ]
-    write_aside(path, page_of(title, body).encode())
+    write_aside(path, page_of(title, body))
 
 
 def page_of(title: str, body: Sequence[str]) -> str:

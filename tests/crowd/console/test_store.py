@@ -4,7 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -142,14 +142,32 @@ def filled(path: Path) -> Path:
 def test_files_of_another_version_or_with_other_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="format 99"):
         Store(database(filled(tmp_path / "newer"), "PRAGMA user_version = 99"))
+    other = database(filled(tmp_path / "other"), "DROP TABLE events; CREATE TABLE events (id INTEGER)")
+    before = other.read_bytes()
     with pytest.raises(FileError, match=r"other columns\. Pass another --memory"):
-        Store(database(filled(tmp_path / "other"), "DROP TABLE events; CREATE TABLE events (id INTEGER)"))
+        Store(other)
+    assert other.read_bytes() == before
     with pytest.raises(FileError, match="is something else"):
         Store(tmp_path)
     with pytest.raises(ArgumentError, match="5 MB"):
         Store(tmp_path / "small", most_bytes=10)
     again = Store(tmp_path / "after")  # no connection is left that locks the file
     again.close()
+
+
+CELLS = (
+    *("zones SET people = 'x'", "zones SET name = x'ff'", "counts SET time = 1e308", "counts SET count = '[]'"),
+    *("counts SET low = NULL", "events SET ended = 9e999", "events SET text = x'ff'", "pictures SET jpeg = 5"),
+)
+
+
+@pytest.mark.parametrize("cells", CELLS)
+def test_cells_of_other_kinds_are_refused_and_stay_as_they_are(cells: str, tmp_path: Path) -> None:
+    path = database(filled(tmp_path / "a.sqlite"), f"UPDATE {cells}")  # which SQLite takes in any column
+    before = path.read_bytes()
+    with pytest.raises(FileError, match=f"its table {cells.split()[0]} holds values that cannot be. Pass another"):
+        Store(path)
+    assert path.read_bytes() == before
 
 
 def use(path: Path) -> None:
@@ -182,6 +200,17 @@ def test_damage_ends_in_a_message(page: int, tmp_path: Path) -> None:
     (tmp_path / "b.sqlite").write_bytes(whole[: 4096 * page + 7])  # cut off
     with pytest.raises(FileError, match="--memory"):
         use(tmp_path / "b.sqlite")
+
+
+def test_a_damaged_index_is_noticed_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = filled(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'counts_by_time'").fetchone()
+    content = bytearray(path.read_bytes())
+    content[4096 * (page - 1) : 4096 * page] = bytes(4096)
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"it is damaged\. Pass another --memory"):
+        Store(path)
 
 
 def test_zones_are_checked_and_the_whole_picture_stays(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def write_reports(
         if page.exists() or not any(hours_of(store, zone, day) for zone in zones):
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        write_aside(page.with_suffix(".csv"), hours_table(store, zones, day).encode())
-        write_aside(page, day_page(store, source, zones, day, level).encode())
+        write_aside(page.with_suffix(".csv"), hours_table(store, zones, day))
+        write_aside(page, day_page(store, source, zones, day, level))
         written += [page.with_suffix(".csv"), page]
     return written

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latedrop.errors import ArgumentError, FileError
+from latedrop.files import in_utf8
 from latedrop.terminal import need
 from latedrop_crowd.frames import images_in, is_video, read_pixels
 from latedrop_crowd.walks import Walks
@@ -66,7 +67,8 @@ def open_sources(words: Sequence[str], fps: float | None = None, *, loop: bool =
         places.append(os.path.realpath(word) if os.path.exists(word) else word)
         if places[-1] in places[:-1]:
             raise ArgumentError(f"expected each source once; found {source.name} twice.")
-        names = chain([source.name], (f"{source.name} ({number})" for number in count(2)))
+        plain = in_utf8(source.name)
+        names = chain([plain], (f"{plain} ({number})" for number in count(2)))
         name = next(name for name in names if name not in sources)  # folders of one name, channels of one recorder
         sources[name] = replace(source, name=name)
     return list(sources.values())

@@ -15,7 +15,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -48,6 +48,8 @@ CREATE INDEX IF NOT EXISTS maps_by_time ON maps (source, time);
 """  # files of before the heat map have none
 _PATIENCE = 5.0  # seconds that another console has to end, as in a restart
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
+_TIMES, _LATEST = ("time", "acknowledged", "ended", "labelled", "used"), 1e11  # seconds; some thousand years
+_TOGETHER = (("counts", "count", "low"), ("counts", "low", "high"), ("frames", "people", "labelled"))  # there or not
 _MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12, 20
 
 
@@ -80,23 +82,21 @@ class Store:
         self._db.row_factory = sqlite3.Row
 
     def _open(self) -> None:
-        """Lock the file until it is closed; make its tables where it is new, else check them."""
+        """Lock the file until it is closed; check it before anything is written, or make its tables where it is new."""
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        if self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise sqlite3.DatabaseError("it is damaged")
+        is_new = not _fields(self._db)
+        if not is_new:
+            _check_tables(self._db)
         self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         if not self._db.execute("PRAGMA application_id").fetchone()[0]:  # before the journal: the file itself has it
             self._db.execute(f"PRAGMA application_id = {_OURS}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        if not self._db.execute("PRAGMA user_version").fetchone()[0]:
+        if is_new:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT")
-        fresh = sqlite3.connect(":memory:")
-        fresh.executescript(_TABLES + _MAPS)
-        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if damage == "ok":
-            self._db.executescript(_MAPS)
-        if damage != "ok" or not _fields(fresh) <= _fields(self._db):
-            raise sqlite3.DatabaseError("it is damaged" if damage != "ok" else "its tables have other columns")
-        fresh.close()
+        self._db.executescript(_MAPS)
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -389,7 +389,27 @@ def _check_ours(path: Path) -> None:
         )
 
 
-def _fields(db: sqlite3.Connection) -> set[tuple[str, ...]]:
-    """Every table with each of its columns."""
-    query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
-    return {tuple(row) for row in db.execute(query)}
+def _check_tables(db: sqlite3.Connection) -> None:
+    """Raise where a column is missing, or holds what it should not: SQLite takes values of any type in any column."""
+    fields = _fields(db)
+    tables = {table for table, *_ in fields}
+    with closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(_TABLES + (_MAPS if "maps" in tables else ""))
+        wanted = _fields(fresh)
+    if {field[:2] for field in wanted} - {field[:2] for field in fields}:
+        raise sqlite3.DatabaseError("its tables have other columns")
+    wrong: dict[str, list[str]] = {table: [f"({one} IS NULL) != ({other} IS NULL)"] for table, one, other in _TOGETHER}
+    for table, column, kind, needed in wanted:
+        kinds = f"'{kind.lower()}'" + ("" if needed else ", 'null'")
+        wrong.setdefault(table, []).append(f"typeof({column}) NOT IN ({kinds})")
+        if column in _TIMES:
+            wrong[table].append(f"abs({column}) > {_LATEST}")
+    for table, conditions in wrong.items():
+        if db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(conditions)} LIMIT 1").fetchone():
+            raise sqlite3.DatabaseError(f"its table {table} holds values that cannot be")
+
+
+def _fields(db: sqlite3.Connection) -> set[tuple[Any, ...]]:
+    """Return table, column, type and whether there must be a value, of every column."""
+    query = 'SELECT m.name, p.name, p.type, p."notnull" FROM sqlite_master m, pragma_table_info(m.name) p '
+    return {tuple(row) for row in db.execute(f"{query} WHERE m.type = 'table'")}

@@ -176,4 +176,4 @@ def read_log(path: Path) -> dict[str, Any]:
 
 def write_log(path: Path, log: Mapping[str, Any]) -> None:
     """Write a log, readable, all of it or nothing."""
-    write_aside(path, (json.dumps(log, indent=1) + "\n").encode())
+    write_aside(path, json.dumps(log, indent=1) + "\n")
