@@ -29,7 +29,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -240,8 +239,7 @@ def laplace(net: Network) -> Moments:
 
 def ensemble(nets: Sequence[Network]) -> Moments:
     """Mean and variance over networks."""
-    outputs = {part: torch.stack([net.mean[part] for net in nets]) for part in nets[0].judged}
-    return {part: (found.mean(0), found.var(0)) for part, found in outputs.items()}
+    return {part: _moments([net.mean[part] for net in nets]) for part in nets[0].judged}
 
 
 def spread(net: Network, moments: Moments) -> Moments:
@@ -414,23 +412,25 @@ def swag(history: Sequence[Member], x: Mapping[str, Tensor], seed: int) -> Momen
     z = torch.randn(_DRAWS, flat.shape[1] + len(flat), generator=generator, dtype=torch.float64).to(flat)
     low_rank = z[:, flat.shape[1] :] @ deviations / math.sqrt(2 * (len(flat) - 1))
     drawn = mean + z[:, : flat.shape[1]] * (deviations.square().mean(0) / 2).sqrt() + low_rank
-    sizes = [weight.shape[0] for weight, _ in history[0]] + [history[0][-1][0].shape[1]]
-    return {part: _moments(drawn, sizes, rows) for part, rows in x.items()}
+    return {part: _moments([_predicted(_member(row, history[0]), rows) for row in drawn]) for part, rows in x.items()}
 
 
-def _moments(drawn: Tensor, sizes: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for weights in drawn:
-        a, at, last = x, 0, len(sizes) - 2
-        for index, (inputs, width) in enumerate(pairwise(sizes)):
-            weight = weights[at : at + inputs * width].view(inputs, width)
-            at += inputs * width
-            a = torch.addmm(weights[at : at + width], a, weight)
-            at += width
-            a = a if index == last else a.relu_()
-        outputs.append(a[:, 0])
-    found = torch.stack(outputs)
-    return found.mean(0), found.var(0)
+def _member(flat: Tensor, like: Member) -> Member:
+    """Cut the weights of one network, in a row, into layers of the shapes of another's."""
+    shapes = [tensor.shape for layer in like for tensor in layer]
+    tensors = [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _predicted(member: Member, x: Tensor) -> Tensor:
+    weight, bias = member[-1]
+    return (hidden_units(member, x)[-1] @ weight + bias)[:, 0]
+
+
+def _moments(outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance over networks of outputs `(n,)`."""
+    stacked = torch.stack([*outputs])
+    return stacked.mean(0), stacked.var(0)
 
 
 _PROCESSED = ("raw", "scaled", "floor")
@@ -625,34 +625,26 @@ _NEAREST = 10
 
 
 def leverage(net: Network) -> Moments:
-    """Of the features of every part but the training rows, on the network's mean."""
+    """Return leverage of the features of every part but the training rows, on the network's mean."""
     train = _with_ones(_features(net, "train"))
     count, width = train.shape
     gram = train.T @ train / count
     gram.diagonal().add_(_RIDGE * max(1.0, width / count) ** 2 * gram.diagonal().mean())
     root = torch.linalg.cholesky(gram)
-
-    def values(part: str) -> Tensor:
-        h = _with_ones(_features(net, part))
-        solved: Tensor = torch.linalg.solve_triangular(root, h.T, upper=False)
-        return solved.square().sum(0)
-
-    return {part: (net.mean[part], values(part)) for part in net.judged}
+    rows = {part: _with_ones(_features(net, part)) for part in net.judged}
+    solved = {part: torch.linalg.solve_triangular(root, h.T, upper=False) for part, h in rows.items()}
+    return {part: (net.mean[part], half.square().sum(0)) for part, half in solved.items()}
 
 
 def neighbours(net: Network) -> Moments:
-    """Of the features of every part but the training rows, on the network's mean; dead units are left out."""
+    """Return the distance of every part but the training rows, on the network's mean; dead units are left out."""
     train = _features(net, "train")
     spread, center = torch.std_mean(train, 0)
     spread = torch.where(spread > 1e-6 * spread.max(), spread, torch.inf)
     points = (train - center) / spread
-    nearest = min(_NEAREST, len(train))
-
-    def values(part: str) -> Tensor:
-        distances = torch.cdist((_features(net, part) - center) / spread, points)
-        return distances.topk(nearest, largest=False).values.square().mean(1)
-
-    return {part: (net.mean[part], values(part)) for part in net.judged}
+    apart = {part: torch.cdist((_features(net, part) - center) / spread, points) for part in net.judged}
+    nearest = {part: each.topk(min(_NEAREST, len(train)), largest=False).values for part, each in apart.items()}
+    return {part: (net.mean[part], each.square().mean(1)) for part, each in nearest.items()}
 
 
 def _features(net: Network, part: str) -> Tensor:
