@@ -273,7 +273,7 @@ class Reference:
 
     @cached_property
     def _apart(self) -> Tensor:
-        """The same draws in another order for each row."""
+        """Return the draws in another order for each row."""
         generator = torch.Generator().manual_seed(0)
         order = [torch.randperm(len(self.outputs), generator=generator) for _ in range(self.outputs.shape[1])]
         return torch.stack([self.outputs[o.to(self.outputs.device), row] for row, o in enumerate(order)], 1)
