@@ -1,4 +1,4 @@
-"""What the console's rules are worth: alarms by probability against a plain threshold, and labels picked or at random.
+"""Rules of the console: alarms by probability against a plain threshold, and labels picked or at random.
 
     python -m benchmarks.console --data ../shared/data        # writes results/console.json
     python -m benchmarks.console --part elsewhere             # counters that come to another camera
@@ -93,7 +93,7 @@ def measured(name: str, data: Path, every: int) -> list[dict[str, Any]]:
 
 
 def elsewhere(counter: str, name: str, data: Path, every: int) -> list[dict[str, Any]]:
-    """The same for the whole picture, by the counter of another scene."""
+    """Count whole pictures by the counter of another scene."""
     trained = faster(load_weights(shipped(counter)))
     calibration = load_calibration(shipped(counter, ".calibration.json"), trained)
     crowd_set, rows = open_as_trained(name, data / SETS[name], trained), []
@@ -114,7 +114,7 @@ def elsewhere(counter: str, name: str, data: Path, every: int) -> list[dict[str,
 
 def alarms(rows: list[dict[str, Any]], zones: list[int], sure: float = 0.9, constant: bool = False) -> dict[str, float]:
     """Shares of frames, over zones and limits; `constant` gives every frame the mean variance of its zone."""
-    rule, found = Rule(sure=sure), []
+    rule, shares = Rule(sure=sure), []
     for zone in zones:
         mean, variance, truth = (np.array([row[part][zone] for row in rows]) for part in ("mean", "variance", "truth"))
         variance = np.full_like(variance, variance.mean()) if constant else variance
@@ -123,7 +123,7 @@ def alarms(rows: list[dict[str, Any]], zones: list[int], sure: float = 0.9, cons
             plain = mean > limit + 0.5
             p = [probability_above(Amount(m, v), limit) for m, v in zip(mean, variance, strict=True)]
             colour = np.array([rule.wanted(value, None) for value in p])
-            found.append(
+            shares.append(
                 {
                     "above": above.mean(),
                     "plain_missed": (above & ~plain).mean(),
@@ -134,22 +134,22 @@ def alarms(rows: list[dict[str, Any]], zones: list[int], sure: float = 0.9, cons
                     "plain_wrong_in_amber": ((above != plain) & (colour == "amber")).mean(),
                 }
             )
-    return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+    return {key: float(np.mean([one[key] for one in shares])) for key in shares[0]}
 
 
 def coverage(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Of 90 % intervals, by zone."""
-    found = {}
+    zones = {}
     for zone, name in enumerate(ZONES):
         mean, variance, truth = (np.array([row[part][zone] for row in rows]) for part in ("mean", "variance", "truth"))
         inside = np.abs(truth - mean) <= Z90 * np.sqrt(variance)
-        found[name] = {
+        zones[name] = {
             "people": float(truth.mean()),
             "coverage": float(inside.mean()),
             "mae": float(np.abs(truth - mean).mean()),
             "std": float(np.sqrt(variance).mean()),
         }
-    return found
+    return zones
 
 
 def labels(rows: list[dict[str, Any]], number: int = NUMBER, seeds: int = 20) -> dict[str, tuple[float, float]]:
@@ -160,9 +160,9 @@ def labels(rows: list[dict[str, Any]], number: int = NUMBER, seeds: int = 20) ->
     rng = np.random.default_rng(0)
     chosen = [sorted(rng.choice(half, number, replace=False).tolist()) for _ in range(seeds)]
     spread = [int(part[len(part) // 2]) for part in np.array_split(np.arange(half), number)]
-    mae, held = np.mean([_judged(c, fitted, y, frames, half) for frames in chosen], 0)
+    mae, covered = np.mean([_judged(c, fitted, y, frames, half) for frames in chosen], 0)
     without, evenly = _judged(c, v, y, [], half), _judged(c, fitted, y, spread, half)
-    return {"without": without, "evenly spread": evenly, "random": (float(mae), float(held))}
+    return {"without": without, "evenly spread": evenly, "random": (float(mae), float(covered))}
 
 
 def _judged(c: Any, v: Any, y: Any, chosen: list[int], half: int) -> tuple[float, float]:
@@ -184,7 +184,7 @@ def processes(frames: int = 12) -> dict[str, dict[str, float]]:
 
     from latedrop_crowd.console.store import Store
 
-    found = {}
+    usage = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for count in (frames, 3 * frames):
@@ -205,8 +205,8 @@ def processes(frames: int = 12) -> dict[str, dict[str, float]]:
             counting = _started(["count", source, "--out", str(folder / f"out{count}")])
             runs["`crowd count`"].append((*_used(counting), count))
     for name, ((few, _, first), (many, peak, last)) in runs.items():
-        found[name] = {"seconds": (many - few) / (last - first), "peak_mb": peak, "frames": last}
-    return found
+        usage[name] = {"seconds": (many - few) / (last - first), "peak_mb": peak, "frames": last}
+    return usage
 
 
 def _started(words: list[str]) -> subprocess.Popen[str]:
@@ -222,7 +222,7 @@ def _used(process: subprocess.Popen[str]) -> tuple[float, float]:
 
 
 def _watched(words: list[str], frames: int) -> tuple[float, float, int]:
-    """The same of a console, stopped at the last of so many frames; and how many it counted, as it may skip some."""
+    """Return use of a console that is stopped at the last frame; and how many it counted, as it may skip some."""
     import urllib.request
 
     process = _started(words)
@@ -254,7 +254,7 @@ def recalibration_table(record: dict[str, Any]) -> str:
     lines = []
     for names, rows in counters.items():
         judged = labels(rows).values()
-        shares = [f"{100 * held:.0f} %" for _, held in judged]
+        shares = [f"{100 * covered:.0f} %" for _, covered in judged]
         lines.append([*names, *shares, ", ".join(f"{mae:.2f}" for mae, _ in judged)])
     heads = ["90 % intervals hold, without labels", f"{NUMBER} labels, evenly spread", f"{NUMBER} at random, mean"]
     heads.append("count MAE without, evenly spread, at random")

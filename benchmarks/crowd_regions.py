@@ -77,12 +77,12 @@ def measured(name: str, data: Path, *, ship: bool) -> dict[str, Any]:
 
 def auc_at_equal(score: Any, mass: Any, false: Any) -> float | None:
     """The area under the ROC curve inside each tenth of the masses, weighted by pairs of a false and a true region."""
-    found = []
+    strata = []
     for part in np.array_split(np.argsort(mass, kind="stable"), STRATA):
         area, pairs = auc(score[part], false[part]), int(false[part].sum()) * int((~false[part]).sum())
-        found += [] if area is None else [(area, pairs)]
-    total = sum(pairs for _, pairs in found)
-    return sum(area * pairs for area, pairs in found) / total if total else None
+        strata += [] if area is None else [(area, pairs)]
+    total = sum(pairs for _, pairs in strata)
+    return sum(area * pairs for area, pairs in strata) / total if total else None
 
 
 def region_table(record: dict[str, Any]) -> str:

@@ -66,20 +66,20 @@ Fitted = tuple[Rule, float]
 """And how many seconds the fit took."""
 
 
-def unit(name: str, seed: int, found: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Measure every method that is not in `found` yet: `{situation: {size: {method: measures}}}`."""
+def unit(name: str, seed: int, situations: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Measure every method that is not in `situations` yet: `{situation: {size: {method: measures}}}`."""
     torch.set_num_threads(1)
-    found = {} if found is None else found
+    situations = {} if situations is None else situations
     rules: dict[str, Fitted] = {}
     case: Case | None = None
     for situation in instead_sets.situations(name, seed):
         if situation.case is not case:  # images and texts have one for all situations
             case, rules = situation.case, {}
-        part = found.setdefault(situation.name, {}).setdefault(situation.size, {})
+        part = situations.setdefault(situation.name, {}).setdefault(situation.size, {})
         for method in ALL:
             if method not in part and _suits(method, case):
                 part[method] = _measured(method, situation, rules)
-    return found
+    return situations
 
 
 def _suits(method: str, case: Case) -> bool:
@@ -94,18 +94,22 @@ def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, F
             rules[method] = rule, time.perf_counter() - begin
         rule, seconds = rules[method]
         begin = time.perf_counter()
-        found = rule(situation.test[0])
+        predicted = rule(situation.test[0])
         seconds = round(seconds + time.perf_counter() - begin, 3)
         inside = None if situation.inside is None else rule(situation.inside)
-        return {**measures(found, situation.test[1], inside), "seconds": seconds}
+        return {**measures(predicted, situation.test[1], inside), "seconds": seconds}
     except Exception as error:  # of any library: the others are measured all the same
         return {"error": first_line(error)}
 
 
 def _at_least(rule: Rule, least: float) -> Rule:
     def lifted(x: Tensor) -> Judged:
-        found = rule(x)
-        return replace(found, variance=found.variance.clamp_min(least)) if isinstance(found, Predicted) else found
+        predicted = rule(x)
+        return (
+            replace(predicted, variance=predicted.variance.clamp_min(least))
+            if isinstance(predicted, Predicted)
+            else predicted
+        )
 
     return lifted
 
@@ -133,8 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _measure(wanted: list[tuple[str, int, dict[str, Any]]], record: dict[str, Any], out: Path, jobs: int) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
 
-    def keep(name: str, seed: int, found: dict[str, Any]) -> None:
-        record["units"][name][str(seed)] = _rounded(found)
+    def keep(name: str, seed: int, situations: dict[str, Any]) -> None:
+        record["units"][name][str(seed)] = _rounded(situations)
         write_aside(out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
 
     if jobs == 1:
@@ -191,7 +195,7 @@ def by_set(
     record: dict[str, Any], names: Sequence[str], shifted: bool, size: str, method: str
 ) -> dict[str, dict[str, float]]:
     """Return the mean figures of every set that has any; ratios and gains to those of a constant."""
-    found: dict[str, dict[str, float]] = {}
+    sets: dict[str, dict[str, float]] = {}
     for name in names:
         rows = []
         for seed in record["units"].get(name, {}).values():
@@ -207,8 +211,8 @@ def by_set(
                 row |= {f"held {place}": share for place, share in enumerate(mine["coverage"])}
                 rows.append(row)
         if rows:
-            found[name] = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-    return found
+            sets[name] = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+    return sets
 
 
 def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str, method: str) -> Figures | None:
@@ -317,27 +321,27 @@ def figure(record: dict[str, Any], path: Path) -> Path:
     Marks stand below each other: none hides another.
     """
     drawing = plots.new_figure(12, 9)
-    gain, held = drawing.subplots(1, 2, sharey=True)
+    gain, coverage = drawing.subplots(1, 2, sharey=True)
     names = [name for name in (*CHOSEN_ON, *APART) if name in record["units"]]
     own = by_set(record, names, False, "all", "latedrop")
     order = sorted(names, key=lambda name: own[name]["gain"])
     for place, (method, (label, colour, marker)) in enumerate(_DRAWN.items()):
         heights = [line + 0.15 * (2 - place) for line in range(len(order))]
         look = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none", "zorder": 3}
-        for ax, shifted, measure in ((gain, False, "gain"), (held, True, "held 2")):
+        for ax, shifted, measure in ((gain, False, "gain"), (coverage, True, "held 2")):
             values = by_set(record, names, shifted, "all", method)
             ax.plot([values[name][measure] for name in order], heights, label=label, **look)
     constant = by_set(record, names, True, "all", "constant")
     marks = [constant[name]["held 2"] for name in order]
-    held.scatter(marks, range(len(order)), c="black", marker="|", s=260, linewidths=1.5)
+    coverage.scatter(marks, range(len(order)), c="black", marker="|", s=260, linewidths=1.5)
     gain.axvline(0, color="black", linewidth=1)
-    held.axvline(0.9, color="black", linewidth=1, linestyle=":")
+    coverage.axvline(0.9, color="black", linewidth=1, linestyle=":")
     gain.set_xscale("symlog", linthresh=0.1)
     gain.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
     gain.set_ylim(-0.5, len(order) - 0.5)
     gain.set_xlabel("gain over one constant variance [nats] (logarithmic beyond 0.1)")
-    held.set_xlabel("share held by 90 % intervals under shift; | is the constant")
-    for ax in (gain, held):
+    coverage.set_xlabel("share held by 90 % intervals under shift; | is the constant")
+    for ax in (gain, coverage):
         for line in range(len(order) - 1):
             ax.axhline(line + 0.5, color="#CCCCCC", linewidth=0.6, zorder=0)
     drawing.legend(*gain.get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=11)

@@ -1,4 +1,4 @@
-"""What `benchmarks.instead` compares: what a method may see, what it gives, how that is judged, and every method.
+"""The methods that `benchmarks.instead` compares: what each may see and gives, and how that is judged.
 
 Other libraries are called as their own documentation says, on the one network:
 
@@ -79,16 +79,13 @@ class Predicted:
     tail: Tail = field(default_factory=Tail)
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """See `Judged`."""
         reach = self.tail.quantile((1 + level) / 2) * self.variance.sqrt()
         return self.mean - reach, self.mean + reach
 
     def nll(self, y: Tensor) -> float:
-        """See `Judged`."""
         return float(self.tail.nll(y - self.mean, self.variance).mean())
 
     def crps(self, y: Tensor) -> float:
-        """See `Judged`."""
         return float(self.tail.crps(y - self.mean, self.variance).mean())
 
 
@@ -102,16 +99,13 @@ class Bounds:
     points: Tensor | None = None
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """See `Judged`."""
         place = LEVELS.index(level)
         return self.low[place], self.high[place]
 
     def nll(self, y: Tensor) -> float:
-        """See `Judged`."""
         return math.nan
 
     def crps(self, y: Tensor) -> float:
-        """See `Judged`."""
         if self.points is None:
             return math.nan
         ordered = self.points.double().sort(1).values
@@ -166,8 +160,8 @@ class Case:
 def output(net: nn.Module, x: Tensor) -> Tensor:
     """Return predictions `(n,)`, float64."""
     with torch.no_grad():
-        found: Tensor = net(x)[:, 0].double()
-    return found
+        prediction: Tensor = net(x)[:, 0].double()
+    return prediction
 
 
 def last_features(net: nn.Module, x: Tensor) -> Tensor:
@@ -181,20 +175,20 @@ def last_features(net: nn.Module, x: Tensor) -> Tensor:
     return seen[0].double()
 
 
-def measures(found: Judged, y: Tensor, inside: Judged | None = None) -> dict[str, Any]:
+def measures(predicted: Judged, y: Tensor, inside: Judged | None = None) -> dict[str, Any]:
     """Return scores on test rows with targets `(n,)`; with rows from `inside`, how well widths tell these apart."""
     y = y.double()
-    ends = [found.interval(level) for level in LEVELS]
+    ends = [predicted.interval(level) for level in LEVELS]
     low, high = ends[LEVELS.index(0.9)]
-    wide = width_of(found)
+    wide = width_of(predicted)
     scores = {
-        "nll": found.nll(y),
-        "crps": found.crps(y),
+        "nll": predicted.nll(y),
+        "crps": predicted.crps(y),
         "score": float((high - low + 20 * (torch.relu(low - y) + torch.relu(y - high))).mean()),
         "coverage": [round(float(((y >= a) & (y <= b)).double().mean()), 4) for a, b in ends],
         "width": float((high - low).mean()),
-        "ranking": float(metrics.rank_correlation(found.mean, wide.square(), y)),
-        "rmse": float((y - found.mean).square().mean().sqrt()),
+        "ranking": float(metrics.rank_correlation(predicted.mean, wide.square(), y)),
+        "rmse": float((y - predicted.mean).square().mean().sqrt()),
     }
     if inside is not None:
         both = torch.cat([wide, width_of(inside)])
@@ -202,9 +196,9 @@ def measures(found: Judged, y: Tensor, inside: Judged | None = None) -> dict[str
     return scores
 
 
-def width_of(found: Judged) -> Tensor:
+def width_of(predicted: Judged) -> Tensor:
     """Return widths of 80 % intervals, `(n,)`, rounded, so that equal widths are equal."""
-    low, high = found.interval(0.8)
+    low, high = predicted.interval(0.8)
     wide = (high - low).nan_to_num(posinf=1e30).clamp_max(1e30)
     digits = 10 ** (6 - wide.clamp_min(1e-30).log10().floor())
     return (wide * digits).round() / digits
@@ -221,7 +215,7 @@ def constant(case: Case) -> Rule:
 
 
 def constant_tail(case: Case) -> Rule:
-    """The same with a Student t."""
+    """The mean squared validation error with a Student t."""
     level = case.error.square().mean()
     tail = fit_tail(case.error / level.sqrt())
     return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean), tail)
@@ -232,8 +226,8 @@ def _calibrated(case: Case, **options: Any) -> Rule:
     tail = Tail.unit(predictor.calibration.degrees)
 
     def rule(x: Tensor) -> Predicted:
-        found = predictor.predict(x)
-        return Predicted(found.mean[:, 0].double(), found.variance[:, 0].double(), tail)
+        p = predictor.predict(x)
+        return Predicted(p.mean[:, 0].double(), p.variance[:, 0].double(), tail)
 
     return rule
 
@@ -244,7 +238,7 @@ def paper(case: Case) -> Rule:
 
 
 def default(case: Case, *, reference: bool = True, **options: Any) -> Rule:
-    """What `latedrop.calibrate` does by itself, with training inputs as reference rows or without."""
+    """`latedrop.calibrate` by itself, with training inputs as reference rows or without."""
     return _calibrated(case, reference=case.x_train if reference else None, method=latedrop.Terms(**options))
 
 
@@ -264,8 +258,8 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
     trees = None
     if forest and len(error) >= LEAST_ROWS:
         size = error.square().mean()
-        trees, found = grow(inputs(case.x_val, mean, raw), (error.square() / size).numpy())
-        columns = torch.stack([raw, size * torch.from_numpy(found)], 2)
+        trees, learned_errors = grow(inputs(case.x_val, mean, raw), (error.square() / size).numpy())
+        columns = torch.stack([raw, size * torch.from_numpy(learned_errors)], 2)
         blocks = [Block([0], 0.5), Block([1], 2 / 3)]
         fit = fit_terms(error, columns, blocks)
         variance = torch.empty_like(error)
@@ -418,17 +412,17 @@ def mapie(case: Case, *, normalised: bool = False) -> Rule:
     fitted = regression.SplitConformalRegressor(Known(), reached, score, prefit=True).conformalize(x, y)
 
     def rule(x: Tensor) -> Bounds:
-        found = fitted.predict_interval(_rows(case, x))[1]
+        intervals = fitted.predict_interval(_rows(case, x))[1]
         endless = np.tile([-np.inf, np.inf], (len(x), 1))
-        ends = [found[:, :, place] if place < len(reached) else endless for place in range(len(LEVELS))]
+        ends = [intervals[:, :, place] if place < len(reached) else endless for place in range(len(LEVELS))]
         return _bounds(output(case.net, x), ends)
 
     return rule
 
 
 def _bounds(mean: Tensor, ends: list[Any], points: Tensor | None = None) -> Bounds:
-    found = torch.from_numpy(np.stack(ends).astype(float))
-    return Bounds(mean, found[:, :, 0], found[:, :, 1], points)
+    levels = torch.from_numpy(np.stack(ends).astype(float))
+    return Bounds(mean, levels[:, :, 0], levels[:, :, 1], points)
 
 
 def crepes(case: Case) -> Rule:
@@ -458,9 +452,9 @@ def ngboost(case: Case) -> Rule:
     model.fit(x[~stop], error[~stop], x[stop], error[stop], early_stopping_rounds=20)
 
     def rule(rows: Tensor) -> Predicted:
-        found = model.pred_dist(_rows(case, rows), max_iter=model.best_val_loss_itr)
-        mean = output(case.net, rows) + torch.from_numpy(found.params["loc"])
-        return Predicted(mean, torch.from_numpy(found.params["scale"]).square())
+        normal = model.pred_dist(_rows(case, rows), max_iter=model.best_val_loss_itr)
+        mean = output(case.net, rows) + torch.from_numpy(normal.params["loc"])
+        return Predicted(mean, torch.from_numpy(normal.params["scale"]).square())
 
     return rule
 
@@ -476,8 +470,8 @@ def deup(case: Case) -> Rule:
         wanted, ends = _rows(case, rows), []
         for level in LEVELS:
             model.calibrate(x[~seen], y[~seen], alpha=1 - level)
-            found = model.predict_interval(wanted)
-            ends.append(np.stack([found.lower, found.upper], 1))
+            intervals = model.predict_interval(wanted)
+            ends.append(np.stack([intervals.lower, intervals.upper], 1))
         return _bounds(output(case.net, rows), ends)
 
     return rule

@@ -48,7 +48,7 @@ MEMBERS, STEPS = 5, 2000
 
 @dataclass(frozen=True)
 class Situation:
-    """What methods may see, with one number of validation rows, and what they are judged on.
+    """Rows that methods may see, with one number of validation rows, and rows that they are judged on.
 
     Attributes:
         name: of the situation.
@@ -79,10 +79,10 @@ def _tables(name: str, seed: int) -> Iterator[Situation]:
     for place, (key, part) in enumerate(rows.items()):
         train = pair(data[key], np.concatenate([part.fit, part.stop]))
         x, y = pair(data[key], part.validation)
-        kept: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
         inside = None if key == "in" else pair(data[key], part.inside)[0]
         for size in (*[size for size in SIZES if size < len(x) and key == "in"], len(x)):
-            case = Case(nets[MEMBERS * place : MEMBERS * (place + 1)], *train, x[:size], y[:size].double(), kept)
+            case = Case(nets[MEMBERS * place : MEMBERS * (place + 1)], *train, x[:size], y[:size].double(), shared)
             called = "all" if size == len(x) else str(size)
             yield Situation(key, called, case, pair(data[key], part.test), inside)
 
@@ -110,9 +110,11 @@ def _others(name: str, seed: int) -> Iterator[Situation]:
     x, y = kind.rows
     groups = torch.arange(len(y)) if kind.groups is None else kind.groups
     order = groups.unique()[torch.randperm(len(groups.unique()), generator=dice)]
-    held, validation, rest = order.tensor_split([round(0.2 * len(order)), round(0.36 * len(order))])
+    test_groups, validation, rest = order.tensor_split([round(0.2 * len(order)), round(0.36 * len(order))])
     stop, fit = rest.tensor_split([round(0.1 * len(rest))])
-    parts = {key: torch.isin(groups, part) for key, part in zip("tvsf", (held, validation, stop, fit), strict=True)}
+    parts = {
+        key: torch.isin(groups, part) for key, part in zip("tvsf", (test_groups, validation, stop, fit), strict=True)
+    }
     seen = y[parts["s"] | parts["f"]]
     center, spread = seen.mean(), seen.std()
 
@@ -238,10 +240,10 @@ def _squares() -> tuple[Part, Part, Tensor]:
         for top in range(0, 480, 80):
             for left in range(0, 640, 80):
                 inside = (heads >= (left, top)).all(1) & (heads < (left + 80, top + 80)).all(1)
-                rows, counts, found = parts[top >= 240]
+                rows, counts, numbers = parts[top >= 240]
                 rows.append(pixels[None, top // 4 : top // 4 + 20, left // 4 : left // 4 + 20])
                 counts.append(float(inside.sum()))
-                found.append(number)
+                numbers.append(number)
     near, far = ((torch.tensor(np.stack(rows)), torch.tensor(counts)) for rows, counts, _ in parts.values())
     return near, far, torch.tensor(parts[True][2])
 

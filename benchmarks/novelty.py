@@ -74,7 +74,7 @@ def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[st
     many = torch.randn(rows * (64 if x.dim() == 2 else 1), *x.shape[1:], generator=dice)
     labels = torch.randint(10, (rows,), generator=dice)
     uq = calibrate(net, (many[:rows], labels), progress=False)
-    found = {}
+    passes = {}
     for name, batch in (("many", many), ("one", many[:1])):
 
         def plain(batch: Tensor = batch) -> Any:
@@ -89,8 +89,8 @@ def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[st
                 for _ in range(1 if name == "many" else 20):
                     function()
                 times[run] += [time.process_time() - start] if turn else []
-        found[name] = statistics.median(times["predict"]) / statistics.median(times["plain"])
-    return {"rows": len(many), **{name: round(value, 1) for name, value in found.items()}}
+        passes[name] = statistics.median(times["predict"]) / statistics.median(times["plain"])
+    return {"rows": len(many), **{name: round(value, 1) for name, value in passes.items()}}
 
 
 def measured(split: Split) -> dict[str, Any]:
@@ -103,19 +103,19 @@ def measured(split: Split) -> dict[str, Any]:
     labels = split.validation[1]
     alone = fitted(Measured(logits["validation"], labels), sloped=None)
     doubt = {name: entropy(alone.log_probabilities(z)) for name, z in {**logits, **novel}.items()}
-    found: dict[str, Any] = {"auroc": {}, "nll": {}, "ece": {}}
+    record: dict[str, Any] = {"auroc": {}, "nll": {}, "ece": {}}
     for name, values in {**scores, "entropy": doubt}.items():
-        found["auroc"][name] = {kind: _auroc(values[kind], values["test"]) for kind in split.novel}
+        record["auroc"][name] = {kind: _auroc(values[kind], values["test"]) for kind in split.novel}
     fits = {"one temperature": (alone, None)}
     for name, values in scores.items():
         rows = Measured(logits["validation"], labels, values["validation"])
         fits |= {f"{name}, guard": (fitted(rows, sloped=False), values), name: (fitted(rows, sloped=True), values)}
     for name, (fit, values) in fits.items():
         logs = {p: fit.log_probabilities(logits[p], None if values is None else values[p]) for p in parts}
-        found["nll"][name] = {p: float(losses(logs[p], y).mean()) for p, (_, y) in parts.items()}
-        found["ece"][name] = {p: float(ece(logs[p].exp(), y, mass=True)) for p, (_, y) in parts.items()}
-    found["accuracy"] = {p: float((logits[p].argmax(1) == y).double().mean()) for p, (_, y) in parts.items()}
-    return found
+        record["nll"][name] = {p: float(losses(logs[p], y).mean()) for p, (_, y) in parts.items()}
+        record["ece"][name] = {p: float(ece(logs[p].exp(), y, mass=True)) for p, (_, y) in parts.items()}
+    record["accuracy"] = {p: float((logits[p].argmax(1) == y).double().mean()) for p, (_, y) in parts.items()}
+    return record
 
 
 def scores_of(split: Split) -> dict[str, dict[str, Tensor]]:
@@ -153,11 +153,11 @@ def _auroc(novel: Tensor, usual: Tensor) -> float:
     return float(auroc(torch.cat([novel, usual]), positive))
 
 
-def mean(found: list[Any]) -> Any:
+def mean(records: list[Any]) -> Any:
     """Of numbers in mappings of one shape, rounded."""
-    if isinstance(found[0], dict):
-        return {key: mean([each[key] for each in found]) for key in found[0]}
-    return round(statistics.fmean(found), 4)
+    if isinstance(records[0], dict):
+        return {key: mean([each[key] for each in records]) for key in records[0]}
+    return round(statistics.fmean(records), 4)
 
 
 def _trained(net: nn.Module, rows: Rows, steps: int, seed: int) -> nn.Module:

@@ -108,9 +108,9 @@ def _beside(uq: Any, path: Path, x: Any, threads: Sequence[int]) -> dict[str, An
     predictor = predictors[threads[0]]
     names = [value.name for value in predictor.session.get_inputs()]
     given = dict(zip(names, (value.numpy() for value in tensors(x)), strict=True))
-    found = predictor.predict(given)
+    answer = predictor.predict(given)
     std = p.std.numpy()
-    off = {"mean": np.abs(found.mean - p.mean.numpy()) / std, "std": np.abs(found.std - std) / std}
+    off = {"mean": np.abs(answer.mean - p.mean.numpy()) / std, "std": np.abs(answer.std - std) / std}
     both = {f"{way}, {count}": _timed(way, count, uq, x, predictors[count], given)
             for count in threads for way in ("torch", "onnx")}  # fmt: skip
     times, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
@@ -132,25 +132,25 @@ def _timed(way: str, threads: int, uq: Any, x: Any, predictor: Any, given: Any) 
 
 def markdown(record: dict[str, Any]) -> str:
     """The table of docs/onnx.md."""
-    measured_ways = [found for ways in record["architectures"].values() for found in ways.values()]
-    timed = {key for found in measured_ways for key in found.get("seconds", ())}
+    measured_ways = [way_record for ways in record["architectures"].values() for way_record in ways.values()]
+    timed = {key for way_record in measured_ways for key in way_record.get("seconds", ())}
     threads = [count for count in THREADS if f"onnx, {count}" in timed]
     heads = ["architecture", "way", "file", "off, in std", "median off", "torch, ms"]
     heads += ["times faster", *(f"with {count} threads" for count in threads[1:])]
     rows = [
-        [name, way, *_cells(found, threads)]
+        [name, way, *_cells(way_record, threads)]
         for name, ways in record["architectures"].items()
-        for way, found in ways.items()
+        for way, way_record in ways.items()
     ]
     return markdown_table(heads, rows, 2)
 
 
-def _cells(found: dict[str, Any], threads: Sequence[int]) -> list[str]:
-    if "refused" in found:
-        return [f"refused: {found['refused']}", *[""] * (3 + len(threads))]
-    size, seconds = found["kilobytes"], found["seconds"]
+def _cells(way_record: dict[str, Any], threads: Sequence[int]) -> list[str]:
+    if "refused" in way_record:
+        return [f"refused: {way_record['refused']}", *[""] * (3 + len(threads))]
+    size, seconds = way_record["kilobytes"], way_record["seconds"]
     cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB"]
-    cells += [f"{max(found[name].values()):.0e}" for name in ("off", "median_off")]
+    cells += [f"{max(way_record[name].values()):.0e}" for name in ("off", "median_off")]
     cells.append(f"{1000 * seconds['torch, 1']:.3g}")
     for count in threads:
         known = f"onnx, {count}" in seconds

@@ -1,4 +1,4 @@
-"""The same work by other libraries, each used as its own documentation says.
+"""Draws by other libraries, each used as its own documentation says.
 
 A peer is a function `(case, draws) -> run`: it prepares what the library lets one prepare, and `run()` gives mean and
 variance. All work on a copy of the twin, the network with an `nn.Dropout` in front of every site's layer.
@@ -42,7 +42,7 @@ Run: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """What every peer gets: the network, its twin, and a batch."""
+    """Hold the network, its twin and a batch, for every peer."""
 
     model: nn.Module
     twin: nn.Module
@@ -99,8 +99,8 @@ def lightning_uq_box(case: Case, draws: int) -> Run:
     module = module.to(case.x.device).eval()
 
     def run() -> tuple[Tensor, Tensor]:
-        found = module.predict_step(case.x)
-        return found["pred"], found["pred_uct"].square().reshape(found["pred"].shape)
+        answer = module.predict_step(case.x)
+        return answer["pred"], answer["pred_uct"].square().reshape(answer["pred"].shape)
 
     return run
 
@@ -110,8 +110,8 @@ def probly(case: Case, draws: int) -> Run:
 
     def run() -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            found = sampler.predict(case.x)
-            return found.tensor.mean(found.sample_dim), found.tensor.var(found.sample_dim)
+            samples = sampler.predict(case.x)
+            return samples.tensor.mean(samples.sample_dim), samples.tensor.var(samples.sample_dim)
 
     return run
 
@@ -143,13 +143,13 @@ def not_installed(name: str) -> bool:
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
     """Return the version of every package; None where it is not installed."""
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for package in packages:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
 def peer_versions() -> dict[str, str | None]:

@@ -51,7 +51,7 @@ def main() -> None:
 
 def ground_states() -> list[Tensor]:
     """Clusters of 8 to 13 atoms: an icosahedron with its centre, of which atoms are taken, relaxed."""
-    golden, found = (1 + 5**0.5) / 2, []
+    golden, clusters = (1 + 5**0.5) / 2, []
     for size in range(8, 14):
         corners = [(0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
         points = [(0.0, 0.0, 0.0), *(p[i:] + p[:i] for p in corners for i in range(3))]
@@ -65,8 +65,8 @@ def ground_states() -> list[Tensor]:
             return energy
 
         optimizer.step(closure)
-        found.append(places.detach())
-    return found
+        clusters.append(places.detach())
+    return clusters
 
 
 def morse(places: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ def trained(seed: int, data: list[Any]) -> Potential:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     for _ in range(EPOCHS):
         for batch in DataLoader(data, 50, shuffle=True):
-            found = net(batch)
-            loss = (found["energy"] - batch.energy).square().mean() + (found["forces"] - batch.forces).square().mean()
+            answer = net(batch)
+            loss = (answer["energy"] - batch.energy).square().mean() + (answer["forces"] - batch.forces).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -139,9 +139,9 @@ def trained(seed: int, data: list[Any]) -> Potential:
 
 def features(net: Potential, batch: Any) -> tuple[Tensor, Tensor]:
     """The features of each cluster, `(N, D)`, and their derivatives by places, `(3 · atoms, D)`."""
-    found = net(batch)
-    columns = [torch.autograd.grad(column.sum(), found["places"], retain_graph=True)[0] for column in found["sums"].T]
-    return found["sums"].detach(), torch.stack([column.flatten() for column in columns], 1)
+    answer = net(batch)
+    columns = [torch.autograd.grad(column.sum(), answer["places"], retain_graph=True)[0] for column in answer["sums"].T]
+    return answer["sums"].detach(), torch.stack([column.flatten() for column in columns], 1)
 
 
 def last_layer(net: Potential, train: Any) -> Predict:
@@ -157,8 +157,8 @@ def last_layer(net: Potential, train: Any) -> Predict:
 
 def committee(nets: list[Potential]) -> Predict:
     def predict(batch: Any) -> tuple[Tensor, Tensor]:
-        found = [net(batch) for net in nets]
-        parts = (torch.stack([one[name].detach().flatten() for one in found]) for name in ("energy", "forces"))
+        answers = [net(batch) for net in nets]
+        parts = (torch.stack([one[name].detach().flatten() for one in answers]) for name in ("energy", "forces"))
         return tuple(part.var(0) for part in parts)  # type: ignore[return-value]
 
     return predict

@@ -99,9 +99,9 @@ def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
 
 def free_port() -> int:
     """Return a port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class Client:

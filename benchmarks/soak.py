@@ -78,9 +78,9 @@ def main() -> None:
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in () if options.figure else options.parts:
         with tempfile.TemporaryDirectory() as folder:
-            found = measured(part, Path(folder), requests, frames, 60 * options.minutes)
-        print(json.dumps({**found, "samples": "..."}, indent=1))
-        record[part] = {"machine": machine(torch.device("cpu")), **found}
+            result = measured(part, Path(folder), requests, frames, 60 * options.minutes)
+        print(json.dumps({**result, "samples": "..."}, indent=1))
+        record[part] = {"machine": machine(torch.device("cpu")), **result}
     if not options.quick:
         write("soak", record)
         print(figure(record, FIGURE))
@@ -132,8 +132,8 @@ def service(folder: Path, rows: Any, requests: int, limit: float, *options: str)
 
         async def part(seed: int, count: int) -> None:
             clients = (client(port, rows, -(-count // CLIENTS), f"{seed}-{i}", bool(options)) for i in range(CLIENTS))
-            for found in await asyncio.gather(*clients):
-                answers.update(found)
+            for statuses in await asyncio.gather(*clients):
+                answers.update(statuses)
 
         for number in range(SAMPLES):
             asyncio.run(part(number, -(-requests // SAMPLES)))
@@ -210,23 +210,23 @@ def console(path: Path, frames: int, limit: float, label_every: int = 2000) -> d
                 break
     if label_every < 10:
         samples = [(count // label_every, value) for count, value in samples]
-    found = summary(samples, time.perf_counter() - start, answers)
+    result = summary(samples, time.perf_counter() - start, answers)
     store.close()
-    return {**found, "file_mb": round(path.stat().st_size / 1e6, 2)}
+    return {**result, "file_mb": round(path.stat().st_size / 1e6, 2)}
 
 
 def asked(page: Any, number: int, dice: random.Random) -> list[int]:
     """The answers to what somebody at the console asks for."""
     looks = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
-    found = [page.get(f"/api/{dice.choice(looks)}").status_code]
+    statuses = [page.get(f"/api/{dice.choice(looks)}").status_code]
     if number % 500 == 0:
         x, y = dice.uniform(0, 0.5), dice.uniform(0, 0.5)
         corners = [[x, y], [x + 0.4, y], [x + 0.4, y + 0.4], [x, y + 0.4]]
         made = page.post("/api/sources/0/zones", json={"name": f"zone {number}", "points": corners, "limit": 5})
         zones = made.json()["zones"]
         gone = page.delete(f"/api/sources/0/zones/{zones[1]['id']}") if len(zones) > 4 else made
-        found += [made.status_code, gone.status_code]
-    return found
+        statuses += [made.status_code, gone.status_code]
+    return statuses
 
 
 def labelled(page: Any, dice: random.Random) -> list[int]:

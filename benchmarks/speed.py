@@ -42,7 +42,7 @@ from benchmarks.timing import (
     turns_within,
     write,
 )
-from latedrop import Site, find_sites, sample
+from latedrop import Network, Site, find_sites, sample
 from latedrop.devices import chosen_device
 
 RATE, DRAWS, REFERENCE, ROWS = 0.05, 50, 5000, 8
@@ -170,8 +170,10 @@ def candidates(case: Case, sites: Sequence[Site], device: torch.device) -> dict[
     """Return what prepares each run, by name."""
 
     def sampled(engine: Any) -> Run:
+        network = Network(case.model)
+
         def run() -> tuple[Tensor, Tensor]:
-            moments = sample(case.model, case.x, RATE, DRAWS, sites=sites, engine=engine)
+            moments = sample(network, case.x, RATE, DRAWS, sites=sites, engine=engine)
             return moments.mean, moments.variance
 
         return run
@@ -271,7 +273,7 @@ class Reference:
 
     @cached_property
     def _apart(self) -> Tensor:
-        """The same draws in another order for each row."""
+        """Return the draws in another order for each row."""
         generator = torch.Generator().manual_seed(0)
         order = [torch.randperm(len(self.outputs), generator=generator) for _ in range(self.outputs.shape[1])]
         return torch.stack([self.outputs[o.to(self.outputs.device), row] for row, o in enumerate(order)], 1)

@@ -1,4 +1,4 @@
-"""What the intervals of a stream hold, and how soon alarms come.
+"""Coverage of the intervals of streams, and how soon alarms come.
 
     python -m benchmarks.stream              # measure; JSON to benchmarks/results
     python -m benchmarks.stream --part uci   # one part again: crowd or uci
@@ -112,35 +112,35 @@ def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str,
 
 def streams() -> dict[str, Any]:
     """Run the library's streams on counts; the run of median coverage is for the figures."""
-    found: dict[str, Any] = {}
+    sets: dict[str, Any] = {}
     for name in TITLES:
         series = crowd(name)
         count = len(series.mean)
-        found[name] = {"own": judged(series.truth, series.mean, Z * series.std), "truth": series.truth.tolist()}
-        found[name]["every"] = {}
+        sets[name] = {"own": judged(series.truth, series.mean, Z * series.std), "truth": series.truth.tolist()}
+        sets[name]["every"] = {}
         for every in EVERY:
             regular = [streamed(series, phase(count, every, k)) for k in range(PHASES)]
             chance = [streamed(series, by_chance(count, every, seed)) for seed in range(PHASES)]
-            found[name]["every"][str(every)] = {
+            sets[name]["every"][str(every)] = {
                 "regular": averaged(run["measures"] for run in regular),
                 "phases": [run["measures"]["held"] for run in regular],
                 "chance": averaged(run["measures"] for run in chance),
                 "shown": sorted(regular, key=lambda run: run["measures"]["held"])[PHASES // 2],
             }
-    return found
+    return sets
 
 
 def streamed(series: Series, labelled: list[int]) -> dict[str, Any]:
     """Follow a series row by row."""
     stream, wanted = Stream(level=LEVEL, usual=series.usual, alarm=ALARM), set(labelled)
-    centre, half, held = [], [], []
+    centre, half, covered = [], [], []
     for i in range(len(series.mean)):
         p = stream.follow(Row(*(torch.as_tensor(part[[i]]) for part in (series.mean, series.std))))
         centre.append(float(p.mean))
         half.append(float(p.high - p.low) / 2)
         if i in wanted:
-            held.append(bool(stream.update(series.truth[i])))
-    measures = judged(series.truth, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(held))}
+            covered.append(bool(stream.update(series.truth[i])))
+    measures = judged(series.truth, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(covered))}
     alarm = next((int(a.row) for a in stream.alarms), None)
     shown = {name: [round(value, 3) for value in values] for name, values in (("centre", centre), ("half", half))}
     return {"measures": measures, "labels": labelled, "alarm": alarm, **shown}
@@ -177,10 +177,10 @@ def summary(delays: list[int | None]) -> dict[str, Any]:
 
 def uci(seeds: int = 3) -> dict[str, Any]:
     """Measure, by set, alarms without a change and after one, and intervals before and after it."""
-    found: dict[str, Any] = {}
+    sets: dict[str, Any] = {}
     for name in tqdm(UCI, unit="set"):
         delays: dict[str, dict[str, list[int | None]]] = {part: defaultdict(list) for part in ("nothing", "shift")}
-        held: dict[str, list[dict[str, float]]] = {part: [] for part in ("before", "after")}
+        sides: dict[str, list[dict[str, float]]] = {part: [] for part in ("before", "after")}
         for seed in range(seeds):
             for predictor, inside, beyond in units(name, seed):
                 for order in range(ORDERS):
@@ -191,11 +191,11 @@ def uci(seeds: int = 3) -> dict[str, Any]:
                         parts.append((x[rows], y[rows]))
                     _add_alarms(predictor, parts, delays)
                     if order < COMPARED:
-                        for side, measures in zip(held, compared(predictor, parts), strict=True):
-                            held[side].append(measures)
-        found[name] = {part: {kind: summary(each) for kind, each in kinds.items()} for part, kinds in delays.items()}
-        found[name]["held"] = {side: averaged(runs) for side, runs in held.items()}
-    return found
+                        for side, measures in zip(sides, compared(predictor, parts), strict=True):
+                            sides[side].append(measures)
+        sets[name] = {part: {kind: summary(each) for kind, each in kinds.items()} for part, kinds in delays.items()}
+        sets[name]["held"] = {side: averaged(runs) for side, runs in sides.items()}
+    return sets
 
 
 Part = tuple[Tensor, Tensor]
@@ -229,7 +229,7 @@ def _add_alarms(predictor: latedrop.Predictor, parts: list[Part], delays: dict[s
 
 def compared(predictor: latedrop.Predictor, parts: list[Part]) -> list[dict[str, float]]:
     """Measure the predictor's own intervals and those of a stream, before and after the change."""
-    stream, number, found = predictor.stream(level=LEVEL), 0, []
+    stream, number, sides = predictor.stream(level=LEVEL), 0, []
     for x, y in parts:
         rows = []
         for i in range(len(x)):
@@ -241,8 +241,8 @@ def compared(predictor: latedrop.Predictor, parts: list[Part]) -> list[dict[str,
         low, high, own_low, own_high = np.array(rows).T
         ways = {"stream": (low, high), "own": (own_low, own_high)}
         measures = {way: judged(y.numpy(), (a + b) / 2, (b - a) / 2) for way, (a, b) in ways.items()}
-        found.append({f"{way} {key}": measures[way][key] for way in ways for key in ("held", "score")})
-    return found
+        sides.append({f"{way} {key}": measures[way][key] for way in ways for key in ("held", "score")})
+    return sides
 
 
 def figures(record: dict[str, Any]) -> list[Path]:
@@ -251,13 +251,13 @@ def figures(record: dict[str, Any]) -> list[Path]:
 
     blue, orange = "#0072B2", "#D55E00"  # which colour-blind readers tell apart
     paths = []
-    for name, found in record["crowd"].items():
-        truth, window = np.array(found["truth"]), 50 if name == "pets" else 100
+    for name, counted in record["crowd"].items():
+        truth, window = np.array(counted["truth"]), 50 if name == "pets" else 100
         shown = plots.new_figure(13, 6)
         above, below = shown.subplots(2, 1, sharex=True, height_ratios=[3, 1.2])
-        run = found["every"]["10"]["shown"]
+        run = counted["every"]["10"]["shown"]
         centre, half = np.array(run["centre"]), np.array(run["half"])
-        held, frames = np.abs(truth - centre) <= half, np.arange(len(truth), dtype=float)
+        covered, frames = np.abs(truth - centre) <= half, np.arange(len(truth), dtype=float)
         if name == "ucsd":
             frames[600] = np.nan  # frames 601 to 1400 are for training: time jumps there
         low, high = np.maximum(centre - half, 0), centre + half
@@ -267,11 +267,13 @@ def figures(record: dict[str, Any]) -> list[Path]:
         above.plot(run["labels"], truth[run["labels"]], "o", ms=3.5, color=orange, label="labels")
         if run["alarm"] is not None:
             above.axvline(run["alarm"], color=orange, lw=1, label=f"alarm at frame {run['alarm']}")
-        above.set(title=f"{TITLES[name]}, a label every 10 frames: {held.mean():.0%} of frames held", ylabel="people")
-        shares = np.convolve(held, np.ones(window) / window, "valid")
-        below.plot(np.arange(window, len(held) + 1), shares, color=blue)
+        above.set(
+            title=f"{TITLES[name]}, a label every 10 frames: {covered.mean():.0%} of frames held", ylabel="people"
+        )
+        shares = np.convolve(covered, np.ones(window) / window, "valid")
+        below.plot(np.arange(window, len(covered) + 1), shares, color=blue)
         below.axhline(LEVEL, color="black", lw=0.8, label="level")
-        own = found["own"]["held"]
+        own = counted["own"]["held"]
         below.axhline(own, color=orange, lw=1, ls="--", label=f"without labels,\nall frames: {own:.0%}")
         below.set(xlabel="test frame", ylabel=f"share held,\nlast {window} frames", ylim=(0, 1.03))
         for ax in (above, below):
@@ -284,10 +286,10 @@ def figures(record: dict[str, Any]) -> list[Path]:
 def crowd_table(record: dict[str, Any]) -> str:
     """Return the library's streams on counts, beside the predictor's own intervals."""
     rows = []
-    for name, found in record["crowd"].items():
-        own = found["own"]
+    for name, counted in record["crowd"].items():
+        own = counted["own"]
         rows.append([TITLES[name], "none", f"{own['held']:.1%}", *[""] * 3, f"{own['width']:.1f}", f"{own['mae']:.2f}"])
-        for every, runs in found["every"].items():
+        for every, runs in counted["every"].items():
             each, phases = runs["regular"], runs["phases"]
             spread = f"{min(phases):.0%} to {max(phases):.0%}"
             shares = [f"{each['held']:.1%}", spread, f"{each['held_labelled']:.1%}", f"{runs['chance']['held']:.1%}"]
@@ -317,12 +319,12 @@ def uci_table(record: dict[str, Any]) -> str:
     return markdown_table(["set", *(f"{way}, {side}" for side, way in ways)], rows)
 
 
-def _false(found: dict[str, Any] | None) -> str:
-    return "-" if found is None else f"{found['found'] * (1 - found['false']) + found['false']:.1%}"
+def _false(alarms: dict[str, Any] | None) -> str:
+    return "-" if alarms is None else f"{alarms['found'] * (1 - alarms['false']) + alarms['false']:.1%}"
 
 
-def _found(found: dict[str, Any] | None) -> str:
-    return "-" if found is None else f"{found['found']:.0%}, {'none' if found['delay'] is None else found['delay']}"
+def _found(alarms: dict[str, Any] | None) -> str:
+    return "-" if alarms is None else f"{alarms['found']:.0%}, {'none' if alarms['delay'] is None else alarms['delay']}"
 
 
 if __name__ == "__main__":

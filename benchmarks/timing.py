@@ -87,7 +87,7 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def timed(run: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """What `run` returns, and the seconds that it took."""
+    """Return what `run` returns, and the seconds that it took."""
     _wait(device)
     start = time.perf_counter()
     result = run()
@@ -96,7 +96,7 @@ def timed(run: Callable[[], Result], device: torch.device) -> tuple[Result, floa
 
 
 def peak_bytes(run: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
-    """What `run` returns, and the most bytes of tensors that lived at once and were not there before.
+    """Return what `run` returns, and the most bytes of tensors that lived at once and were not there before.
 
     On CUDA the allocator keeps count. On a CPU the allocator's calls are recorded by torch's profiler and added up in
     their order. That is the same quantity, exact and the same in every run, which the resident memory of a process is
@@ -123,7 +123,7 @@ def peak_bytes(run: Callable[[], Result], device: torch.device) -> tuple[Result,
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describe what the numbers are measured on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     return {
         "device": name,

@@ -1,4 +1,4 @@
-"""What `calibrate` makes of networks that somebody else trained: the thirty of `mag-net`.
+"""Calibrate networks that somebody else trained: the thirty of `mag-net`.
 
     python -m benchmarks.trained                      # all; JSON to benchmarks/results
     python -m benchmarks.trained --networks "N87 *"   # some of them; the others are kept as they are
@@ -101,7 +101,7 @@ def measure(task: Task) -> dict[str, Any]:
     reach = other.abs().sort().values[math.ceil((third + 1) * LEVEL) - 1]
     half = metrics.levels.central_quantile(LEVEL) * level.sqrt()
     usual = default.predict(test[0]).novelty
-    found = {}
+    kinds = {}
     for name, (x, y) in {"home": test, **task.shifted}.items():
         p, drawn = default.predict(x), paper.predict(x)
         base = float(metrics.nll(p.mean, level.expand_as(y), y))
@@ -113,11 +113,11 @@ def measure(task: Task) -> dict[str, Any]:
             "default, conformal": scored(p.mean, exact.predict(x).interval(LEVEL), y, None),
         }
         ranking = float(metrics.rank_correlation(p.mean, p.variance, y))
-        found[name] = {"rows": len(y), "methods": rows, "ranking": ranking}
+        kinds[name] = {"rows": len(y), "methods": rows, "ranking": ranking}
         if p.novelty is not None and usual is not None:
             beyond = torch.arange(len(y) + len(usual)) < len(y)
-            found[name]["auroc"] = float(metrics.auroc(torch.cat([p.novelty, usual]), beyond))
-    return found
+            kinds[name]["auroc"] = float(metrics.auroc(torch.cat([p.novelty, usual]), beyond))
+    return kinds
 
 
 def scored(mean: Tensor, ends: tuple[Tensor, Tensor], y: Tensor, gain: float | None) -> dict[str, float | None]:
@@ -236,15 +236,15 @@ def set_table(record: dict[str, Any]) -> str:
     for kind, title in KINDS.items():
         nets = [net for name, net in record["networks"].items() if name.endswith(kind)]
         for name in (key for key in SETS if any(key in net for net in nets)):
-            found = [net[name] for net in nets if name in net]
-            cells = [_spread([one["methods"]["constant"]["rmse"] for one in found], "rmse")]
+            records = [net[name] for net in nets if name in net]
+            cells = [_spread([one["methods"]["constant"]["rmse"] for one in records], "rmse")]
             cells += [
-                _spread([one["methods"][method]["coverage"] for one in found], "coverage")
+                _spread([one["methods"][method]["coverage"] for one in records], "coverage")
                 for method in ("constant", "paper", "default")
             ]
-            ratios = [one["methods"]["default"]["score"] / one["methods"]["constant"]["score"] for one in found]
+            ratios = [one["methods"]["default"]["score"] / one["methods"]["constant"]["score"] for one in records]
             cells.append(f"{fmean(ratios):.2f}")
-            cells.append("-" if name == "home" else f"{fmean(one['auroc'] for one in found):.2f}")
+            cells.append("-" if name == "home" else f"{fmean(one['auroc'] for one in records):.2f}")
             rows.append([title, SETS[name], *cells])
     heads = ["networks", "rows", "RMSE [%]", "constant holds", "paper holds", "default holds"]
     return markdown_table([*heads, "score, default / constant", "novelty, AUROC"], rows, 2)

@@ -167,7 +167,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a set says of a claim: the verdict, the effect, and p after Holm; None of them where it does not say."""
+    """Hold the verdict of a set on a claim, the effect, and p after Holm; all None where the set does not say."""
 
     verdict: Verdict | None = None
     effect: Effect | None = None
@@ -181,7 +181,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Decision:
-    """What all sets say of a claim.
+    """Hold the outcomes of all sets for a claim.
 
     Attributes:
         claim: the statement.
@@ -194,7 +194,7 @@ class Decision:
     pooled: Outcome | None = None
 
     def sets(self, verdict: str) -> tuple[str, ...]:
-        """Those with a verdict."""
+        """Return the sets with a verdict."""
         return tuple(name for name, outcome in self.outcomes.items() if outcome.verdict == verdict)
 
     @property
@@ -240,16 +240,16 @@ def decide(claim: Claim, results: Mapping[str, Record]) -> Decision:
 
 def decide_pooled(claims: Sequence[Claim], results: Mapping[str, Record]) -> list[Decision]:
     """Decide claims by the mean over the sets; the tests of all claims that two sets speak of are one family."""
-    found = []
+    triples = []
     for claim in claims:
         outcomes = {name: Outcome(None, claim.measure(record)) for name, record in results.items()}
         decision = Decision(claim, outcomes)
         mean = Effect.mean(np.array(decision.effects)) if len(decision.effects) > 1 else None
-        found.append((claim, outcomes, mean))
-    tests = iter(holm([mean.p(claim.limit) or 0.0 for claim, _, mean in found if mean is not None]))
+        triples.append((claim, outcomes, mean))
+    tests = iter(holm([mean.p(claim.limit) or 0.0 for claim, _, mean in triples if mean is not None]))
     return [
         Decision(claim, outcomes, Outcome() if mean is None else _outcome(claim, mean, next(tests)))
-        for claim, outcomes, mean in found
+        for claim, outcomes, mean in triples
     ]
 
 
@@ -262,7 +262,7 @@ def _outcome(claim: Claim, effect: Effect | None, p: float | None) -> Outcome:
 
 @dataclass(frozen=True)
 class Theorem:
-    """What is true by algebra.
+    """Hold a statement that is true by algebra.
 
     Attributes:
         text: what it says.

@@ -51,7 +51,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Study:
-    """What the driver needs to know of a study.
+    """Describe a study to the driver.
 
     Attributes:
         name: of the command.

@@ -1,4 +1,4 @@
-"""What the pages of all studies are made of: Markdown tables, figures as PNG with one legend, short numbers."""
+"""Parts of the pages of all studies: Markdown tables, figures as PNG with one legend, short numbers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What probabilities of classes are worth: on usual rows, on shifted rows, and for telling strange ones."""
+"""Measure probabilities of classes: on usual rows, on shifted rows, and for telling strange ones."""

@@ -1,4 +1,4 @@
-"""What is claimed of classifiers, decided from the numbers, set by set: differences paired by repeat."""
+"""Claims about classifiers, decided from the numbers, set by set: differences paired by repeat."""
 
 from __future__ import annotations
 

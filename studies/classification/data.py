@@ -91,11 +91,11 @@ class Images:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over all images and labels."""
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         for part in (self.x, self.y):
             for name in ("train", "test"):
-                found.update(part[name].contiguous().numpy().tobytes())
-        return found.hexdigest()
+                sha.update(part[name].contiguous().numpy().tobytes())
+        return sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def load(source: Source, folder: Path | None) -> Images | None:
         return None
     if source != "cifar-10":
         return _idx_pairs(place)
-    found = {part: class_folders(place / part, 10, 32) for part in ("train", "test")}
-    return Images({part: x for part, (x, _) in found.items()}, {part: y for part, (_, y) in found.items()})
+    pictures = {part: class_folders(place / part, 10, 32) for part in ("train", "test")}
+    return Images({part: x for part, (x, _) in pictures.items()}, {part: y for part, (_, y) in pictures.items()})
 
 
 def parts(item: ImageSet, images: Images, repeat: int, seed: int) -> Parts:
@@ -140,9 +140,9 @@ def parts(item: ImageSet, images: Images, repeat: int, seed: int) -> Parts:
         outer = _order(len(images.y["test"]), seed, item.source)[repeat * item.test : (repeat + 1) * item.test]
         rows = {"train": inner[: item.train], "validation": inner[item.train :], "test": outer}
         pools = {"train": "train", "validation": "train", "test": "test"}
-    x = {name: images.x[pools[name]][found].float() / 255 for name, found in rows.items()}
-    y = {name: images.y[pools[name]][found] for name, found in rows.items()}
-    short = [name for name, found in y.items() if len(found) < getattr(item, name)]
+    x = {name: images.x[pools[name]][chosen].float() / 255 for name, chosen in rows.items()}
+    y = {name: images.y[pools[name]][chosen] for name, chosen in rows.items()}
+    short = [name for name, chosen in y.items() if len(chosen) < getattr(item, name)]
     if short:
         raise DataError(
             f"expected {(item.train + item.validation) * REPEATS:,} training and {item.test * REPEATS:,} test rows of "
@@ -159,9 +159,9 @@ def _digits() -> Images:
     need("demo", "sklearn")
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
-    x = torch.tensor(found.images * (255 / 16)).round().byte()[:, None]
-    y = torch.tensor(found.target).long()
+    digits: Any = load_digits()
+    x = torch.tensor(digits.images * (255 / 16)).round().byte()[:, None]
+    y = torch.tensor(digits.target).long()
     return Images({"train": x, "test": x[:0]}, {"train": y, "test": y[:0]})
 
 
@@ -186,7 +186,7 @@ def _idx_pairs(place: Path) -> Images:
 
 def _idx(place: Path, name: str, axes: int) -> Bytes:
     """The bytes of an IDX file, plain or in gzip."""
-    path = next((found for found in (place / name, place / f"{name}.gz") if found.exists()), None)
+    path = next((array for array in (place / name, place / f"{name}.gz") if array.exists()), None)
     if path is None:
         raise FileError(f"expected {name} or {name}.gz in {place}; found neither. Fetch the four files of the set.")
     with readable(path, "an IDX file"):
@@ -201,8 +201,8 @@ def _idx(place: Path, name: str, axes: int) -> Bytes:
     shape = np.frombuffer(content[4:start], ">u4") if len(content) >= start else ()
     if content[:4] != bytes([0, 0, 8, axes]) or len(content) - start != np.prod(shape, dtype=np.int64):
         raise DataError(f"expected an IDX file of bytes with {axes} axes at {path}; found another, or a part of one.")
-    found: Bytes = np.frombuffer(content, np.uint8, offset=start).reshape(*shape).copy()
-    return found
+    array: Bytes = np.frombuffer(content, np.uint8, offset=start).reshape(*shape).copy()
+    return array
 
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -225,10 +225,10 @@ def class_folders(place: Path, classes: int, side: int) -> tuple[Tensor, Tensor]
     if len(folders) != classes:
         raise FileError(f"expected {classes} folders, one for each class, in {place}; found {len(folders)}.")
     files = [sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES) for folder in folders]
-    empty = [folder.name for folder, found in zip(folders, files, strict=True) if not found]
+    empty = [folder.name for folder, paths in zip(folders, files, strict=True) if not paths]
     if empty:
         raise DataError(f"expected JPEG or PNG files in every folder of {place}; found none in {', '.join(empty)}.")
-    order = sorted((number, label) for label, found in enumerate(files) for number in range(len(found)))
+    order = sorted((number, label) for label, paths in enumerate(files) for number in range(len(paths)))
     pixels = np.empty((len(order), side, side, 3), np.uint8)
     for row, (number, label) in enumerate(order):
         pixels[row] = _picture(files[label][number], side)
@@ -241,12 +241,12 @@ def _picture(path: Path, side: int) -> Any:
 
     try:
         with Image.open(path) as image:
-            found = np.asarray(image.convert("RGB"))
+            pixels = np.asarray(image.convert("RGB"))
     except OSError as error:
         raise DataError(f"expected a picture at {path}; it cannot be read: {error}. Fetch it again.") from error
-    if found.shape != (side, side, 3):
-        raise DataError(f"expected pictures of {side} x {side} pixels; found {found.shape[:2]} at {path}.")
-    return found
+    if pixels.shape != (side, side, 3):
+        raise DataError(f"expected pictures of {side} x {side} pixels; found {pixels.shape[:2]} at {path}.")
+    return pixels
 
 
 def letters() -> Tensor:
@@ -256,8 +256,8 @@ def letters() -> Tensor:
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     fonts = sorted(path for path in folder.glob("*.ttf") if path.name.startswith(_FONTS) and "Display" not in path.name)
-    found = torch.stack([_letter(path, letter) for path in fonts for letter in _LETTERS])
-    return found[torch.randperm(len(found), generator=torch.Generator().manual_seed(0)), None]
+    pictures = torch.stack([_letter(path, letter) for path in fonts for letter in _LETTERS])
+    return pictures[torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0)), None]
 
 
 def _letter(font: Path, letter: str) -> Tensor:

@@ -49,8 +49,8 @@ def network(item: ImageSet, shape: torch.Size, rate: float = 0.0) -> nn.Sequenti
         layers += [nn.Conv2d(w, 2 * w, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(rate)]
         layers += [nn.Linear(2 * w * quarter, _HIDDEN)]
     layers += [nn.ReLU(), nn.Dropout(rate), nn.Linear(_HIDDEN, CLASSES)]
-    kept = layers if rate else [layer for layer in layers if not isinstance(layer, (nn.Dropout, nn.Dropout2d))]
-    return nn.Sequential(*kept)
+    used = layers if rate else [layer for layer in layers if not isinstance(layer, (nn.Dropout, nn.Dropout2d))]
+    return nn.Sequential(*used)
 
 
 def trained(
@@ -92,9 +92,9 @@ def drawn_logits(net: nn.Module, x: Tensor, draws: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def features(net: nn.Sequential, x: Tensor) -> Tensor:
-    """What enters the last layer, and a 1, `(N, units + 1)` on the CPU."""
-    found = torch.cat([net[:-1](part).cpu() for part in x.split(_ROWS)])
-    return torch.cat([found, torch.ones_like(found[:, :1])], 1)
+    """Return the inputs of the last layer, and a 1, `(N, units + 1)` on the CPU."""
+    entering = torch.cat([net[:-1](part).cpu() for part in x.split(_ROWS)])
+    return torch.cat([entering, torch.ones_like(entering[:, :1])], 1)
 
 
 PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
@@ -103,7 +103,7 @@ _SPREAD_ROWS = 200  # whose covariances are computed at once
 
 @dataclass(frozen=True)
 class LastLayer:
-    """What the training rows say of the last weights.
+    """Hold the curvature of the last weights over the training rows.
 
     Attributes:
         values: `(P,)`, eigenvalues of the sum above without `tau`.
@@ -128,14 +128,14 @@ class LastLayer:
 
     def spread(self, features: Tensor, precision: float) -> Tensor:
         """`(N, K, K)`, the variances of the logits' differences."""
-        found = []
+        parts = []
         root = self.vectors / (self.values + precision).sqrt()
         for h in features.double().split(_SPREAD_ROWS):
             side = torch.einsum("nd,kdp->nkp", h, root)
             gram = side @ side.transpose(1, 2)
             squares = gram.diagonal(dim1=1, dim2=2)
-            found.append((squares[:, :, None] + squares[:, None] - 2 * gram).clamp_min(0))
-        return torch.cat(found)
+            parts.append((squares[:, :, None] + squares[:, None] - 2 * gram).clamp_min(0))
+        return torch.cat(parts)
 
 
 MEASURES = ("nll", "brier", "ece", "accuracy", "aurc")
@@ -150,14 +150,14 @@ def scores(logs: Tensor, labels: Tensor) -> dict[str, float]:
     """
     p = logs.exp()
     wrong = p.argmax(1) != labels
-    found = (
+    values = (
         cross_entropy(p.clamp_min(1e-300), labels),
         brier(p, labels),
         ece(p, labels, mass=True),
         accuracy(p, labels),
         selective_risk(-p.amax(1), wrong),
     )
-    return dict(zip(MEASURES, map(float, found), strict=True))
+    return dict(zip(MEASURES, map(float, values), strict=True))
 
 
 def told_apart(strange: Tensor, usual: Tensor) -> tuple[float, float]:
@@ -295,11 +295,11 @@ def _averaged(
     fits = {rate: tried(rate) for rate in drawn}
     best = min(fits, key=lambda rate: fits[rate][0])
     logits = {part: drawn[best](images).double() for part, images in x.items()}
-    logs = {part: fits[best][1].log_probabilities(found) for part, found in logits.items()}
+    logs = {part: fits[best][1].log_probabilities(drawn_logits) for part, drawn_logits in logits.items()}
     result.logs[name] = logs
-    result.scores[f"{name}, entropy"] = {part: entropy(found) for part, found in logs.items()}
+    result.scores[f"{name}, entropy"] = {part: entropy(drawn_logits) for part, drawn_logits in logs.items()}
     result.scores[f"{name}, mutual information"] = {
-        part: information(torch.log_softmax(found, 2)) for part, found in logits.items()
+        part: information(torch.log_softmax(drawn_logits, 2)) for part, drawn_logits in logits.items()
     }
     if best:
         result.notes[f"{name} rate"] = best

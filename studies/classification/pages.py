@@ -43,11 +43,11 @@ def score_names(results: Results) -> list[str]:
     return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["scores"]))
 
 
-def cell(found: Values | None, record: Record, digits: int) -> str:
+def cell(repeats: Values | None, record: Record, digits: int) -> str:
     """Mean and half width of its interval; the mean alone of one repeat."""
-    if found is None:
+    if repeats is None:
         return "-"
-    effect = Effect.mean(found, record["overlap"])
+    effect = Effect.mean(repeats, record["overlap"])
     half = effect.interval[1] - effect.value
     return f"{effect.value:.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
 
@@ -58,11 +58,11 @@ def set_tables(results: Results) -> list[str]:
     for title, (where, measures) in _TABLES.items():
         lines += [f"### {title}", ""]
         for measure, (name, digits) in measures.items():
-            found = {
+            methods = {
                 method: {key: values(record, method, measure, where) for key, record in results.items()}
                 for method in method_names(results)
             }
-            lines += [f"**{name}**", "", *_table(results, found, digits, largest=measure == "accuracy"), ""]
+            lines += [f"**{name}**", "", *_table(results, methods, digits, largest=measure == "accuracy"), ""]
     return lines
 
 
@@ -75,11 +75,11 @@ def score_tables(results: Results) -> list[str]:
         "AUROC, shifted rows (mean over all shifts and strengths)": ("auroc", "shift"),
     }
     for title, (measure, where) in titles.items():
-        found = {
+        scores = {
             score: {key: told(record, score, measure, where) for key, record in results.items()}
             for score in score_names(results)
         }
-        lines += [f"**{title}**", "", *_table(results, found, 3, largest=measure == "auroc"), ""]
+        lines += [f"**{title}**", "", *_table(results, scores, 3, largest=measure == "auroc"), ""]
     for key, record in results.items():
         others = [part for part in record["units"][0]["others"] if not is_part(part, "shift")]
         rows = [
@@ -91,15 +91,15 @@ def score_tables(results: Results) -> list[str]:
 
 
 def _table(
-    results: Results, found: Mapping[str, Mapping[str, Values | None]], digits: int, *, largest: bool
+    results: Results, entries: Mapping[str, Mapping[str, Values | None]], digits: int, *, largest: bool
 ) -> list[str]:
     means = {
-        key: [row[key].mean() for row in found.values() if row[key] is not None]  # type: ignore[union-attr]
+        key: [row[key].mean() for row in entries.values() if row[key] is not None]  # type: ignore[union-attr]
         for key in results
     }
     best = {key: (max if largest else min)(each) if each else None for key, each in means.items()}
     rows = []
-    for name, row in found.items():
+    for name, row in entries.items():
         cells = []
         for key, record in results.items():
             said, got = cell(row[key], record, digits), row[key]

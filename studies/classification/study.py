@@ -34,7 +34,7 @@ _NOISE = "uniform noise"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result depends on, besides the data.
+    """Name all that a result depends on, besides the data.
 
     Attributes:
         epochs: share of the epochs.
@@ -73,23 +73,23 @@ def measure(
 ) -> dict[str, Any]:
     """Everything the study knows of a repeat; a worker reads the images itself."""
     images = read_images(data)
-    held = parts(item, images[item.source], repeat, settings.seed)
+    divided = parts(item, images[item.source], repeat, settings.seed)
     seed = key("classification", settings.seed, item.name, repeat)
-    few = held.x["test"][: settings.shifted]
+    few = divided.x["test"][: settings.shifted]
     strange = _strange(item, images, few, repeat, settings, seed)
-    x = {"validation": held.x["validation"], "test": held.x["test"], **shifted(few, seed % 2**31), **strange}
+    x = {"validation": divided.x["validation"], "test": divided.x["test"], **shifted(few, seed % 2**31), **strange}
     x = {name: rows.to(device) for name, rows in x.items()}
-    train, labels = held.x["train"].to(device), held.y["train"].to(device)
+    train, labels = divided.x["train"].to(device), divided.y["train"].to(device)
     start = time.perf_counter()
     with one_thread():
         networks = _trained(item, train, labels, seed, settings, partial(tick, 1))
         middle = time.perf_counter()
-        got = found(networks, x, held.y["validation"], train, settings.draws)
+        got = found(networks, x, divided.y["validation"], train, settings.draws)
     tick(1)
-    known = {name: held.y["test"][: len(rows)] for name, rows in x.items() if name not in ("validation", *strange)}
+    known = {name: divided.y["test"][: len(rows)] for name, rows in x.items() if name not in ("validation", *strange)}
     others = [name for name in x if name not in ("validation", "test")]
     return {
-        "rows": {name: len(rows) for name, rows in held.y.items()},
+        "rows": {name: len(rows) for name, rows in divided.y.items()},
         "epochs": settings.epochs_of(item),
         "notes": {name: rounded(value) if isinstance(value, float) else value for name, value in got.notes.items()},
         "labelled": list(known),
@@ -113,15 +113,15 @@ def _strange(
     item: ImageSet, images: Mapping[Source, Images], like: Tensor, repeat: int, settings: Settings, seed: int
 ) -> dict[str, Tensor]:
     """Rows of the other sources, and noise, in the shape of the set's own."""
-    found: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
     for source, other in images.items():
         if source != item.source:
             pool = other.x["train" if source == "digits" else "test"]
             start = repeat * settings.strange % max(1, len(pool) - settings.strange)
             rows = pool[start : start + settings.strange].float() / 255
-            found[source] = as_shape(rows, like.shape[1:])
+            others[source] = as_shape(rows, like.shape[1:])
     generator = torch.Generator().manual_seed(seed)
-    return {**found, _NOISE: torch.rand(settings.strange, *like.shape[1:], generator=generator)}
+    return {**others, _NOISE: torch.rand(settings.strange, *like.shape[1:], generator=generator)}
 
 
 def _columns(logs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> dict[str, list[float]]:
@@ -168,12 +168,12 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
 
 def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
     """The results by set: its records in the order of the repeats, and how much these share."""
-    found: dict[str, dict[str, Any]] = {}
+    sets: dict[str, dict[str, Any]] = {}
     for name, item in SETS.items():
         paths = [folder / f"{name}-{repeat}.json" for repeat in range(REPEATS)]
         if units := [read_record(path, SCHEMA) for path in paths if path.exists()]:
-            found[name] = {"units": units, "overlap": item.overlap}
-    return found
+            sets[name] = {"units": units, "overlap": item.overlap}
+    return sets
 
 
 STUDY = Study(

@@ -1,4 +1,4 @@
-"""What the paper claims of crowd counting, decided from the numbers: set by set, pixels and counts apart.
+"""Claims of the paper about crowd counting, decided from the numbers: set by set, pixels and counts apart.
 
 A mean over frames has a standard error from blocks of consecutive test frames, or the interval that was measured with
 it; blocks share no frames. Areas, RMSEs, chosen rates and rank correlations were stored without a spread.
@@ -23,24 +23,24 @@ _FREE = {"pixel": "propagated", "count": "linear"}
 
 
 def methods(record: Record, target: str) -> dict[str, dict[str, Any]]:
-    """What each method reaches on the test frames, by name: `rmse`, `mae`, `nll`, `ma`, `rate`, `blocks`, ..."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the measures of each method on the test frames, by name: `rmse`, `nll`, `rate`, `blocks`, ..."""
+    reached: dict[str, dict[str, Any]] = {}
     for name, columns, chosen in (
         ("injected", record["injected"][target], record["chosen"][target]),
         (_FREE[target], record["sampling_free"][target], record["sampling_free_chosen"][target]),
     ):
         for kind in KINDS:
             index = chosen["scaled" if kind == "relaxed" else kind]
-            found[f"{name}, {kind}"] = _picked(columns, kind, index) | {"rate": record["rates"][index]}
+            reached[f"{name}, {kind}"] = _picked(columns, kind, index) | {"rate": record["rates"][index]}
     if target == "count":
-        found["linear per site, floor"] = dict(record["per_site"]["test"])
-    found["constant"] = dict(record["constant"][target]["test"])
+        reached["linear per site, floor"] = dict(record["per_site"]["test"])
+    reached["constant"] = dict(record["constant"][target]["test"])
     if target == "count":
-        found[SIZE] = dict(record["size_control"]["test"])
+        reached[SIZE] = dict(record["size_control"]["test"])
     for stage in record["embedded"].values():
         for kind in KINDS:
-            found[f"embedded {stage['rate']:g}, {kind}"] = _own(stage[target]["test"], kind) | {"rate": stage["rate"]}
-    return found
+            reached[f"embedded {stage['rate']:g}, {kind}"] = _own(stage[target]["test"], kind) | {"rate": stage["rate"]}
+    return reached
 
 
 def paper_rates(record: Record) -> list[int]:
@@ -69,9 +69,9 @@ def _picked(columns: Record, kind: str, index: int) -> dict[str, Any]:
 
 def _own(test: Record, kind: str) -> dict[str, Any]:
     """The measures of one kind."""
-    found = {"rmse": test["rmse"], "mae": test["mae"], "nll": test[f"nll_{kind}"], "ma": test[f"ma_{kind}"]}
-    found |= {name: test[name][kind] for name in ("coverage", "width") if name in test}
-    return found | {"blocks": {"mae": test["blocks"]["mae"], "nll": test["blocks"][f"nll_{kind}"]}}
+    measures = {"rmse": test["rmse"], "mae": test["mae"], "nll": test[f"nll_{kind}"], "ma": test[f"ma_{kind}"]}
+    measures |= {name: test[name][kind] for name in ("coverage", "width") if name in test}
+    return measures | {"blocks": {"mae": test["blocks"]["mae"], "nll": test["blocks"][f"nll_{kind}"]}}
 
 
 def _paper(record: Record, target: str, measure: str) -> Values:
@@ -142,8 +142,8 @@ def _paper_largest(record: Record) -> int:
 
 
 def _methods(record: Record, target: str, first: str, second: str, measure: str = "nll") -> Effect:
-    found = methods(record, target)
-    a, b = (np.array(found[name]["blocks"][measure]) for name in (first, second))
+    reached = methods(record, target)
+    a, b = (np.array(reached[name]["blocks"][measure]) for name in (first, second))
     return Effect.mean(a - b)
 
 
@@ -167,21 +167,21 @@ def _miss(record: Record, method: str, level: float = 0.9) -> Effect:
 
 
 def _rejection(record: Record, difference: str) -> Effect:
-    found = record["rejection"]["differences"][difference]
-    return Effect.measured(found["mae"], found["low"], found["high"])
+    gap = record["rejection"]["differences"][difference]
+    return Effect.measured(gap["mae"], gap["low"], gap["high"])
 
 
 def _false_regions(record: Record) -> Effect | None:
-    found = record["rejection"]
-    before = found["before"]["false_kept"]
-    return Effect((before - found["after"]["false_kept"]) / before) if before else None
+    rejection = record["rejection"]
+    before = rejection["before"]["false_kept"]
+    return Effect((before - rejection["after"]["false_kept"]) / before) if before else None
 
 
 def _against_random(record: Record) -> Effect:
-    found = record["rejection"]
-    random = found["controls"]["random"]["mae"]
-    value = found["after"]["mae"] - random["mean"]
-    return Effect(value, random["std"] or None, found["controls"]["random"]["repeats"] - 1)
+    rejection = record["rejection"]
+    random = rejection["controls"]["random"]["mae"]
+    value = rejection["after"]["mae"] - random["mean"]
+    return Effect(value, random["std"] or None, rejection["controls"]["random"]["repeats"] - 1)
 
 
 _SUBJECTS = {"pixel": "Pixels", "count": "Counts"}

@@ -1,4 +1,4 @@
-"""What a variance is worth for millions of pixels, from one sort; and controls that know nothing of dropout.
+"""Measures of a variance for millions of pixels, from one sort; and controls that know nothing of dropout.
 
 With `r = |target - mean| / std`, sorted once, every scale `c` of the variance is judged at no further cost:
 
@@ -62,7 +62,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Fit:
-    """What the validation frames say of a variance.
+    """Hold scales and floor of a variance, fitted to the validation frames.
 
     Attributes:
         scale: of least NLL.
@@ -96,7 +96,7 @@ class Ratios:
         return (self.square / scale + self.log + math.log(scale)) / 2
 
     def nll_by_frame(self, scale: float = 1.0) -> Tensor:
-        """The same of each frame, `(frames,)`."""
+        """Return the NLL of each frame, `(frames,)`."""
         return (self.squares / scale + self.logs + math.log(scale)) / 2
 
     def inside(self, at: Sequence[float], scales: Sequence[float] = (1.0,)) -> Tensor:
@@ -112,25 +112,25 @@ class Ratios:
 
 def levels() -> list[float]:
     """The 99 levels of the calibration curves."""
-    found: list[float] = even_levels(99).tolist()
-    return found
+    values: list[float] = even_levels(99).tolist()
+    return values
 
 
-def fit(held: Predicted) -> Fit:
+def fit(validation: Predicted) -> Fit:
     """Scales and floor of the validation frames.
 
     Raises:
         DataError: no variance is above 0, or no error is.
     """
-    positive = held.variance[held.variance > 0]
+    positive = validation.variance[validation.variance > 0]
     if not len(positive):
         raise DataError(
             "expected a variance above 0 somewhere on the validation frames; found none: no draw changed the map. "
             "Use a larger rate, more draws, or other weights."
         )
     least = float(positive.min())
-    held = held.lifted(least)
-    rows = held.mean, held.variance, held.target
+    validation = validation.lifted(least)
+    rows = validation.mean, validation.variance, validation.target
     floor_scale, floor = fit_floor(*rows)
     return Fit(float(optimal_scale(*rows)), float(relaxed_scale(*rows)), float(floor_scale), float(floor), least)
 
@@ -150,7 +150,7 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
     floored = Ratios(error, part.variance.double() * fitted.floor_scale + fitted.floor, part.frames)
     scales = {"unscaled": 1.0, "scaled": fitted.scale, "relaxed": fitted.relaxed_scale}
     looks = {kind: (scaled, scale) for kind, scale in scales.items()} | {"floor": (floored, 1.0)}
-    found: Measures = {
+    measures: Measures = {
         "rmse": float(error.square().mean().sqrt()),
         "mae": float(error.abs().mean()),
         "nll_ideal": float(ideal_nll(error)),
@@ -161,24 +161,26 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
     grid = even_levels(99)
     for kind, (ratios, scale) in looks.items():
         observed = ratios.inside(levels(), [scale])[0]
-        found[f"nll_{kind}"] = ratios.nll(scale)
-        found[f"ma_{kind}"] = float((observed - grid).abs().mean())
-        found["curves"][kind] = [round(value, 5) for value in observed.tolist()]
+        measures[f"nll_{kind}"] = ratios.nll(scale)
+        measures[f"ma_{kind}"] = float((observed - grid).abs().mean())
+        measures["curves"][kind] = [round(value, 5) for value in observed.tolist()]
     if intervals:
-        found["coverage"] = {k: ratios.inside(COVERAGES, [scale])[0].tolist() for k, (ratios, scale) in looks.items()}
-        found["width"] = {k: [ratios.width(a, scale) for a in COVERAGES] for k, (ratios, scale) in looks.items()}
-    found["path"] = _path(scaled, fitted, grid)
-    found["blocks"] = {"mae": blocks(error.abs().view(part.frames, -1).mean(1))}
-    found["blocks"] |= {f"nll_{kind}": blocks(ratios.nll_by_frame(scale)) for kind, (ratios, scale) in looks.items()}
-    return found
+        measures["coverage"] = {
+            k: ratios.inside(COVERAGES, [scale])[0].tolist() for k, (ratios, scale) in looks.items()
+        }
+        measures["width"] = {k: [ratios.width(a, scale) for a in COVERAGES] for k, (ratios, scale) in looks.items()}
+    measures["path"] = _path(scaled, fitted, grid)
+    measures["blocks"] = {"mae": blocks(error.abs().view(part.frames, -1).mean(1))}
+    measures["blocks"] |= {f"nll_{kind}": blocks(ratios.nll_by_frame(scale)) for kind, (ratios, scale) in looks.items()}
+    return measures
 
 
-def judge_both(held: Predicted, test: Predicted, *, intervals: bool = False) -> Measures:
+def judge_both(validation: Predicted, test: Predicted, *, intervals: bool = False) -> Measures:
     """`fit` on the validation frames, `judge` on both parts; plain data for JSON."""
-    fitted = fit(held)
-    parts = {"validation": held, "test": test}
-    found: Measures = {name: judge(part, fitted, intervals=intervals) for name, part in parts.items()}
-    return found | {"fit": {name: float(value) for name, value in vars(fitted).items()}}
+    fitted = fit(validation)
+    parts = {"validation": validation, "test": test}
+    measures: Measures = {name: judge(part, fitted, intervals=intervals) for name, part in parts.items()}
+    return measures | {"fit": {name: float(value) for name, value in vars(fitted).items()}}
 
 
 def blocks(by_frame: Tensor) -> list[float]:
@@ -211,15 +213,15 @@ def conformal(error: Mapping[str, Tensor], std: Mapping[str, Tensor] | None = No
 
     A level that needs more validation frames than there are has None.
     """
-    held, test = error["validation"], error["test"]
+    validation, test = error["validation"], error["test"]
     spread = {name: torch.ones_like(values) for name, values in error.items()} if std is None else std
-    found: Measures = {"coverage": [], "width": []}
-    for reach in conformal_reach(held / spread["validation"], list(COVERAGES)):
+    measures: Measures = {"coverage": [], "width": []}
+    for reach in conformal_reach(validation / spread["validation"], list(COVERAGES)):
         radius = reach * spread["test"]
         bounded = math.isfinite(reach)
-        found["coverage"].append(float((test.abs() <= radius).double().mean()) if bounded else None)
-        found["width"].append(float(2 * radius.mean()) if bounded else None)
-    return found
+        measures["coverage"].append(float((test.abs() <= radius).double().mean()) if bounded else None)
+        measures["width"].append(float(2 * radius.mean()) if bounded else None)
+    return measures
 
 
 def _path(ratios: Ratios, fitted: Fit, grid: Tensor) -> dict[str, list[float]]:
@@ -245,11 +247,11 @@ def size_control(parts: Mapping[str, Counted]) -> dict[str, Any]:
     """`a · count + b` as the variance of the count, fitted to the validation frames; measures of every part."""
     count, truth = (part.double().cpu() for part in parts["validation"])
     a, b = _size_fit(truth - count, count.clamp_min(0))
-    found: dict[str, Any] = {"a": a, "b": b}
+    record: dict[str, Any] = {"a": a, "b": b}
     for name, (mean, target) in parts.items():
         variance = a * mean.double().cpu().clamp_min(0) + b
-        found[name] = control(Predicted(mean.cpu(), variance, target.cpu(), len(variance)), intervals=True)
-    return found
+        record[name] = control(Predicted(mean.cpu(), variance, target.cpu(), len(variance)), intervals=True)
+    return record
 
 
 def _size_fit(error: Tensor, count: Tensor) -> tuple[float, float]:
@@ -267,10 +269,10 @@ def _size_fit(error: Tensor, count: Tensor) -> tuple[float, float]:
 def control(part: Predicted, *, intervals: bool) -> dict[str, Any]:
     """The measures of a variance that is taken as it is."""
     measures = judge(part, Fit(1.0, 1.0, 1.0, 0.0, float(torch.finfo(torch.float64).tiny)), intervals=intervals)
-    kept = {key: measures[key] for key in ("rmse", "mae", "nll_ideal")}
-    kept |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
-    kept["curve"] = measures["curves"]["unscaled"]
-    kept["blocks"] = {"mae": measures["blocks"]["mae"], "nll": measures["blocks"]["nll_unscaled"]}
+    flat = {key: measures[key] for key in ("rmse", "mae", "nll_ideal")}
+    flat |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
+    flat["curve"] = measures["curves"]["unscaled"]
+    flat["blocks"] = {"mae": measures["blocks"]["mae"], "nll": measures["blocks"]["nll_unscaled"]}
     if intervals:
-        kept |= {key: measures[key]["unscaled"] for key in ("coverage", "width")}
-    return kept
+        flat |= {key: measures[key]["unscaled"] for key in ("coverage", "width")}
+    return flat

@@ -73,9 +73,9 @@ def coverage_table(record: Mapping[str, Any]) -> list[str]:
 
 def intervals(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The methods that have intervals of counts, conformal ones too."""
-    found = {name: row for name, row in methods(record, "count").items() if "coverage" in row}
+    rows = {name: row for name, row in methods(record, "count").items() if "coverage" in row}
     conformal = record["conformal"]
-    return found | {"conformal": conformal["constant"], "conformal, injected": conformal["injected"]}
+    return rows | {"conformal": conformal["constant"], "conformal, injected": conformal["injected"]}
 
 
 def network_table(results: Results) -> list[str]:
@@ -153,30 +153,31 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
     ]
     for target, free in (("pixel", "propagated"), ("count", "linear")):
         place = record["chosen"][target]["scaled"]
-        found = {name: values[place] for name, values in record["sampling_free"][target]["agreement"].items()}
+        agreement = {name: values[place] for name, values in record["sampling_free"][target]["agreement"].items()}
         lines.append(
             f"At rate {record['rates'][place]:g} the {free} variance of the {target} has a rank correlation of "
-            f"{number(found['rank_correlation'])} with the drawn one; its mean is "
-            f"{number(found['ratio_of_means'])} times as large."
+            f"{number(agreement['rank_correlation'])} with the drawn one; its mean is "
+            f"{number(agreement['ratio_of_means'])} times as large."
         )
     return [" ".join(lines)]
 
 
-def _rejected(found: Mapping[str, Any]) -> list[str]:
+def _rejected(rejection: Mapping[str, Any]) -> list[str]:
     """A sentence and a table."""
-    controls = found["controls"]
+    controls = rejection["controls"]
     rows = {
-        "before": found["before"],
-        "with uncertainty": found["after"],
+        "before": rejection["before"],
+        "with uncertainty": rejection["after"],
         "control: low density, tuned alike": controls["low_density"],
         "control: as many of lowest mass": controls["lowest_mass"],
-        "tuned for regions: with uncertainty": found["for_regions"]["policy"],
-        "tuned for regions: low density": found["for_regions"]["low_density"],
+        "tuned for regions: with uncertainty": rejection["for_regions"]["policy"],
+        "tuned for regions: low density": rejection["for_regions"]["low_density"],
     }
     lines = [
-        f"Rejection: **{found['verdict']}**; {found['why']}. Of {found['regions']['all']} regions of the test frames "
-        f"{found['regions']['false']} are false: no annotated head lies within {found['near_cells']:g} cells. "
-        f"{_separation(found['separation'])}{_measured_on(found)}",
+        f"Rejection: **{rejection['verdict']}**; {rejection['why']}. Of {rejection['regions']['all']} regions of the "
+        "test frames "
+        f"{rejection['regions']['false']} are false: no annotated head lies within {rejection['near_cells']:g} cells. "
+        f"{_separation(rejection['separation'])}{_measured_on(rejection)}",
         "",
     ]
     cells = [
@@ -186,8 +187,8 @@ def _rejected(found: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
     random, errors = controls["random"], ("mae", "rmse", "bias")
     means = [number(random[measure]["mean"]) for measure in (*errors, "rejected")]
-    kept = [f"{random[measure]['mean']:.0f}" for measure in ("false_kept", "true_rejected")]
-    cells.append([f"control: as many at random, mean of {random['repeats']}", *means, *kept])
+    counts = [f"{random[measure]['mean']:.0f}" for measure in ("false_kept", "true_rejected")]
+    cells.append([f"control: as many at random, mean of {random['repeats']}", *means, *counts])
     shift = [number(controls["shift"][measure]) for measure in errors]
     cells.append(["control: validation bias taken off", *shift, "", "", ""])
     head = ("rejection", "count MAE", "count RMSE", "bias", "regions rejected", "false ones kept", "true ones rejected")
@@ -212,10 +213,10 @@ def _area(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.2f}"
 
 
-def _measured_on(found: Mapping[str, Any]) -> str:
-    if "measured_on" not in found:
+def _measured_on(rejection: Mapping[str, Any]) -> str:
+    if "measured_on" not in rejection:
         return ""
-    place = found["measured_on"]
+    place = rejection["measured_on"]
     draws = "" if place["same_draws"] else ", with other draws than the tables above"
     return f" The rejection was measured on {place['machine']['device']} (torch {place['versions']['torch']}){draws}."
 
@@ -327,7 +328,7 @@ def _tradeoff(results: Results) -> Figure:
 
 
 def _tradeoff_3d(results: Results) -> Figure:
-    """The same paths with the RMSE as a third axis, as the paper draws them."""
+    """Draw the paths of `_tradeoff` with the RMSE as a third axis, as the paper does."""
     figure = plots.new_figure(4.2 * max(2, len(results)), 8.0)
     for place, (name, record) in enumerate(results.items()):
         for row, (target, unit) in enumerate(_UNITS.items()):

@@ -33,7 +33,7 @@ _WORTH_COMPILING = 20_000  # passes
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result depends on, besides frames and weights.
+    """Name all that a result depends on, besides frames and weights.
 
     Attributes:
         draws: thinned networks for each rate.
@@ -178,7 +178,7 @@ def first_order(setup: Setup, tick: Tick) -> Stage:
         plain[name] = torch.cat(maps), torch.cat(counts)
         by_site[name] = torch.cat(variances)
     total = {name: values.sum(1) for name, values in by_site.items()}
-    found: Stage = {
+    record: Stage = {
         "constant": {"pixel": _constant(setup, plain, 0), "count": _constant(setup, plain, 1)},
         "size_control": size_control({name: (plain[name][1], frames.count) for name, frames in setup.parts.items()}),
         "linear": {"rates": [], "first_order": {name: _list(values) for name, values in total.items()}},
@@ -187,20 +187,20 @@ def first_order(setup: Setup, tick: Tick) -> Stage:
     }
     for rate in setup.settings.rates:
         odds = rate / (1 - rate)
-        held, test = (
+        validation, test = (
             Predicted(plain[name][1], odds * total[name], frames.count, len(frames))
             for name, frames in setup.parts.items()
         )
-        found["linear"]["rates"].append(judge_both(held, test, intervals=True))
-    found["linear"]["per_site"] = _per_site(setup, plain, by_site)
-    found["conformal"] = conformal({name: setup.parts[name].count - plain[name][1] for name in PARTS})
-    return found
+        record["linear"]["rates"].append(judge_both(validation, test, intervals=True))
+    record["linear"]["per_site"] = _per_site(setup, plain, by_site)
+    record["conformal"] = conformal({name: setup.parts[name].count - plain[name][1] for name in PARTS})
+    return record
 
 
 def rate_stage(setup: Setup, rate: float, tick: Tick) -> Stage:
     """Draws at one rate, and a propagated variance of the pixels beside them."""
     frames, maps = setup.parts, sampled(setup, setup.trained, rate, tick)
-    found = _judged(setup, maps)
+    record = _judged(setup, maps)
     sites = setup.sites(setup.trained)
     free = {}
     for name, part in frames.items():
@@ -212,30 +212,30 @@ def rate_stage(setup: Setup, rate: float, tick: Tick) -> Stage:
             tick(FREE_COST * len(images))
         mean, variance = torch.cat(means).flatten(), torch.cat(variances).flatten()
         free[name] = Predicted(mean, variance, part.density.flatten(), len(part))
-    found["propagated"] = judge_both(free["validation"], free["test"])
-    found["propagated"]["agreement"] = agreement(free["test"].variance, maps["test"].variance.flatten())
+    record["propagated"] = judge_both(free["validation"], free["test"])
+    record["propagated"]["agreement"] = agreement(free["test"].variance, maps["test"].variance.flatten())
     errors = {name: frames[name].count - maps[name].count for name in PARTS}
-    std = {name: maps[name].count_variance.clamp_min(found["count"]["fit"]["least"]).sqrt() for name in PARTS}
-    found["conformal"] = conformal(errors, std)
-    return found
+    std = {name: maps[name].count_variance.clamp_min(record["count"]["fit"]["least"]).sqrt() for name in PARTS}
+    record["conformal"] = conformal(errors, std)
+    return record
 
 
 def embedded(setup: Setup, trained: Trained, tick: Tick) -> Stage:
     """A network that was trained with dropout, at its own rate; its draws are its predictions."""
     rate = float(trained.about["rate"])
     other = replace(trained, roi=setup.trained.roi)
-    found = _judged(setup, sampled(setup, other, rate, tick))
-    return found | {"rate": rate}
+    record = _judged(setup, sampled(setup, other, rate, tick))
+    return record | {"rate": rate}
 
 
 def plain_maps(setup: Setup) -> dict[str, Tensor]:
     """The network's own maps of every part, without dropout, in the cells of the region of interest, `(N, cells)`."""
-    found = {}
+    parts = {}
     with torch.inference_mode():
         for name, frames in setup.parts.items():
             maps = [setup.trained.model(images).flatten(1)[:, setup.inside] for images in frames.batches(setup.batch)]
-            found[name] = torch.cat(maps)
-    return found
+            parts[name] = torch.cat(maps)
+    return parts
 
 
 def sampled(setup: Setup, trained: Trained, rate: float, tick: Tick) -> dict[str, Drawn]:
@@ -245,7 +245,7 @@ def sampled(setup: Setup, trained: Trained, rate: float, tick: Tick) -> dict[str
     many = setup.inside.is_cuda and setup.total * settings.draws >= _WORTH_COMPILING
     engine: Literal["compiled", "auto"] = "compiled" if many else "auto"
     options = (settings.draws, settings.seed, sites, trained.both, setup.chunk)
-    found = {}
+    drawn = {}
     for name, frames in setup.parts.items():
         rows: list[tuple[Tensor, ...]] = []
         for images in frames.batches(setup.batch):
@@ -253,8 +253,8 @@ def sampled(setup: Setup, trained: Trained, rate: float, tick: Tick) -> dict[str
             cells = (values[:, :-1][:, setup.inside] for values in (moments.mean, moments.variance))
             rows.append((*cells, moments.mean[:, -1], moments.variance[:, -1]))
             tick(settings.draws * len(images))
-        found[name] = Drawn(*(torch.cat(column) for column in zip(*rows, strict=True)))
-    return found
+        drawn[name] = Drawn(*(torch.cat(column) for column in zip(*rows, strict=True)))
+    return drawn
 
 
 @contextmanager
@@ -288,25 +288,25 @@ def _constant(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], index: int)
         return Predicted(mean, torch.full_like(mean, variance, dtype=torch.float64), target, len(frames))
 
     variance = float(predicted("validation", 1.0).error.square().mean())
-    found: Stage = {"variance": variance}
-    return found | {name: control(predicted(name, variance), intervals=index == 1) for name in PARTS}
+    record: Stage = {"variance": variance}
+    return record | {name: control(predicted(name, variance), intervals=index == 1) for name in PARTS}
 
 
 def _per_site(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], by_site: dict[str, Tensor]) -> Stage:
     """A rate for each site, and a floor, fitted by NLL on the validation frames."""
-    held = (setup.parts["validation"].count - plain["validation"][1]).cpu()
-    fitted = fit_sites(held, by_site["validation"].cpu())
+    error = (setup.parts["validation"].count - plain["validation"][1]).cpu()
+    fitted = fit_sites(error, by_site["validation"].cpu())
     same = Fit(1.0, 1.0, 1.0, 0.0, float(torch.finfo(torch.float64).tiny))
-    found: Stage = {"odds": fitted.odds.tolist(), "floor": fitted.floor}
+    record: Stage = {"odds": fitted.odds.tolist(), "floor": fitted.floor}
     for name in PARTS:
         variance = fitted.variance(by_site[name].double().cpu())
         part = Predicted(plain[name][1].cpu(), variance, setup.parts[name].count.cpu(), len(variance))
         measures = judge(part, same, intervals=True)
-        kept = {"rmse": measures["rmse"], "mae": measures["mae"]}
-        kept |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
-        kept["blocks"] = {"nll": measures["blocks"]["nll_unscaled"]}
-        found[name] = kept | {key: measures[key]["unscaled"] for key in ("coverage", "width")}
-    return found
+        flat = {"rmse": measures["rmse"], "mae": measures["mae"]}
+        flat |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
+        flat["blocks"] = {"nll": measures["blocks"]["nll_unscaled"]}
+        record[name] = flat | {key: measures[key]["unscaled"] for key in ("coverage", "width")}
+    return record
 
 
 def _frames(item: CrowdSet, chosen: Sequence[int], trained: Trained, inside: Tensor) -> Frames:

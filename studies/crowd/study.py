@@ -63,7 +63,7 @@ _SCENES = (80, 120)  # validation and test frames
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to open a set, wherever it runs.
+    """Hold all that a worker needs to open a set, wherever it runs.
 
     Attributes:
         name: of the set.
@@ -95,19 +95,19 @@ def stage(job: Job, name: str, rate: float | None, device: torch.device, tick: T
     _, networks, setup = opened(job, device)
     with tuned():
         if name in networks:
-            found = embedded(setup, networks[name], tick)
+            record = embedded(setup, networks[name], tick)
         else:
-            found = first_order(setup, tick) if rate is None else rate_stage(setup, rate, tick)
-    return {"stage": found, "seconds": {}}
+            record = first_order(setup, tick) if rate is None else rate_stage(setup, rate, tick)
+    return {"stage": record, "seconds": {}}
 
 
 def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: Tick) -> Record:
     """Put the stages of a set together, and measure what rejection is worth at the rate that they choose."""
     item, networks, setup = opened(job, device)
-    found = {name: read_record(path, SCHEMA) for name, path in stages.items()}
-    drawn = [found[f"rate_{rate:g}"]["stage"] for rate in job.settings.rates]
-    others = {stem: found[stem]["stage"] for stem in networks if stem != job.name}
-    record = _assembled(setup, found["first_order"]["stage"], drawn, others)
+    records = {name: read_record(path, SCHEMA) for name, path in stages.items()}
+    drawn = [records[f"rate_{rate:g}"]["stage"] for rate in job.settings.rates]
+    others = {stem: records[stem]["stage"] for stem in networks if stem != job.name}
+    record = _assembled(setup, records["first_order"]["stage"], drawn, others)
     with tuned():
         rejection, arrays = reject(setup, record, lambda rate: sampled(setup, setup.trained, rate, tick))
     stream = BytesIO()
@@ -119,7 +119,7 @@ def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: 
         "cells": {"grid": list(setup.grid), "inside": int(setup.inside.sum())},
         "enlarge": item.enlarge,
         "tf32_convolutions": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-        "seconds": {name: each["seconds"]["total"] for name, each in found.items()},
+        "seconds": {name: each["seconds"]["total"] for name, each in records.items()},
         "files": {f"{job.name}.npz": stream.getvalue()},
     }
 
@@ -127,7 +127,7 @@ def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: 
 def reject(
     setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]
 ) -> tuple[Record, dict[str, npt.NDArray[Any]]]:
-    """What rejection is worth at the rate and scale that a record chose for pixels; and arrays for pictures.
+    """Measure rejection at the rate and scale that a record chose for pixels; return arrays for pictures, too.
 
     Args:
         setup: frames, network and settings.
@@ -186,21 +186,21 @@ def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapp
 
 def _columns(rows: Sequence[Record]) -> Record:
     """From one record for each rate to lists over the rates."""
-    found: Record = {}
+    columns: Record = {}
     for part in PARTS:
         measures = [_without(row[part], "curves", "path", "blocks", "entries") for row in rows]
-        found[part] = _lists(measures)
-        found[part]["entries"] = rows[0][part]["entries"]
-    found["fit"] = _lists([row["fit"] for row in rows])
-    found["path"] = _lists([row["test"]["path"] for row in rows])
-    found["blocks"] = _lists([row["test"]["blocks"] for row in rows])
-    return found
+        columns[part] = _lists(measures)
+        columns[part]["entries"] = rows[0][part]["entries"]
+    columns["fit"] = _lists([row["fit"] for row in rows])
+    columns["path"] = _lists([row["test"]["path"] for row in rows])
+    columns["blocks"] = _lists([row["test"]["blocks"] for row in rows])
+    return columns
 
 
 def _chosen(columns: Record) -> dict[str, int]:
     """The rate, by its place, of least NLL on the validation frames: of each kind but the relaxed one."""
-    held = columns["validation"]
-    return {kind: int(np.argmin(held[f"nll_{kind}"])) for kind in KINDS if kind != "relaxed"}
+    validation = columns["validation"]
+    return {kind: int(np.argmin(validation[f"nll_{kind}"])) for kind in KINDS if kind != "relaxed"}
 
 
 def _count_agreement(rate: float, free: Record, stage: Record) -> Record:
@@ -232,15 +232,15 @@ def _rejection(setup: Setup, maps: Mapping[str, Drawn], plain: Mapping[str, Tens
     The mean over draws has a bias that the network itself has not; to reject regions against it proves little.
     """
     roi = setup.inside.reshape(setup.grid).cpu().numpy()
-    found = {}
+    parts = {}
     for name, drawn in maps.items():
         heads = [to_cells(points, setup.trained.stride) for points in setup.parts[name].points]
         mean, std = _full(setup, plain[name]), _full(setup, _std(drawn, fit))
-        found[name] = Maps(mean, std, heads, roi)
+        parts[name] = Maps(mean, std, heads, roi)
     near = near_cells(setup.sigma, setup.trained.stride)
     error = (maps["test"].count - setup.parts["test"].count).double().cpu().numpy()
     draws = {"mae": float(np.abs(error).mean()), "rmse": float((error**2).mean() ** 0.5)}
-    result = measure_rejection(found["validation"], found["test"], setup.settings.seed, near=near)
+    result = measure_rejection(parts["validation"], parts["test"], setup.settings.seed, near=near)
     return result | {"map": "plain", "draws": draws}
 
 

@@ -135,19 +135,19 @@ def chosen_tables(options: Namespace) -> list[tuple[UciSet, Table]]:
             raise ArgumentError("expected --csv alone; found --data or --sets too, which name published sets.")
         return [own_set(options.csv, options.target)]
     named = _QUICK_SETS if options.quick and options.sets is None else options.sets
-    found = []
+    tables = []
     for name in chosen_names(named, SETS):
         table = load(SETS[name], options.data)
         if table is None:
             where = f"no {name}.txt in {options.data}" if options.data else "no installed package has it; pass --data"
             print(f"{name}: skipped, {where}", file=sys.stderr)
         else:
-            found.append((SETS[name], table))
-    return found
+            tables.append((SETS[name], table))
+    return tables
 
 
 def key_of(item: UciSet, settings: DataclassInstance) -> dict[str, Any]:
-    """What a result of a set depends on."""
+    """Return all that a result of a set depends on."""
     return {"set": item.name, "table_sha256": item.table_digest, "settings": asdict(settings)}
 
 
@@ -209,8 +209,8 @@ def parts(item: UciSet, table: Table, splits: int | None = None) -> Parts:
     """
     rows = permutations(item, splits)
     train = round(0.9 * item.rows)
-    kept = train - train // 5
-    cuts = {"train": slice(0, kept), "validation": slice(kept, train), "test": slice(train, None)}
+    fitted = train - train // 5
+    cuts = {"train": slice(0, fitted), "validation": slice(fitted, train), "test": slice(train, None)}
     chosen = table[rows]
     mean, std = chosen[:, cuts["train"]].mean(1), chosen[:, cuts["train"]].std(1)
     std[std == 0] = 1.0
@@ -233,13 +233,13 @@ def _check(item: UciSet, table: Table, origin: str) -> None:
         raise DataError(f"expected finite numbers for {item.name}; found NaN or inf in {origin}. Fetch it again.")
     scaled = (table - table.mean(0)) / table.std(0)
     sums = np.sin(np.arange(len(table), dtype=np.float64) ** 2) @ scaled
-    found = (float(sums[-1]), float(sums @ np.arange(1, item.columns + 1)))
+    checks = (float(sums[-1]), float(sums @ np.arange(1, item.columns + 1)))
     off = abs(table[:, -1].mean() - item.target_mean) > _MEAN_TOLERANCE * table[:, -1].std() + 1e-6
-    off |= any(abs(a - b) > most for a, b, most in zip(found, item.checks, _TOLERANCES, strict=True))
+    off |= any(abs(a - b) > most for a, b, most in zip(checks, item.checks, _TOLERANCES, strict=True))
     if off:
         raise DataError(
             f"expected the published rows of {item.name} in their order, with check sums {item.checks}; found "
-            f"{found[0]:.6f} and {found[1]:.6f} in {origin}. The splits would not be the published ones."
+            f"{checks[0]:.6f} and {checks[1]:.6f} in {origin}. The splits would not be the published ones."
         )
 
 

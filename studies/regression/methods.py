@@ -29,7 +29,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -103,7 +102,7 @@ class Networks:
 
 
 def cost(hidden: Sequence[int], rates: Sequence[float]) -> float:
-    """What `train_all` reports to its `tick` for one row of one split in one epoch."""
+    """Return what `train_all` reports to its `tick` for one row of one split in one epoch."""
     return (MEMBERS + len(rates) + _CONCRETE + _GAUSSIAN * MEMBERS) * _DEEPER ** (len(hidden) - 1)
 
 
@@ -183,9 +182,9 @@ class Network:
 
 def network(member: Member, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Network:
     """Run a network on every part."""
-    found = {part: first_order(member, rows) for part, rows in x.items()}
+    outputs = {part: first_order(member, rows) for part, rows in x.items()}
     return Network(
-        member, x, {part: mean for part, (mean, _) in found.items()}, {part: v for part, (_, v) in found.items()}, y
+        member, x, {part: mean for part, (mean, _) in outputs.items()}, {part: v for part, (_, v) in outputs.items()}, y
     )
 
 
@@ -208,8 +207,8 @@ def dropout(
         return {part: (net.mean[part], net.by_site[part] @ odds + noise) for part in parts}
     member = [(weight.float(), bias.float()) for weight, bias in net.member] if len(net.member) > 2 else net.member
     numbers = mask_numbers(member, draws, seed)
-    found = {part: sampled(member, net.x[part].to(member[0][0]), rates, numbers) for part in parts}
-    return {part: (mean.double(), variance.double() + noise) for part, (mean, variance) in found.items()}
+    drawn = {part: sampled(member, net.x[part].to(member[0][0]), rates, numbers) for part in parts}
+    return {part: (mean.double(), variance.double() + noise) for part, (mean, variance) in drawn.items()}
 
 
 def rate_in(net: Network) -> Moments:
@@ -218,11 +217,11 @@ def rate_in(net: Network) -> Moments:
     That is what the public code of Rate-In (Zeevi et al. 2025) does: one rate per layer and call, without labels. A
     call is a part of the rows.
     """
-    found = {}
+    moments = {}
     for part in net.judged:
         rates = torch.stack([layer_rate(units) for units in hidden_units(net.member, net.x[part])])
-        found[part] = net.mean[part], net.by_site[part] @ (rates / (1 - rates))
-    return found
+        moments[part] = net.mean[part], net.by_site[part] @ (rates / (1 - rates))
+    return moments
 
 
 def laplace(net: Network) -> Moments:
@@ -240,8 +239,7 @@ def laplace(net: Network) -> Moments:
 
 def ensemble(nets: Sequence[Network]) -> Moments:
     """Mean and variance over networks."""
-    outputs = {part: torch.stack([net.mean[part] for net in nets]) for part in nets[0].judged}
-    return {part: (found.mean(0), found.var(0)) for part, found in outputs.items()}
+    return {part: _moments([net.mean[part] for net in nets]) for part in nets[0].judged}
 
 
 def spread(net: Network, moments: Moments) -> Moments:
@@ -250,18 +248,18 @@ def spread(net: Network, moments: Moments) -> Moments:
 
 
 def gaussian(member: Member, x: Mapping[str, Tensor]) -> Moments:
-    """What a Gaussian head says."""
+    """Return the moments of a Gaussian head."""
     return {part: heads(member, rows) for part, rows in x.items() if part != "train"}
 
 
 def gaussian_ensemble(members: Sequence[Member], x: Mapping[str, Tensor]) -> Moments:
     """Mean and variance of the mixture of Gaussian heads: mean of the variances plus variance of the means."""
     each = [gaussian(member, x) for member in members]
-    found = {}
+    mixture = {}
     for part in each[0]:
         mean, variance = (torch.stack(values) for values in zip(*(one[part] for one in each), strict=True))
-        found[part] = mean.mean(0), variance.mean(0) + mean.var(0, correction=0)
-    return found
+        mixture[part] = mean.mean(0), variance.mean(0) + mean.var(0, correction=0)
+    return mixture
 
 
 def constant(net: Network) -> Moments:
@@ -279,7 +277,7 @@ def per_site(net: Network) -> Moments:
 
 
 def default(net: Network, *, reference: bool) -> Moments:
-    """What `latedrop.calibrate` does when it is told nothing, or only which inputs the network was trained on."""
+    """Calibrate by `latedrop.calibrate` without options, or with the training inputs as reference rows alone."""
     model, device = _sequential(net.member), net.mean["validation"].device
     x = {part: rows.cpu().float() for part, rows in net.x.items()}
     with one_thread(), warnings.catch_warnings():
@@ -289,8 +287,7 @@ def default(net: Network, *, reference: bool) -> Moments:
         predictor = calibrate(model, (x["validation"], target), progress=False, reference=usual)
         predicted = {part: predictor.predict(x[part]) for part in net.judged}
     return {
-        part: (found.mean[:, 0].double().to(device), found.variance[:, 0].double().to(device))
-        for part, found in predicted.items()
+        part: (p.mean[:, 0].double().to(device), p.variance[:, 0].double().to(device)) for part, p in predicted.items()
     }
 
 
@@ -310,12 +307,12 @@ def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: flo
 
     There is no density, and so neither NLL nor CRPS. A level above `n / (n + 1)` has an unbounded interval.
     """
-    held, test = net.error("validation").abs(), net.error(part).abs()
+    scores, test = net.error("validation").abs(), net.error(part).abs()
     std = torch.ones_like(test)
     if scale is not None:
-        held, std = held / scale["validation"], scale[part]
+        scores, std = scores / scale["validation"], scale[part]
     levels = even_levels(99).tolist()
-    *radii, radius = (reach * std for reach in conformal_reach(held, [*levels, LEVEL]))
+    *radii, radius = (reach * std for reach in conformal_reach(scores, [*levels, LEVEL]))
     observed = [float((test <= reach).double().mean()) for reach in radii]
     return {
         "rmse": float(test.square().mean().sqrt()) * unit,
@@ -414,23 +411,25 @@ def swag(history: Sequence[Member], x: Mapping[str, Tensor], seed: int) -> Momen
     z = torch.randn(_DRAWS, flat.shape[1] + len(flat), generator=generator, dtype=torch.float64).to(flat)
     low_rank = z[:, flat.shape[1] :] @ deviations / math.sqrt(2 * (len(flat) - 1))
     drawn = mean + z[:, : flat.shape[1]] * (deviations.square().mean(0) / 2).sqrt() + low_rank
-    sizes = [weight.shape[0] for weight, _ in history[0]] + [history[0][-1][0].shape[1]]
-    return {part: _moments(drawn, sizes, rows) for part, rows in x.items()}
+    return {part: _moments([_predicted(_member(row, history[0]), rows) for row in drawn]) for part, rows in x.items()}
 
 
-def _moments(drawn: Tensor, sizes: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for weights in drawn:
-        a, at, last = x, 0, len(sizes) - 2
-        for index, (inputs, width) in enumerate(pairwise(sizes)):
-            weight = weights[at : at + inputs * width].view(inputs, width)
-            at += inputs * width
-            a = torch.addmm(weights[at : at + width], a, weight)
-            at += width
-            a = a if index == last else a.relu_()
-        outputs.append(a[:, 0])
-    found = torch.stack(outputs)
-    return found.mean(0), found.var(0)
+def _member(flat: Tensor, like: Member) -> Member:
+    """Cut the weights of one network, in a row, into layers of the shapes of another's."""
+    shapes = [tensor.shape for layer in like for tensor in layer]
+    tensors = [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _predicted(member: Member, x: Tensor) -> Tensor:
+    weight, bias = member[-1]
+    return (hidden_units(member, x)[-1] @ weight + bias)[:, 0]
+
+
+def _moments(outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance over networks of outputs `(n,)`."""
+    stacked = torch.stack([*outputs])
+    return stacked.mean(0), stacked.var(0)
 
 
 _PROCESSED = ("raw", "scaled", "floor")
@@ -460,13 +459,13 @@ class Rows:
         """Inputs and targets of one split by part."""
         return {part: x[split] for part, x in self.x.items()}, {part: y[split] for part, y in self.y.items()}
 
-    def joined(self, found: Sequence[Moments]) -> dict[str, Predicted]:
+    def joined(self, each_case: Sequence[Moments]) -> dict[str, Predicted]:
         """The moments of every split, or of every (split, rate), as one, in the target's unit."""
-        each = len(found) // len(self.units)
+        each = len(each_case) // len(self.units)
         units = self.units.repeat_interleave(each)[:, None]
         parts = {}
-        for part in found[0]:
-            mean, variance = (torch.stack([moments[part][i] for moments in found]) for i in (0, 1))
+        for part in each_case[0]:
+            mean, variance = (torch.stack([moments[part][i] for moments in each_case]) for i in (0, 1))
             target = self.y[part].repeat_interleave(each, 0)
             parts[part] = Predicted(mean * units, variance * units**2, target * units)
         return parts
@@ -478,7 +477,7 @@ def plain(networks: Networks, rows: Rows) -> list[Network]:
 
 
 def least_variance(nets: Sequence[Network], rows: Rows) -> Tensor:
-    """What no variance is below, `(splits,)`, in the target's unit squared."""
+    """Return the least variance that counts, `(splits,)`, in the target's unit squared."""
     errors = torch.stack([net.error("validation").square().mean() for net in nets])
     return LEAST * errors * rows.units**2
 
@@ -527,7 +526,7 @@ def best_rates(validation: Mapping[str, Tensor], rates: int) -> dict[str, Tensor
 
 def measures(networks: Networks, nets: Sequence[Network], rows: Rows, draws: int | None) -> dict[str, Measure]:
     """The raw variance of every measure that has no rate to choose, `(splits, n)` by part."""
-    found: dict[str, list[Moments]] = {}
+    by_name: dict[str, list[Moments]] = {}
     for split, net in enumerate(nets):
         x, y = rows.of(split)
         judged = {part: x[part] for part in net.judged}
@@ -545,30 +544,30 @@ def measures(networks: Networks, nets: Sequence[Network], rows: Rows, draws: int
             "swag": swag(networks.history(split), judged, seed),
         }
         for name, moments in each.items():
-            found.setdefault(name, []).append(moments)
-    return {name: rows.joined(each) for name, each in found.items()}
+            by_name.setdefault(name, []).append(moments)
+    return {name: rows.joined(each) for name, each in by_name.items()}
 
 
 def finished(nets: Sequence[Network], rows: Rows) -> dict[str, Measure]:
     """The methods that nothing is done to: the constant, the library's default, and rates per site in deep networks."""
-    found = {
+    by_name = {
         "constant": [constant(net) for net in nets],
         "default": [default(net, reference=False) for net in nets],
         "default + reference": [default(net, reference=True) for net in nets],
     }
     if len(nets[0].member) > 2:
-        found["injected per site, floor"] = [per_site(net) for net in nets]
-    return {name: rows.joined(each) for name, each in found.items()}
+        by_name["injected per site, floor"] = [per_site(net) for net in nets]
+    return {name: rows.joined(each) for name, each in by_name.items()}
 
 
 def conformal(nets: Sequence[Network], rows: Rows, part: str = "test") -> dict[str, list[dict[str, float]]]:
     """The measures of conformal intervals on a part, split by split: there is no density."""
-    found: dict[str, list[dict[str, float]]] = {"conformal": [], "conformal, injected": []}
+    by_name: dict[str, list[dict[str, float]]] = {"conformal": [], "conformal, injected": []}
     for net, unit in zip(nets, rows.units.tolist(), strict=True):
         std = {name: net.by_site[name].sum(1).clamp_min(1e-12).sqrt() for name in ("validation", part)}
-        found["conformal"].append(conformal_scores(net, None, unit, part))
-        found["conformal, injected"].append(conformal_scores(net, std, unit, part))
-    return found
+        by_name["conformal"].append(conformal_scores(net, None, unit, part))
+        by_name["conformal, injected"].append(conformal_scores(net, std, unit, part))
+    return by_name
 
 
 def predictions(
@@ -597,17 +596,17 @@ def predictions(
             kind: (measure, rate_measures({"validation": measure["validation"]}, each)["validation"])
             for kind, measure in raw.items()
         }
-    found: dict[str, dict[str, Predicted]] = {}
+    by_name: dict[str, dict[str, Predicted]] = {}
     for kind, (measure, validation) in dropped.items():
         for how, index in best_rates(validation, len(rates)).items():
             picked = _at(measure, index, len(rates))
-            found[f"{kind}, {how}"] = processed(picked, least, (how,))[how]
+            by_name[f"{kind}, {how}"] = processed(picked, least, (how,))[how]
     for name, measure in measures(networks, nets, rows, draws).items():
         for how, parts in processed(measure, least, _PROCESSED).items():
-            found[f"{name}, {how}"] = parts
+            by_name[f"{name}, {how}"] = parts
     for name, measure in finished(nets, rows).items():
-        found[name] = processed(measure, least, ("raw",))["raw"]
-    return found
+        by_name[name] = processed(measure, least, ("raw",))["raw"]
+    return by_name
 
 
 def _at(measure: Measure, index: Tensor, rates: int) -> dict[str, Predicted]:
@@ -625,36 +624,28 @@ _NEAREST = 10
 
 
 def leverage(net: Network) -> Moments:
-    """Of the features of every part but the training rows, on the network's mean."""
+    """Return leverage of the features of every part but the training rows, on the network's mean."""
     train = _with_ones(_features(net, "train"))
     count, width = train.shape
     gram = train.T @ train / count
     gram.diagonal().add_(_RIDGE * max(1.0, width / count) ** 2 * gram.diagonal().mean())
     root = torch.linalg.cholesky(gram)
-
-    def values(part: str) -> Tensor:
-        h = _with_ones(_features(net, part))
-        solved: Tensor = torch.linalg.solve_triangular(root, h.T, upper=False)
-        return solved.square().sum(0)
-
-    return {part: (net.mean[part], values(part)) for part in net.judged}
+    rows = {part: _with_ones(_features(net, part)) for part in net.judged}
+    solved = {part: torch.linalg.solve_triangular(root, h.T, upper=False) for part, h in rows.items()}
+    return {part: (net.mean[part], half.square().sum(0)) for part, half in solved.items()}
 
 
 def neighbours(net: Network) -> Moments:
-    """Of the features of every part but the training rows, on the network's mean; dead units are left out."""
+    """Return the distance of every part but the training rows, on the network's mean; dead units are left out."""
     train = _features(net, "train")
     spread, center = torch.std_mean(train, 0)
     spread = torch.where(spread > 1e-6 * spread.max(), spread, torch.inf)
     points = (train - center) / spread
-    nearest = min(_NEAREST, len(train))
-
-    def values(part: str) -> Tensor:
-        distances = torch.cdist((_features(net, part) - center) / spread, points)
-        return distances.topk(nearest, largest=False).values.square().mean(1)
-
-    return {part: (net.mean[part], values(part)) for part in net.judged}
+    apart = {part: torch.cdist((_features(net, part) - center) / spread, points) for part in net.judged}
+    nearest = {part: each.topk(min(_NEAREST, len(train)), largest=False).values for part, each in apart.items()}
+    return {part: (net.mean[part], each.square().mean(1)) for part, each in nearest.items()}
 
 
 def _features(net: Network, part: str) -> Tensor:
-    """What enters the sites, one after the other, `(n, units)`."""
+    """Return the inputs of all sites, one after the other, `(n, units)`."""
     return torch.cat(hidden_units(net.member, net.x[part]), 1)

@@ -1,4 +1,4 @@
-"""What a network with dropout at its sites predicts, what is fitted to its variance, and how good that is.
+"""Predictions of a network with dropout at its sites, fits to their variance, and scores.
 
 With inverted dropout before the last of `L` linear layers and before others further up, first-order variance is
 
@@ -84,11 +84,11 @@ class Predicted:
 
 
 def hidden_units(member: Member, x: Tensor) -> list[Tensor]:
-    """What enters each layer but the first, `(n, units)`: the activations at the sites."""
-    found = [x]
+    """Return the inputs of each layer but the first, `(n, units)`: the activations at the sites."""
+    units = [x]
     for weight, bias in member[:-1]:
-        found.append(torch.relu(found[-1] @ weight + bias))
-    return found[1:]
+        units.append(torch.relu(units[-1] @ weight + bias))
+    return units[1:]
 
 
 def first_order(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,8 +133,8 @@ def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence
     for start in range(0, draws, chunk):
         a = first
         for (weight, bias), site, rate in zip(member[1:], numbers, rates, strict=True):
-            kept = (site[start : start + chunk] >= rate).to(weight.dtype) / (1 - rate)
-            thinned = kept[:, :, None] * weight
+            masks = (site[start : start + chunk] >= rate).to(weight.dtype) / (1 - rate)
+            thinned = masks[:, :, None] * weight
             if a.dim() == 2:
                 z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
             else:
@@ -183,14 +183,14 @@ class Fit:
 def processed(measure: Measure, least: Tensor, hows: Sequence[str] = HOWS) -> dict[str, dict[str, Predicted]]:
     """Every part, by how its variance was treated. See the module."""
     measure = lifted(measure)
-    found = fits(measure["validation"], hows)
-    return {how: {name: found[how].applied(part, least) for name, part in measure.items()} for how in hows}
+    fitted = fits(measure["validation"], hows)
+    return {how: {name: fitted[how].applied(part, least) for name, part in measure.items()} for how in hows}
 
 
 def lifted(measure: Measure) -> dict[str, Predicted]:
     """Rows without variance, where every unit is off, are given the smallest one of the validation rows."""
-    held = measure["validation"].variance
-    least = torch.where(held > 0, held, torch.inf).amin(1, keepdim=True)
+    validation = measure["validation"].variance
+    least = torch.where(validation > 0, validation, torch.inf).amin(1, keepdim=True)
     least = torch.where(least.isinf(), 1.0, least)
     return {
         name: Predicted(part.mean, torch.where(part.variance > 0, part.variance, least), part.target)
@@ -198,9 +198,9 @@ def lifted(measure: Measure) -> dict[str, Predicted]:
     }
 
 
-def fits(held: Predicted, hows: Sequence[str] = HOWS) -> dict[str, Fit]:
+def fits(validation: Predicted, hows: Sequence[str] = HOWS) -> dict[str, Fit]:
     """Fit to the validation rows, by how, with the functions that `calibrate` fits with."""
-    rows, like = held.columns(), held.variance
+    rows, like = validation.columns(), validation.variance
     one, zero = torch.ones_like(like[:, 0]), torch.zeros_like(like[:, 0])
     made: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         "raw": lambda: (one, zero),
@@ -214,9 +214,9 @@ def fits(held: Predicted, hows: Sequence[str] = HOWS) -> dict[str, Fit]:
 def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor]]:
     """Every measure of K rates and splits by part, `(K,)` each: of the raw variance and of all that is made of it."""
     measure = lifted(measure)
-    found = fits(measure["validation"])
-    floor = found["floor"]
-    fitted = {"scale": found["scaled"].scale, "relaxed_scale": found["relaxed"].scale}
+    fitted_by = fits(measure["validation"])
+    floor = fitted_by["floor"]
+    fitted = {"scale": fitted_by["scaled"].scale, "relaxed_scale": fitted_by["relaxed"].scale}
     fitted |= {"floor_scale": floor.scale, "floor": floor.floor}
     rows = {}
     for name, part in measure.items():
@@ -224,7 +224,7 @@ def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor
         share = floor.floor / (floor.scale * part.variance.mean(1) + floor.floor)
         row = {"nll_ideal": ideal_nll(error), **fitted, "floor_share": share}
         row["ranking"] = metrics.rank_correlation(*part.columns(), per_output=True)
-        for how, fit in found.items():
+        for how, fit in fitted_by.items():
             measured = scores(fit.applied(part, least))
             row["rmse"] = measured.pop("rmse")
             row |= {f"{kind}_{'unscaled' if how == 'raw' else how}": value for kind, value in measured.items()}

@@ -88,7 +88,7 @@ class Stack:
         return _member(self.layers, index)
 
     def history(self, split: int, rate: int) -> list[tuple[tuple[Tensor, Tensor], ...]]:
-        """The same network at each snapshot."""
+        """Return one network at each snapshot."""
         index = split * len(self.rates) + rate
         return [_member(layers, index) for layers in self.snapshots]
 
@@ -154,12 +154,12 @@ def train(
     """
     width = len(plan.rates) * min(plan.batch, x.shape[1]) * max(plan.hidden)
 
-    def work(group: slice, told: Callable[[int], object]) -> list[list[Layer]]:
-        training = (kind or Training)(x[group], y[group], plan, seeds[group], told)
+    def work(group: slice, report: Callable[[int], object]) -> list[list[Layer]]:
+        training = (kind or Training)(x[group], y[group], plan, seeds[group], report)
         return [training.run(), *training.snapshots]
 
-    found = in_groups(work, x, width, tick)
-    layers, *snapshots = (joined(same) for same in zip(*found, strict=True))
+    groups = in_groups(work, x, width, tick)
+    layers, *snapshots = (joined(same) for same in zip(*groups, strict=True))
     if not all(bool(torch.isfinite(layer.weight).all()) for layer in layers):
         raise OutputError("expected finite weights after training; found NaN or inf. Lower the learning rate.")
     return Stack(tuple(layers), len(x), plan.rates, tuple(map(tuple, snapshots)))
@@ -339,11 +339,11 @@ class Training:
         return out
 
     def _buffer(self, batch: int, width: int, name: str) -> Tensor:
-        found = self.buffers.get((batch, width, name))
-        if found is None:
-            found = torch.empty(self.members, batch, width, device=self.x.device)
-            self.buffers[batch, width, name] = found
-        return found
+        buffer = self.buffers.get((batch, width, name))
+        if buffer is None:
+            buffer = torch.empty(self.members, batch, width, device=self.x.device)
+            self.buffers[batch, width, name] = buffer
+        return buffer
 
 
 def in_groups(
@@ -364,9 +364,9 @@ def in_groups(
     count = min(splits, math.ceil(count / threads) * threads)
     edges = [splits * index // count for index in range(count + 1)]
     stop = Event()
-    told = _until(stop, tick)
+    report = _until(stop, tick)
     with one_thread(), ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(work, slice(start, end), told) for start, end in pairwise(edges)]
+        futures = [pool.submit(work, slice(start, end), report) for start, end in pairwise(edges)]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -434,13 +434,13 @@ def train_concrete(
         tick: told the rows times splits that have been trained on.
     """
 
-    def work(group: slice, told: Callable[[int], object]) -> tuple[list[Layer], Tensor]:
-        training = _ConcreteTraining(x[group], y[group], plan, seeds[group], told)
+    def work(group: slice, report: Callable[[int], object]) -> tuple[list[Layer], Tensor]:
+        training = _ConcreteTraining(x[group], y[group], plan, seeds[group], report)
         return training.run(), training.own.detach()
 
-    found = in_groups(work, x, plan.batch * max(plan.hidden), tick)
-    *logits, log_noise = torch.cat([own for _, own in found], 1)
-    stack = Stack(tuple(joined([layers for layers, _ in found])), len(x), (0.0,))
+    groups = in_groups(work, x, plan.batch * max(plan.hidden), tick)
+    *logits, log_noise = torch.cat([own for _, own in groups], 1)
+    stack = Stack(tuple(joined([layers for layers, _ in groups])), len(x), (0.0,))
     return Concrete(stack, torch.stack(logits, 1).sigmoid(), log_noise.exp())
 
 

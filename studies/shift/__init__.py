@@ -1,1 +1,1 @@
-"""What the variance of a network is worth beyond the rows that it was trained on."""
+"""Measure the variance of a network beyond the rows that it was trained on."""

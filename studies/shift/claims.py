@@ -1,4 +1,4 @@
-"""What is claimed of a variance under shift, decided from the numbers.
+"""Claims about a variance under shift, decided from the numbers.
 
 The cuts of a set overlap, so a set counts as one: its effect is the mean over its cuts. NLL and CRPS, by which one cut
 can be worse by hundreds, are compared by the share of cuts in which one method's is lower.
@@ -16,8 +16,8 @@ from studies.pages import Results, counted, words
 
 def values(record: Record, method: str, measure: str) -> Values | None:
     """A measure on every cut of a set; None where the set does not have the method."""
-    found = record["methods"].get(method)
-    return None if found is None else np.array(found[measure])
+    measures = record["methods"].get(method)
+    return None if measures is None else np.array(measures[measure])
 
 
 def slope(record: Record, method: str) -> float | None:
@@ -35,8 +35,8 @@ def slope(record: Record, method: str) -> float | None:
 
 
 def _level(record: Record, method: str, measure: str = "coverage") -> Effect | None:
-    found = values(record, method, measure)
-    return None if found is None else Effect(float(found.mean()))
+    shares = values(record, method, measure)
+    return None if shares is None else Effect(float(shares.mean()))
 
 
 def _more(record: Record, first: str, second: str, measure: str = "coverage") -> Effect | None:
@@ -52,8 +52,8 @@ def _wins(record: Record, first: str, second: str, measure: str = "nll") -> Effe
 
 
 def _slope(record: Record, method: str) -> Effect | None:
-    found = slope(record, method)
-    return None if found is None else Effect(found)
+    steepness = slope(record, method)
+    return None if steepness is None else Effect(steepness)
 
 
 def _lag(record: Record, method: str) -> Effect | None:
@@ -133,5 +133,5 @@ def claims_page(results: Results) -> list[str]:
         lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
     if len(results) == 1:
         lines += ["One set alone decides nothing; the effects below say where it lies.", ""]
-    found = decide_pooled(CLAIMS, results)
-    return [*lines, *claims_section({"Claims": found}, write=lambda value: f"{value:.3f}")]
+    decisions = decide_pooled(CLAIMS, results)
+    return [*lines, *claims_section({"Claims": decisions}, write=lambda value: f"{value:.3f}")]

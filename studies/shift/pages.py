@@ -61,30 +61,30 @@ def by_set(record: Mapping[str, Any], method: str, measure: str) -> float | None
     """The one number of a set."""
     if measure == "slope":
         return slope(record, method)
-    found = values(record, method, measure)
-    if found is None:
+    by_cut = values(record, method, measure)
+    if by_cut is None:
         return None
-    return float(np.median(found) if measure.removeprefix("inside_") in _MEDIANS else found.mean())
+    return float(np.median(by_cut) if measure.removeprefix("inside_") in _MEDIANS else by_cut.mean())
 
 
-def order_interval(found: Sequence[float]) -> tuple[float, float] | None:
+def order_interval(numbers: Sequence[float]) -> tuple[float, float] | None:
     """The narrowest interval between order statistics that holds the median with at least 90 %; None for fewer than 5.
 
     >>> order_interval([3.0, 1.0, 2.0, 8.0, 5.0, 6.0, 7.0, 4.0])
     (2.0, 7.0)
     """
-    count, ordered, kept = len(found), sorted(found), None
+    count, ordered, ends = len(numbers), sorted(numbers), None
     for k in range(1, count // 2 + 1):
         outside = 2 * sum(math.comb(count, i) for i in range(k)) / 2**count
         if 1 - outside >= _LEAST_LEVEL:
-            kept = ordered[k - 1], ordered[-k]
-    return kept
+            ends = ordered[k - 1], ordered[-k]
+    return ends
 
 
 def method_names(results: Results) -> list[str]:
     """All methods: those with a floor or a fit of their own, then scaled ones, then raw ones."""
-    found = dict.fromkeys(name for record in results.values() for name in record["methods"])
-    return sorted(found, key=lambda name: _KINDS.index(group(name)))
+    names = dict.fromkeys(name for record in results.values() for name in record["methods"])
+    return sorted(names, key=lambda name: _KINDS.index(group(name)))
 
 
 def method_tables(results: Results) -> list[str]:
@@ -120,25 +120,25 @@ def overshoot_table(results: Results, method: str = "default + reference", facto
     rows = []
     for name, record in results.items():
         grown = [values(record, other, "variance_growth") for other in (method, *others)]
-        error, held, width = (values(record, method, measure) for measure in ("error_growth", "coverage", "width"))
-        if error is None or held is None or width is None:
+        error, coverage, width = (values(record, method, measure) for measure in ("error_growth", "coverage", "width"))
+        if error is None or coverage is None or width is None:
             continue
         for place, cut in enumerate(record["cuts"]):
             growths = [error[place], *(np.nan if one is None else one[place] for one in grown)]
             if growths[1] - growths[0] > math.log(factor):
                 factors = (f"{math.exp(growth):.2g}" for growth in growths)
-                ends = f"{held[place]:.2f}", f"{width[place]:.3g}"
+                ends = f"{coverage[place]:.2f}", f"{width[place]:.3g}"
                 rows.append([SHORT.get(name, name), f"{cut['input']} {cut['direction']}", *factors, *ends])
     head = ("set", "input", "squared error", method, *others, "coverage", "width")
     return table(head, rows, 2) if rows else ["None."]
 
 
 def _median_cell(results: Results, method: str, measure: str) -> str:
-    found = [number for record in results.values() if (number := by_set(record, method, measure)) is not None]
-    if not found:
+    numbers = [number for record in results.values() if (number := by_set(record, method, measure)) is not None]
+    if not numbers:
         return "-"
-    interval = order_interval(found)
-    return _number(float(np.median(found))) + (
+    interval = order_interval(numbers)
+    return _number(float(np.median(numbers))) + (
         "" if interval is None else f" ({_number(interval[0])} to {_number(interval[1])})"
     )
 

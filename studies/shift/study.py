@@ -131,17 +131,17 @@ def cuts(table: Table, seed: int = 0, inputs: int | None = None) -> tuple[list[C
     >>> left_out[0].reason
     '0 % of the rows lie beyond the cut; it has 2 values'
     """
-    found: list[Cut] = []
+    possible: list[Cut] = []
     left_out: list[LeftOut] = []
     for column in range(table.shape[1] - 1)[:inputs]:
         for direction in DIRECTIONS:
             random = np.random.default_rng([seed, column, DIRECTIONS.index(direction)])
             one = _cut(table[:, column], column, direction, random)
             if isinstance(one, Cut):
-                found.append(one)
+                possible.append(one)
             else:
                 left_out.append(one)
-    return found, left_out
+    return possible, left_out
 
 
 def _cut(values: Table, column: int, direction: Direction, random: np.random.Generator) -> Cut | LeftOut:
@@ -158,16 +158,16 @@ def _cut(values: Table, column: int, direction: Direction, random: np.random.Gen
     if signed[rows[0]] == edge:
         return LeftOut(column, direction, f"one value in all rows inside; it has {count} values")
     rows = random.permutation(rows)
-    held = round(_HELD * len(rows))
-    kept = held + round(_VALIDATION * (len(rows) - held))
-    return Cut(column, direction, last, rows[kept:], rows[held:kept], rows[:held], shifted)
+    inside = round(_HELD * len(rows))
+    fitted = inside + round(_VALIDATION * (len(rows) - inside))
+    return Cut(column, direction, last, rows[fitted:], rows[inside:fitted], rows[:inside], shifted)
 
 
-def parts(table: Table, found: Sequence[Cut]) -> Parts:
+def parts(table: Table, chosen: Sequence[Cut]) -> Parts:
     """The rows of all cuts as arrays. A column that is constant in the training rows is only centred."""
-    most = max(len(cut.shifted) for cut in found)
-    numbers = {part: np.stack([getattr(cut, part) for cut in found]) for part in ("train", "validation", "inside")}
-    numbers["shifted"] = np.stack([np.pad(cut.shifted, (0, most - len(cut.shifted)), mode="edge") for cut in found])
+    most = max(len(cut.shifted) for cut in chosen)
+    numbers = {part: np.stack([getattr(cut, part) for cut in chosen]) for part in ("train", "validation", "inside")}
+    numbers["shifted"] = np.stack([np.pad(cut.shifted, (0, most - len(cut.shifted)), mode="edge") for cut in chosen])
     train = table[numbers["train"]]
     mean, std = train.mean(1), train.std(1)
     std[np.ptp(train, axis=1) == 0] = 1.0
@@ -175,7 +175,7 @@ def parts(table: Table, found: Sequence[Cut]) -> Parts:
     return Parts(
         {part: rows[..., :-1] for part, rows in scaled.items()},
         {part: rows[..., -1] for part, rows in scaled.items()},
-        tuple(len(cut.shifted) for cut in found),
+        tuple(len(cut.shifted) for cut in chosen),
     )
 
 
@@ -185,13 +185,13 @@ MEASURES = (*_SCORES, "auroc", "error_growth", "variance_growth", *(f"inside_{na
 
 def shift_scores(shifted: Predicted, inside: Predicted) -> dict[str, float]:
     """The measures of one method on one cut, whose rows are `(1, n)`."""
-    found = {name: float(values) for name, values in scores(shifted).items()}
+    beyond = {name: float(values) for name, values in scores(shifted).items()}
     usual = {name: float(values) for name, values in scores(inside).items()}
     strange = torch.zeros(shifted.mean.shape[1] + inside.mean.shape[1], dtype=torch.bool)
     strange[: shifted.mean.shape[1]] = True
     variance = torch.cat([shifted.variance[0], inside.variance[0]])
     return {
-        **{name: found[name] for name in _SCORES},
+        **{name: beyond[name] for name in _SCORES},
         "auroc": float(auroc(variance, strange.to(variance.device))),
         "error_growth": _growth(*((part.target - part.mean).square() for part in (shifted, inside))),
         "variance_growth": _growth(shifted.variance, inside.variance),
@@ -212,7 +212,7 @@ _MEASURING = 0.25  # of the time of training, for the time left
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result depends on, besides the data.
+    """Name all that a result depends on, besides the data.
 
     Attributes:
         rows: larger tables are reduced to so many.
@@ -244,11 +244,11 @@ QUICK = Settings(inputs=3, epochs=0.05, draws=20)
 
 def work(item: UciSet, table: Table, settings: Settings) -> float:
     """How much `measure` will report to its `tick`."""
-    found, _ = cuts(at_most(table, settings.rows, settings.seed), settings.seed, settings.inputs)
-    if not found:
+    possible, _ = cuts(at_most(table, settings.rows, settings.seed), settings.seed, settings.inputs)
+    if not possible:
         return 0
-    rows = len(found[0].train)
-    return (1 + _MEASURING) * len(found) * rows * settings.plan(item, rows).epochs * cost(HIDDEN, RATES)
+    rows = len(possible[0].train)
+    return (1 + _MEASURING) * len(possible) * rows * settings.plan(item, rows).epochs * cost(HIDDEN, RATES)
 
 
 def measure(
@@ -264,18 +264,18 @@ def measure(
         DataError: no input can be cut.
     """
     table = at_most(table, settings.rows, settings.seed)
-    found, left_out = cuts(table, settings.seed, settings.inputs)
-    if not found:
+    possible, left_out = cuts(table, settings.seed, settings.inputs)
+    if not possible:
         raise DataError(
             f"expected an input of {item.name} with at least 15 % of the rows beyond its 70 % or 30 % quantile; "
             "found none. Leave the set out."
         )
-    held = parts(table, found)
-    x, y = ({name: torch.tensor(rows, device=device) for name, rows in part.items()} for part in (held.x, held.y))
-    seeds = [key("shift", settings.seed, item.name, cut.column, cut.direction) for cut in found]
+    divided = parts(table, possible)
+    x, y = ({name: torch.tensor(rows, device=device) for name, rows in part.items()} for part in (divided.x, divided.y))
+    seeds = [key("shift", settings.seed, item.name, cut.column, cut.direction) for cut in possible]
     plan = settings.plan(item, x["train"].shape[1])
     networks = train_all(x["train"].float(), y["train"].float(), plan, seeds, RATES, tick=tick)
-    methods = _scored(networks, Rows(x, y, torch.ones_like(y["train"][:, 0])), held, settings)
+    methods = _scored(networks, Rows(x, y, torch.ones_like(y["train"][:, 0])), divided, settings)
     tick(_MEASURING / (1 + _MEASURING) * work(item, table, settings))
     return {
         "hyper_parameters": {
@@ -288,7 +288,7 @@ def measure(
         "rows": {name: rows.shape[1] for name, rows in y.items() if name != "shifted"},
         "cuts": [
             {"input": cut.column, "direction": cut.direction, "edge": cut.edge, "shifted": len(cut.shifted)}
-            for cut in found
+            for cut in possible
         ],
         "left_out": [{"input": one.column, "direction": one.direction, "reason": one.reason} for one in left_out],
         "methods": methods,
@@ -296,15 +296,15 @@ def measure(
     }
 
 
-def _scored(networks: Networks, rows: Rows, held: Parts, settings: Settings) -> dict[str, dict[str, list[float]]]:
+def _scored(networks: Networks, rows: Rows, divided: Parts, settings: Settings) -> dict[str, dict[str, list[float]]]:
     """Every method's measures, cut by cut."""
     nets = plain(networks, rows)
-    found = predictions(networks, nets, rows, settings.draws)
+    by_name = predictions(networks, nets, rows, settings.draws)
     for name, distance in (("leverage", leverage), ("neighbours", neighbours)):
         raw = rows.joined([distance(net) for net in nets])
         for how, treated in processed(raw, least_variance(nets, rows), ("scaled", "floor")).items():
-            found[f"{name}, {how}"] = treated
-    return {name: _columns(method, held.shifted) for name, method in found.items() if "relaxed" not in name}
+            by_name[f"{name}, {how}"] = treated
+    return {name: _columns(method, divided.shifted) for name, method in by_name.items() if "relaxed" not in name}
 
 
 def _columns(method: Mapping[str, Predicted], shifted: tuple[int, ...]) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""What the paper claims of the UCI sets, and what we do, decided from the numbers; and what is true by algebra.
+"""Claims of the paper and of ours about the UCI sets, decided from the numbers; and theorems.
 
 An effect is one number for each split, paired. Where it needs a best rate, the validation rows of the split choose it:
 the least of 15 noisy test numbers would be too low by itself.
@@ -101,13 +101,13 @@ def mean_difference(first: tuple[str, str], second: tuple[str, str], record: Rec
 
 
 def scaling_apart(record: Record) -> Values:
-    """What scaling takes off the injected NLL minus what it takes off the embedded one, mean over all rates."""
+    """Return the gain in NLL by scaling, injected minus embedded, mean over all rates."""
     gains = [mean_difference((kind, "nll_unscaled"), (kind, "nll_scaled"), record) for kind in _KINDS]
     return gains[0] - gains[1]
 
 
 def gain_apart(record: Record) -> Values:
-    """The same, each of the four at the rate that its own validation NLL chooses."""
+    """Return this gain with each of the four NLLs at the rate that its own validation NLL chooses."""
     nll = {name: np.array(each["nll"]) for name, each in record["methods"].items() if name.startswith(_KINDS)}
     gains = [nll[f"{kind}, raw"] - nll[f"{kind}, scaled"] for kind in _KINDS]
     return np.asarray(gains[0] - gains[1])
@@ -133,7 +133,7 @@ def with_rate(measure: str, record: Record) -> Values:
 
 
 def price(kind: str, record: Record) -> Values:
-    """What is lost without a scale: unscaled NLL at its best rate minus scaled NLL at its own."""
+    """Return the loss without a scale: unscaled NLL at its best rate minus scaled NLL at its own."""
     unscaled, scaled = (at_best(record, kind, name, name) for name in ("nll_unscaled", "nll_scaled"))
     return unscaled - scaled
 
@@ -161,7 +161,7 @@ def _claim(text: str, effect: str, measure: Callable[[Record], Values | None], *
 
 
 def _deep(claims: Sequence[Claim], source: str = "{}, deeper") -> tuple[Claim, ...]:
-    """The same of the networks with three hidden layers, where injection is not flat by algebra."""
+    """Return these claims about networks with three hidden layers, where injection is not flat by algebra."""
 
     def measured(claim: Claim, record: Record) -> Effect | None:
         return claim.measure(deeper(record))

@@ -91,7 +91,7 @@ def columns(results: Results, quality: str, *, deep: bool, kind: str) -> Cells:
         for method, measures in (record["deep"] if deep else record)["methods"].items():
             if group(method) == kind and quality in measures:
                 cells.setdefault(method, {})[name] = measures[quality]
-    return {method: found for method, found in cells.items() if len(found) == len(results)}
+    return {method: by_set for method, by_set in cells.items() if len(by_set) == len(results)}
 
 
 def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callable[[float], float]) -> dict[str, float]:
@@ -101,7 +101,7 @@ def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callabl
     {'a': 1.75, 'b': 1.5, 'c': 2.75}
     """
     names = list(next(iter(cells.values()), {}))
-    losses = np.array([[loss(float(np.mean(found[name]))) for name in names] for found in cells.values()])
+    losses = np.array([[loss(float(np.mean(by_set[name]))) for name in names] for by_set in cells.values()])
     less, equal = losses[:, None] > losses[None], losses[:, None] == losses[None]
     ranks = (less.sum(1) + (equal.sum(1) + 1) / 2).mean(-1) if len(cells) else []
     return {method: float(rank) for method, rank in zip(cells, ranks, strict=True)}
@@ -122,16 +122,16 @@ def method_table(results: Results, quality: Quality, *, deep: bool, kind: str) -
 
 def rank_table(results: Results, *, deep: bool, kind: str) -> list[str]:
     """Markdown: the mean rank of every method of a kind by every quality that has a better side."""
-    found = {
+    ranks_by = {
         quality.name.upper() if len(quality.name) < 5 else quality.name: _both_ranks(
             columns(results, quality.name, deep=deep, kind=kind), quality
         )[0]
         for quality in QUALITIES
         if quality.loss
     }
-    order = sorted(found["NLL"], key=found["NLL"].__getitem__)
+    order = sorted(ranks_by["NLL"], key=ranks_by["NLL"].__getitem__)
     return table(
-        ["method", *found], [[method, *(f"{ranks[method]:.2f}" for ranks in found.values())] for method in order]
+        ["method", *ranks_by], [[method, *(f"{ranks[method]:.2f}" for ranks in ranks_by.values())] for method in order]
     )
 
 
@@ -191,7 +191,7 @@ def verdicts(results: Results, *, deep: bool) -> list[str]:
     lines = []
     for kind in _LIKE:
         ranks, few = _both_ranks(columns(results, "nll", deep=deep, kind=kind), QUALITIES[0])
-        order, post = (sorted(found, key=found.__getitem__) for found in (ranks, few))
+        order, post = (sorted(by_method, key=by_method.__getitem__) for by_method in (ranks, few))
         if len(order) > 1:
             lines.append(
                 f"- {KINDS[kind]}: by mean rank of the NLL {_quoted(order[:3])} come first, `{order[-1]}` last; among "
@@ -204,10 +204,10 @@ def duel_table(results: Results, *, deep: bool) -> list[str]:
     """Markdown: on how many sets each method has a lower mean NLL than injection of the same kind, and by how much."""
     kinds = {kind: columns(results, "nll", deep=deep, kind=kind) for kind in _LIKE}
     cells: dict[str, dict[str, str]] = {}
-    for kind, found in kinds.items():
+    for kind, methods in kinds.items():
         own = f"injected, {kind}"
-        for rival in (other for other in found if other != own and own in found):
-            off = [float(np.mean(found[rival][name]) - np.mean(found[own][name])) for name in results]
+        for rival in (other for other in methods if other != own and own in methods):
+            off = [float(np.mean(methods[rival][name]) - np.mean(methods[own][name])) for name in results]
             name = rival.removesuffix(f", {kind}")
             cells.setdefault(name, {})[kind] = f"{sum(gap < 0 for gap in off)} of {len(off)}, {np.median(off):+.3f}"
     rows = [[name, *(row.get(kind, "") for kind in kinds)] for name, row in cells.items()]
@@ -218,7 +218,9 @@ def _both_ranks(cells: Cells, quality: Quality) -> tuple[dict[str, float], dict[
     """Among all methods, and among those that take one trained network as it is."""
     if quality.loss is None:
         return {}, {}
-    post = {name: found for name, found in cells.items() if name in _POST_HOC or name.rpartition(", ")[0] in _POST_HOC}
+    post = {
+        name: by_set for name, by_set in cells.items() if name in _POST_HOC or name.rpartition(", ")[0] in _POST_HOC
+    }
     return mean_ranks(cells, quality.loss), mean_ranks(post, quality.loss)
 
 
@@ -302,7 +304,7 @@ def figures(results: Results) -> dict[str, Figure]:
     deep = {name: deeper(record) for name, record in results.items()}
     nll, rmse = _lines("nll_unscaled"), _lines("rmse")
     shapes = {"rank correlation": _lines("ranking"), "floor's share": _lines("floor_share"), "scale": _lines("scale")}
-    found = {
+    drawn_figures = {
         "rmse_nll": _grid(results, {"RMSE": rmse, "unscaled NLL": nll, "unscaled NLL, large rates": nll}),
         "scaled_nll": _grid(results, {"NLL": _lines("nll_scaled", "nll_ideal")}),
         "ma": _grid(results, {"miscalibration area": _lines("ma_unscaled", "ma_scaled")}),
@@ -310,7 +312,7 @@ def figures(results: Results) -> dict[str, Figure]:
         "tradeoff": _tradeoff(results),
     }
     columns = {"RMSE": rmse, "unscaled NLL": nll, "scaled NLL": _lines("nll_scaled")}
-    return found | {"deep": _grid(deep, columns)}
+    return drawn_figures | {"deep": _grid(deep, columns)}
 
 
 def _lines(*measures: str) -> Panel:

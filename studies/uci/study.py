@@ -54,7 +54,7 @@ _JUDGED = ("validation", "test")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result depends on, besides the data.
+    """Name all that a result depends on, besides the data.
 
     Attributes:
         splits: at most so many of each set; None: all that are published.
@@ -97,44 +97,44 @@ def measure(
 ) -> dict[str, Any]:
     """Everything the study knows of a set."""
     cut = parts(item, table, settings.splits)
-    x, y = ({part: torch.tensor(rows, device=device) for part, rows in found.items()} for found in (cut.x, cut.y))
+    x, y = ({part: torch.tensor(rows, device=device) for part, rows in depths.items()} for depths in (cut.x, cut.y))
     rows = Rows(x, y, torch.tensor(cut.std, device=device))
     seeds = [key("uci", settings.seed, item.name, split) for split in rows.splits]
-    found = {}
+    depths = {}
     for name, hidden, rates in (("shallow", (item.hidden,), RATES), ("deep", DEEP, DEEP_RATES)):
         plan = settings.plan(item, hidden)
         networks = train_all(x["train"].float(), y["train"].float(), plan, seeds, rates, tick=tick)
         draws = settings.deep_draws if name == "deep" else settings.draws
-        kept = _JUDGED if name == "deep" else PARTS
-        found[name] = _depth(networks, rows, rates, draws, kept)
+        judged = _JUDGED if name == "deep" else PARTS
+        depths[name] = _depth(networks, rows, rates, draws, judged)
     hyper = {"hidden": item.hidden, "learning_rate": item.learning_rate, "batch": item.batch, "epochs": plan.epochs}
-    sites = found["shallow"]["concrete"]["rate"]
-    found["shallow"]["concrete"]["rate"] = sites[0]
+    sites = depths["shallow"]["concrete"]["rate"]
+    depths["shallow"]["concrete"]["rate"] = sites[0]
     return {
         "splits_sha256": split_digest(permutations(item, settings.splits)),
         "published_splits": split_digest(permutations(item)) == item.digest,
         "hyper_parameters": hyper,
         "rows": {part: len(cut.y[part][0]) for part in PARTS},
         "rates": list(RATES),
-        **found["shallow"],
-        "deep": {"hidden": list(DEEP), "rates": list(DEEP_RATES), **found["deep"]},
+        **depths["shallow"],
+        "deep": {"hidden": list(DEEP), "rates": list(DEEP_RATES), **depths["deep"]},
         "seconds": {},
     }
 
 
 def _depth(
-    networks: Networks, rows: Rows, rates: Sequence[float], draws: int | None, kept: Sequence[str]
+    networks: Networks, rows: Rows, rates: Sequence[float], draws: int | None, judged: Sequence[str]
 ) -> dict[str, Any]:
     """The records of every rate and the measures of every method, of networks of one depth."""
     nets = plain(networks, rows)
     each = least_variance(nets, rows).repeat_interleave(len(rates))
-    raw = by_rate(networks, nets, rows, rates, draws, kept)
-    records = {kind: rate_measures(found, each) for kind, found in raw.items()}
+    raw = by_rate(networks, nets, rows, rates, draws, judged)
+    records = {kind: rate_measures(by_name, each) for kind, by_name in raw.items()}
     dropped = {kind: (raw[kind], records[kind]["validation"]) for kind in raw}
-    found = predictions(networks, nets, rows, draws, dropped=dropped)
+    by_name = predictions(networks, nets, rows, draws, dropped=dropped)
     methods = {
         name: {measure: _rounded(values) for measure, values in scores(each_part["test"]).items()}
-        for name, each_part in found.items()
+        for name, each_part in by_name.items()
     }
     for kind, record in records.items():
         for how, index in best_rates(record["validation"], len(rates)).items():
@@ -156,10 +156,10 @@ def _lists(record: Mapping[str, Mapping[str, Tensor]], splits: int) -> dict[str,
     return {
         part: {
             name: [_rounded(row) for row in values.view(splits, -1).T]
-            for name, values in found.items()
+            for name, values in measures.items()
             if not name.startswith("ranking_")
         }
-        for part, found in record.items()
+        for part, measures in record.items()
     }
 
 

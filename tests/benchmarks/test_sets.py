@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import sets
-from benchmarks.sets import MORE, cuts, more, numbers, pair, ranking, standardised, trained
-from latedrop.errors import DataError, FileError
+from benchmarks.sets import MORE, cuts, more, pair, ranking, trained
+from latedrop.errors import FileError
 
 KEEL = "@relation r\n@attribute A real [0, 9]\n@data\n1.0, 2, 3\n4, 5, 6.5\n"
 
@@ -37,13 +37,6 @@ def test_headers_and_decimal_commas_are_read(tmp_path: Path, monkeypatch: pytest
         more("wankara")
 
 
-def test_words_become_columns_and_missing_ones_are_left_out() -> None:
-    table = numbers([["b", "?", "1"], ["a", "2", "2"], ["c", "3", "3"]])
-    assert table.tolist() == [[1, 0, 1], [0, 0, 2], [0, 1, 3]]
-    with pytest.raises(DataError, match="expected rows of one length"):
-        numbers([["1", "2"], ["1"]])
-
-
 @pytest.mark.parametrize("name", MORE)
 def test_the_published_sets_are_finite_numbers(name: str) -> None:
     try:
@@ -68,14 +61,6 @@ def test_every_row_has_one_place_and_shifted_rows_lie_beyond_the_others() -> Non
     assert first[divided["below"].test].max() < first[divided["below"].fit].min()
     data[:, 0] = data[:, 0] > 2
     assert 0 not in ranking(data, "above"), "too few rows lie beyond"
-
-
-def test_only_training_rows_standardise() -> None:
-    data = rows_of()
-    rows = cuts(data, seed=0)["above"]
-    seen = standardised(data, rows)[np.concatenate([rows.fit, rows.stop])]
-    assert np.allclose(seen.mean(0), 0)
-    assert np.allclose(seen.std(0), 1)
 
 
 def test_members_learn_and_do_not_see_one_another_s_rows() -> None:

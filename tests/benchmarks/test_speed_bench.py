@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers, speed
-from benchmarks.nets import Forecaster, Residual, ViT, duplicate, speed_nets, twin
+from benchmarks.nets import Forecaster, Residual, ViT, duplicate, twin
 from benchmarks.peers import PEERS, Case, not_installed
-from benchmarks.timing import first_line, peak_bytes, turns_within, write
+from benchmarks.timing import peak_bytes, turns_within, write
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError
 from latedrop_crowd import MCNN
@@ -94,17 +94,6 @@ def test_twin_refuses_what_a_dropout_layer_cannot_do() -> None:
         twin(model, sites, 0.1)
 
 
-def test_made_networks_leave_the_random_state_alone() -> None:
-    net = next(net for net in speed_nets("cpu") if net.name == "residual_cnn")
-    before = torch.random.get_rng_state()
-    model = net.made(CPU)
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert not model.training
-    block = model.blocks[0]
-    assert isinstance(block[1], nn.BatchNorm2d)
-    assert float(block[1].running_var.mean()) != 1, "statistics of the task, not the initial ones"
-
-
 @pytest.mark.parametrize(("multiple", "draws", "calls", "share"), [(1, 10, 10, 1.0), (4, 10, 2, 0.8), (16, 10, 1, 1.6)])
 def test_plain_passes_count_what_they_do(multiple: int, draws: int, calls: int, share: float) -> None:
     seen: list[int] = []
@@ -170,12 +159,6 @@ def test_turns_change_their_order_and_what_is_quick_runs_before_it_is_timed() ->
     assert len({tuple(names) for names in later}) > 1
 
 
-def test_first_line_is_of_the_cause() -> None:
-    error = RuntimeError("something else")
-    error.__cause__ = MemoryError("\n  cannot allocate 3 GiB\nat ...")
-    assert first_line(error) == "MemoryError: cannot allocate 3 GiB"
-
-
 def test_reference_knows_what_chance_explains() -> None:
     generator = torch.Generator().manual_seed(0)
     reference = speed.Reference(3 + 2 * torch.randn(2000, 6, 1, generator=generator))
@@ -189,13 +172,6 @@ def test_reference_knows_what_chance_explains() -> None:
     assert wrong["std_error"] == pytest.approx(1, abs=0.2)
     assert not reference.judged(mean + 2, variance, draws, shared=False)["right"]
     assert not reference.judged(mean, torch.full_like(variance, torch.nan), draws, shared=False)["right"]
-
-
-def test_rows_with_the_same_masks_err_together() -> None:
-    draws = torch.randn(2000, 1, 1, generator=torch.Generator().manual_seed(0))
-    reference = speed.Reference(draws.expand(-1, 8, -1))
-    together, apart = (reference._chance(20, shared)[1] for shared in (True, False))
-    assert float(together / apart) == pytest.approx(8**0.5, rel=0.3)
 
 
 @pytest.mark.slow

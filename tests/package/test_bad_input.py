@@ -564,7 +564,6 @@ class TestArguments:
 
 
 class TestConformal:
-
     def test_no_rows(self) -> None:
         with pytest.raises(DataError, match="expected at least one row for conformal intervals; found none"):
             quietly(mlp(), (X, Y)).conformal((X[:0], Y[:0]))

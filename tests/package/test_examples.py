@@ -42,7 +42,6 @@ HEADLINES = {
     "hf_trainer": "of 500 fresh reviews",
     "images": "weights and BatchNorm statistics unchanged: True",
     "lightning_predict": "20 batches with mean, std, low, high",
-    "no_sampling": "share of its variance by site",
     "onnx_file": "largest difference between torch and onnxruntime",
     "pitch_of_tones": "90 % interval holds  other notes",
     "potential": "the dynamics stopped after",

@@ -1,38 +1,13 @@
-"""Effects, tests and tables on hand-made results."""
+"""Intervals of medians, and what is said where there is one set alone."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shift_records import record
-from studies.claims import Claim
-from studies.shift.claims import CLAIMS, claims_page, slope
-from studies.shift.pages import (
-    order_interval,
-)
-
-
-def named(text: str) -> Claim:
-    """The claim that begins so."""
-    return next(claim for claim in CLAIMS if claim.text.startswith(text))
-
-
-def coverages(**methods: list[float]) -> dict[str, dict[str, list[float]]]:
-    return {name.replace("_", ", "): {"coverage": values} for name, values in methods.items()}
-
-
-def test_nlls_are_compared_by_the_share_of_cuts() -> None:
-    nlls = {"default + reference": {"nll": [1.0, 2.0, 3.0, 4.0]}, "constant": {"nll": [900.0, 1.0, 3.0, 5.0]}}
-    claim = named("The default with reference rows has a lower NLL than a c")
-    assert claim.measure(record(nlls)).value == pytest.approx((1 + 0 + 0.5 + 1) / 4)
-
-
-def test_growth_is_compared_over_cuts() -> None:
-    growth = {"error_growth": [0.0, 1.0, 2.0], "variance_growth": [1.0, 1.5, 2.0]}
-    found = record({"default + reference": growth}, 3)
-    assert named("The guard's variance").measure(found).value == pytest.approx(0.5)
-    lag = named("The variance of the default with reference rows grows less")
-    assert lag.measure(found).value == pytest.approx(-0.5)
-    assert slope(record({"a": {name: values[:2] for name, values in growth.items()}}, 2), "a") is None
+from studies.shift.claims import claims_page
+from studies.shift.pages import order_interval
+from studies.shift.study import MEASURES
 
 
 def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
@@ -47,7 +22,10 @@ def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
 
 
 def test_one_set_has_effects_and_no_verdict() -> None:
-    text = "\n".join(claims_page({"mine": record(coverages(constant=[0.5] * 4, injected_floor=[0.4] * 4))}))
+    shares = {"constant": {"coverage": [0.5] * 4}, "injected, floor": {"coverage": [0.4] * 4}}
+    measured = {name: dict.fromkeys(MEASURES, [0.0] * 4) | each for name, each in shares.items()}
+    record: dict[str, Any] = {"settings": {"epochs": 1.0}, "cuts": [{}] * 4, "methods": measured}
+    text = "\n".join(claims_page({"mine": record}))
     assert "One set alone decides nothing" in text
     assert "| mine | 0.500 |  |  |  |" in text
     assert "| mine | -0.100 |  |  |  |" in text

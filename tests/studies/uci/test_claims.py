@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from studies.claims import Effect, decide
-from studies.uci.claims import CLAIMS, DEEP, THEOREMS, claims_page
+from studies.uci.claims import CLAIMS, THEOREMS, claims_page
 from uci_records import made_record, rows
 
 ALL = [claim for claims in CLAIMS.values() for claim in claims]
@@ -21,11 +21,6 @@ def effect(text: str, record: dict[str, Any]) -> Effect:
     found = BY_TEXT[text].measure(record)
     assert found is not None
     return found
-
-
-def set_both(record: dict[str, Any], kind: str, measure: str, *by_rate: float) -> None:
-    for part in ("validation", "test"):
-        record[kind][part][measure] = rows(*by_rate)
 
 
 def test_texts_are_unlike() -> None:
@@ -45,23 +40,6 @@ def test_the_validation_rows_choose_the_best_rate(record: dict[str, Any]) -> Non
     assert effect("Embedded: the RMSE does not fall before it rises", record).value == pytest.approx(
         (0 + 0 + 1 + 1) / 4
     )
-
-
-def test_the_paper_is_asked_of_three_hidden_layers_too(record: dict[str, Any]) -> None:
-    text = "at large rates the injected RMSE is below the embedded one"
-    other = made_record()
-    set_both(other, "injected", "rmse", 1.0, 2.0, 3.0)
-    set_both(other, "injected", "nll_scaled", 1.0, 0.5, 2.0)
-    set_both(other, "embedded", "rmse", 1.0, 1.0, 2.0)
-    other["methods"]["injected, raw"]["nll"] = [3.0] * 4
-    record["deep"] = {name: other[name] for name in ("rates", "injected", "embedded", "methods")}
-    assert effect(f"{DEEP}{text}", record).value == pytest.approx(0.5)
-    assert effect(f"{text[0].upper()}{text[1:]}", record).value == pytest.approx(0.0)
-    assert effect(f"{DEEP}the injected RMSE does not grow with the rate", record).value == pytest.approx(2.0)
-    assert effect(f"{DEEP}the scaled NLL of injection does not depend on the rate", record).value == pytest.approx(1.5)
-    scaling = "scaling helps injected dropout more than embedded dropout, at the rates that validation chooses"
-    assert effect(f"{DEEP}{scaling}", record).value == pytest.approx(2.0)
-    assert "## The paper's claims, asked of three hidden layers" in "\n".join(claims_page({"yacht": record}))
 
 
 def test_like_is_compared_with_like() -> None:
