@@ -26,7 +26,7 @@ from torch import Tensor
 import latedrop
 from benchmarks.timing import RESULTS, machine, markdown_table, medians, turns_within, write
 from latedrop.data.rows import tensors
-from latedrop.dropout.sampling import plain_output
+from latedrop.dropout.sampling import own_output
 
 if TYPE_CHECKING:
     from architectures import Architecture
@@ -77,7 +77,7 @@ def measured(architecture: Architecture, way: str, threads: Sequence[int]) -> di
         torch.manual_seed(1)
         x = architecture.inputs(ROWS)
     readout = _few_outputs(architecture, model, x)
-    y = plain_output(model, x, readout)
+    y = own_output(model, x, readout)
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)) * y.abs().mean()
     try:
         uq = latedrop.calibrate(model, (x, y + noise), readout=readout, progress=False, **WAYS[way])
@@ -91,7 +91,7 @@ def measured(architecture: Architecture, way: str, threads: Sequence[int]) -> di
 def _few_outputs(architecture: Architecture, model: torch.nn.Module, x: Any) -> Any:
     """The readout; of large outputs their sum, which takes one backward pass."""
     readout = architecture.readout
-    if plain_output(model, x, readout)[0].numel() <= 4:
+    if own_output(model, x, readout)[0].numel() <= 4:
         return readout
 
     def summed(output: Any) -> Tensor:

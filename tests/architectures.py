@@ -25,7 +25,7 @@ from torch.nn.utils import parametrizations
 from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.data.rows import row_count
 from latedrop.errors import LatedropError, LatedropWarning
-from latedrop.network.calling import call, read
+from latedrop.network.network import call, read
 from zoo import UNet
 
 RATE = 0.1

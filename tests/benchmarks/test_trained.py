@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks import timing, trained
 from benchmarks.trained import KINDS, MATERIALS, inputs, network, percent, table, task, waves
 from latedrop import find_sites, linearize, sample
-from latedrop.network.calling import call
+from latedrop.network.network import call
 from rounding import assert_same_up_to_rounding
 
 pytestmark = pytest.mark.skipif(

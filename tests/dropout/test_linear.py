@@ -13,9 +13,8 @@ from latedrop.data.rows import map_rows
 from latedrop.dropout import first_order
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import ArgumentError, OutputError, SiteError
-from latedrop.network.calling import part_of
+from latedrop.network.network import part_of
 from rounding import assert_same_doubles, assert_same_up_to_rounding
-from untouched import assert_same, state
 from zoo import ZOO, Case, Columns, mlp
 
 SMALL = 4e-3
@@ -61,26 +60,6 @@ def test_it_is_the_limit_of_sampling_at_small_rates(case: Case, kind: str) -> No
     assert float(((moments.variance - linear).abs() / (error + 0.02 * linear)).mean()) < 2
     relative = error.mean() / moments.variance.mean()
     assert abs(float(moments.variance.mean() / linear.mean()) - 1) < 4 * float(relative) + 0.02
-
-
-@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
-def test_nothing_is_left_behind(case: Case) -> None:
-    model, x = case.make()
-    model.train()
-    model.register_forward_hook(lambda *_: None)
-    next(model.parameters()).requires_grad_(False)
-    before = state(model)
-    result = linearize(model, x, readout=case.readout)
-    assert not result.mean.requires_grad
-    assert result.variance_by_site.grad_fn is None
-    assert_same(before, state(model))
-
-    def broken(output: object) -> Tensor:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        linearize(model, x, find_sites(model, x), broken)
-    assert_same(before, state(model))
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
@@ -133,24 +112,6 @@ def test_large_models_go_output_by_output(case: Case, kind: str, monkeypatch: py
     together = linearize(model, x, sites, three)
     monkeypatch.setattr(first_order, "_LARGE", 0)
     assert_same_doubles(linearize(model, x, sites, three).variance_by_site, together.variance_by_site)
-
-
-def test_a_site_that_the_readout_leaves_out_has_no_variance() -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.left, self.right = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            hidden = self.body(x).relu()
-            return {"left": self.left(hidden), "right": self.right(hidden)}
-
-    model, x = Branches(), torch.randn(6, 4)
-    result = linearize(model, x, readout="left")
-    assert [site.name for site in result.sites] == ["left", "right"]
-    assert bool((result.variance_by_site[..., 0] > 0).all())
-    assert not result.variance_by_site[..., 1].any()
-    assert result.variance_by_site.shape == (6, 3, 2)
 
 
 def test_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,21 +252,6 @@ def test_inputs_of_sites_that_are_written_over(kind: Any) -> None:
     assert calibrate(kind(in_place=True), (x, torch.randn(60, 1)), progress=False).predict(x[:2]).std.shape == (2, 1)
 
 
-@pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize("units", [8, 2**14])
-def test_hooks_probes_and_masks_give_the_same(asks: bool, units: int) -> None:
-    """Small values are noted by hooks, large ones and those of inputs that ask for gradients are not."""
-    torch.manual_seed(0)
-    layers = nn.Linear(3, units), nn.Tanh(), nn.Linear(units, 5), nn.ReLU(), nn.Linear(5, 1)
-    model, x = nn.Sequential(*layers), torch.randn(6, 3)
-    sites = find_sites(model, x)
-    found = linearize(model, x.clone().requires_grad_(asks), sites)
-    two = linearize(nn.Sequential(*layers, nn.Linear(1, 2, bias=False)), x, sites)  # two outputs: by masks
-    weight = two.mean[:, :1] / found.mean
-    assert_same_doubles(two.variance_by_site[:, 0], weight.square() * found.variance_by_site[:, 0])
-    assert not found.mean.requires_grad
-
-
 class Cut(nn.Module):
     """What a site gives goes on without its gradients."""
 
@@ -352,25 +298,3 @@ def test_a_part_in_inference_mode_is_refused() -> None:
     model, x = Cut("inference_mode"), torch.randn(32, 4)
     with pytest.raises(SiteError, match=r"outside of torch.inference_mode\(\); the model runs 'b' inside"):
         linearize(model, x)
-
-
-def test_what_a_model_does_by_itself_does_not_trouble_the_look_at_silent_sites() -> None:
-    class Aside(nn.Module):
-        def __init__(self, how: str) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.how, self.i, self.o, self.h = how, nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.i(x).relu()
-            aside = self.h(h)
-            if self.how == "asserts":
-                assert bool(aside.detach().std(0).max() > 0)
-            found: Tensor = self.o(h)
-            return found + 0.1 * torch.randn(len(x), 1) if self.how == "noise" else found
-
-    x = torch.randn(30, 4)
-    linearize(Aside("asserts"), x)
-    with pytest.warns(LatedropWarning) as told:
-        linearize(Aside("noise"), x)
-    assert not [warning for warning in told if "no gradient" in str(warning.message)]

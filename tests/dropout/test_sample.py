@@ -151,14 +151,6 @@ def test_bad_arguments() -> None:
         sample(model, x, 0.1, engine="fast")
 
 
-def test_other_image_sizes_than_the_probe() -> None:
-    model = Columns()
-    sites = find_sites(model, torch.randn(2, 1, 8, 8))
-    moments = sample(model, torch.randn(3, 1, 16, 12), 0.1, 10, sites=sites)
-    assert moments.variance.shape == (3, 1, 8, 6)
-    assert bool((moments.variance > 0).all())
-
-
 def test_a_readout_before_the_moments_is_not_one_after() -> None:
     model, x = Columns(), torch.randn(3, 1, 8, 8)
     maps = sample(model, x, 0.2, 50)

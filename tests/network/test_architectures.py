@@ -21,7 +21,7 @@ from latedrop import Sampling, calibrate, find_sites, inject, linearize, sample
 from latedrop.data.rows import map_rows, take_rows
 from latedrop.dropout.moments import Moments
 from latedrop.errors import SiteError
-from latedrop.network.calling import call, read
+from latedrop.network.network import call, read
 from latedrop.network.sites import Sites
 from untouched import assert_same, state
 

@@ -10,7 +10,7 @@ from latedrop import sample
 from latedrop.data.arrays import place
 from latedrop.data.rows import row_count, take_rows
 from latedrop.errors import DataError, OutputError
-from latedrop.network.calling import call, read
+from latedrop.network.network import call, read
 
 
 class Keywords(nn.Module):

@@ -1,6 +1,5 @@
 """Weights that no module calls: they are found, named after their parameter, and dropped as layers are."""
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,35 +93,6 @@ def test_the_same_in_modules_has_the_same_first_order_variance() -> None:
     ours, theirs = sample(raw, x, RATE, draws).variance, sample(other, x, RATE, draws).variance
     assert float((ours / theirs - 1).abs().max()) < 5 * (4 / (draws - 1)) ** 0.5
     assert_same_up_to_rounding(propagate(raw, x, RATE).variance, propagate(other, x, RATE).variance)
-
-
-def test_the_same_in_modules_with_the_same_names_draws_the_same_masks() -> None:
-    """A parameter called as a layer is has that layer's masks: they come from the name."""
-
-    class Listed(nn.Module):
-        def __init__(self, layers: nn.ModuleList) -> None:
-            super().__init__()
-            self.w = nn.ParameterList([layer.weight for layer in layers])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for w in self.w:
-                x = torch.tanh(F.linear(x, w))
-            return x
-
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(3)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.w:
-                x = torch.tanh(layer(x))
-            return x
-
-    layers, x = Layers(), torch.randn(5, 4)
-    assert names(find_sites(Listed(layers.w), x)) == ["w.1", "w.2"]
-    ours, theirs = sample(Listed(layers.w), x, RATE, 20), sample(layers, x, RATE, 20)
-    assert_same_up_to_rounding(ours.variance, theirs.variance)
 
 
 def matrix(*shape: int) -> nn.Parameter:
@@ -219,18 +189,6 @@ def test_every_call_draws_alike_in_both_engines_and_in_any_batch(headed: Headed)
                 assert_same_up_to_rounding(headed(x), loop.outputs[draw])
         same = sample(headed, x[:1].expand_as(x), RATE, 12, sites=sites, shared=False, keep_draws=True).outputs
         assert not torch.allclose(same[:, 0], same[:, 4])
-
-
-def test_rate_zero_is_the_plain_model_bit_for_bit(headed: Headed) -> None:
-    x = torch.randn(5, 4)
-    sites = find_sites(headed, x)
-    with torch.no_grad():
-        plain = headed(x)
-        with inject(headed, sites, 0.0):
-            assert torch.equal(headed(x), plain)  # rate 0 multiplies by 1, on the same batch
-    moments = sample(headed, x, 0.0, sites=sites)
-    assert torch.equal(moments.mean, plain)  # rate 0 multiplies by 1, on the same batch
-    assert not moments.variance.any()
 
 
 def test_what_is_no_layer_is_left_alone() -> None:
@@ -359,17 +317,7 @@ def test_a_recurrence_by_hand_counts_its_calls() -> None:
     assert bool((longer.variance > 0).all())
 
 
-def test_attention_by_hand_and_by_function() -> None:
-    class ByHand(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.qkv, self.out = nn.Linear(3, 8), matrix(24, 8), matrix(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.embed(x)
-            q, k, v = (F.linear(h, part) for part in self.qkv.chunk(3))
-            return F.scaled_dot_product_attention(q, k, v).mean(1) @ self.out
-
+def test_attention_by_function() -> None:
     class ByFunction(nn.Module):
         def __init__(self, module: nn.MultiheadAttention | None) -> None:
             super().__init__()
@@ -387,9 +335,6 @@ def test_attention_by_hand_and_by_function() -> None:
             return self.head(mixed.mean(0))
 
     x = torch.randn(5, 4, 3)
-    by_hand = find_sites(ByHand(), x)
-    assert names(by_hand) == ["qkv", "qkv[8]", "qkv[16]", "out"]
-    assert {s.units for s in by_hand[:3]} == {(4, 8)}
     model = ByFunction(None)
     sites = find_sites(model, x)
     assert [(s.name, s.layer, s.units) for s in sites] == [
@@ -466,56 +411,6 @@ def test_channels_of_an_einsum_are_all_that_is_summed_over() -> None:
     assert find_sites(conv, torch.randn(5, 4), kind="channel")[0].units == (2,)
 
 
-@pytest.mark.parametrize("engine", ["rows", "loop"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_all_is_clean_after_an_exception(engine: str, error: type[BaseException]) -> None:
-    class Failing(Raw):
-        failing = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = super().forward(x)
-            if self.failing:
-                raise error("stop")
-            return out
-
-    model, x = Failing(), torch.randn(6, 5)
-    sites = find_sites(model, x)
-    plain = model(x)
-    Failing.failing = True  # of the class: a private copy does not follow attributes of the model
-    for attempt in (
-        lambda: sample(model, x, RATE, 10, sites=sites, engine=engine),
-        lambda: linearize(model, x, sites),
-        lambda: (
-            find_sites(model, x) if error is KeyboardInterrupt else sample(model, x, RATE, sites=sites, engine="rows")
-        ),
-    ):
-        with pytest.raises(error, match="stop"):
-            attempt()
-        assert torch._C._len_torch_function_stack() == 0
-        assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    with inject(model, sites, RATE):
-        with pytest.raises(error, match="stop"):
-            model(x)
-        Failing.failing = False
-        assert_same_up_to_rounding(F.linear(x, model.w1), x @ model.w1.T)
-        assert not torch.equal(model(x), plain)
-    assert torch.equal(model(x), plain)  # the same call on the same batch
-
-
-def test_only_the_model_is_intercepted_and_nothing_is_kept() -> None:
-    model, x = Raw(), torch.randn(6, 5)
-    h = torch.randn(6, 16)
-    sites = find_sites(model, x)
-    with inject(model, sites, 0.5, draw=0), torch.no_grad():
-        model(x)
-        assert_same_up_to_rounding(h @ model.w2, torch.mm(h, model.w2))
-    gc.collect()
-    before = sum(type(item) is Tensor for item in gc.get_objects())
-    sample(model, x, RATE, 10, sites=sites)
-    gc.collect()
-    assert sum(type(item) is Tensor for item in gc.get_objects()) <= before
-
-
 def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     model, x = Raw(), torch.randn(80, 5)
     y = model(x).detach() + 0.1 * torch.randn(80, 2)
@@ -541,38 +436,6 @@ def test_sites_survive_json() -> None:
         assert checked(StoredSites, plain(sites), "sites", "") == sites
 
 
-def test_scripts_cannot_be_seen_into() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
-    x = torch.randn(6, 3)
-    sites = find_sites(model, x)
-    with pytest.warns((DeprecationWarning, FutureWarning), match="deprecated"):
-        traced, part = torch.jit.trace(model, x), torch.jit.script(model[:2])
-    for run in (find_sites, lambda script, x: sample(script, x, RATE, 5, sites=sites)):
-        with pytest.raises(
-            SiteError, match=r"found TorchScript \(the model itself\), inside which nothing can be dropped"
-        ):
-            run(traced, x)
-        with pytest.raises(SiteError, match=r"found TorchScript \(0\).*Use the Python modules, or export the model"):
-            run(nn.Sequential(part, nn.Linear(8, 1)), x)
-
-
-def test_parameters_in_one_storage_and_layers_called_past_their_hooks() -> None:
-    """Recurrent layers on a GPU, and flattened models, keep many parameters in one piece of memory."""
-
-    class Flat(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            memory = torch.randn(4 * 6 + 6 * 6 + 6)
-            self.one, self.two = nn.Parameter(memory[:24].view(4, 6)), nn.Parameter(memory[24:60].view(6, 6))
-            self.three = nn.Parameter(memory[60:].view(6, 1))
-            self.last = nn.Linear(1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last.forward(torch.tanh(torch.tanh(x @ self.one) @ self.two.T[:, :6]) @ self.three)
-
-    assert names(find_sites(Flat(), torch.randn(5, 4))) == ["two", "three", "last"]
-
-
 def test_constants_of_the_model_itself() -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:
@@ -588,24 +451,6 @@ def test_constants_of_the_model_itself() -> None:
     assert [(s.name, s.layer, s.calls) for s in sites] == [("w", "linear", 1), ("last", "Linear", 1)]
     loop = sample(model, x, RATE, 10, sites=sites, engine="loop")
     assert_same_up_to_rounding(sample(model, x, RATE, 10, sites=sites, engine="rows").variance, loop.variance)
-
-
-def test_what_is_written_into_a_constant_counts() -> None:
-    """Activations make it an activation, parameters make it a weight."""
-
-    class Written(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w, self.block = nn.Linear(3, 4), matrix(6, 2), matrix(2, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            room, blocks = torch.zeros(len(x), 6), torch.zeros(2, 2)
-            room[:, 1:5].copy_(self.first(x))
-            room[:, 5] = x[:, 0]
-            blocks[:, 1:] = self.block
-            return torch.tanh(room @ self.w) @ blocks
-
-    assert names(find_sites(Written(), torch.randn(5, 3))) == ["w", "block"]
 
 
 def test_weights_inside_of_transforms_are_refused() -> None:

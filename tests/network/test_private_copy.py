@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from latedrop import Network, calibrate, find_sites, linearize, sample
-from latedrop.dropout.sampling import plain_output
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, OutputError, SiteError
 from latedrop.network.private_copy import private_copy
 from rounding import assert_same_up_to_rounding
@@ -180,7 +180,7 @@ def test_an_embedding_with_max_norm_writes_into_its_own_weights() -> None:
     assert torch.equal(model.table.weight, before)
     with torch.no_grad():
         model.head.weight.mul_(2)  # all other weights are shared: the copy follows, as one by deepcopy does not
-        found = plain_output(network, x)
+        found = own_output(network, x)
         assert torch.equal(model.table.weight, before)
         assert_same_up_to_rounding(found, model(x))  # which now writes into the table
     assert not torch.equal(model.table.weight, before)

@@ -19,7 +19,7 @@ import latedrop
 from latedrop import LatedropWarning, find_sites, inject, linearize, load_program, propagate, sample
 from latedrop.data.rows import take_rows
 from latedrop.errors import ArgumentError, FileError, SiteError
-from latedrop.network.calling import call, read
+from latedrop.network.network import call, read
 from quick import quick
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
@@ -123,13 +123,6 @@ def test_propagate_refuses_what_it_refuses_in_the_eager_model() -> None:
         propagate(program, x, RATE)
 
 
-def test_sampled_variance_is_that_of_the_eager_model() -> None:
-    model, program, x, _ = made("mlp")
-    draws = 3000
-    ours, theirs = sample(program, x, RATE, draws).variance, sample(model, x, RATE, draws).variance
-    assert float((ours / theirs - 1).abs().max()) < 5 * (4 / (draws - 1)) ** 0.5
-
-
 def test_channels_and_masks_of_its_own_for_every_example() -> None:
     _, program, x, _ = made("unet")
     sites = find_sites(program, x, kind="channel", select="*.weight")
@@ -163,34 +156,6 @@ def test_a_fixed_number_of_rows_is_refused() -> None:
     model, _, x, _ = made("mlp")
     with pytest.raises(FileError, match=r"any number of rows; found one .* for 6\. Export it with a dynamic"):
         load_program(exported(model, x))
-
-
-def test_draws_beyond_a_bound_on_the_rows_run_one_by_one() -> None:
-    model, dynamic, x, _ = made("mlp")
-    bounded = load_program(exported(model, x, Dim("rows", max=8)))
-    sites = find_sites(bounded, x)
-    with pytest.warns(LatedropWarning, match="the draws of this model run one by one"):
-        few = sample(bounded, x, RATE, 6, sites=sites)
-    assert_same_up_to_rounding(few.variance, sample(dynamic, x, RATE, 6).variance)
-
-
-def test_a_learned_query_has_no_axis_of_rows() -> None:
-    class Query(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query = nn.Parameter(torch.randn(2, 4))
-            self.first, self.second, self.embed = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(3, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            query = self.second(torch.tanh(self.first(self.query)))
-            return torch.tanh(self.embed(x)) @ query.T
-
-    model, x = Query().eval(), torch.randn(6, 3)
-    program = load_program(exported(model, x, Dim("rows")))
-    eager = find_sites(model, x)
-    assert [site.batch_axis for site in eager] == [None]
-    ours, theirs = linearize(program, x), linearize(model, x, eager)
-    assert_same_up_to_rounding(ours.variance_by_site, theirs.variance_by_site)
 
 
 def test_decomposed_programs_and_blocks_without_gradients() -> None:

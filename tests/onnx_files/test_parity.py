@@ -12,7 +12,7 @@ from torch import Tensor
 import latedrop
 from architectures import ARCHITECTURES, missing
 from latedrop.data.rows import map_rows, tensors
-from latedrop.dropout.sampling import plain_output
+from latedrop.dropout.sampling import own_output
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 
@@ -50,7 +50,7 @@ def predictor_of(case: Case, **options: Any) -> tuple[Any, Any]:
     model, x = case.make()
     readout = summed if case.name in ("unet", "columns") else case.readout
     validation = rows_like(x, 24)
-    y = plain_output(model, validation, readout)
+    y = own_output(model, validation, readout)
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
     y = y + noise * y.abs().mean()
     return latedrop.calibrate(model, (validation, y), readout=readout, progress=False, **options), x
@@ -134,7 +134,7 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         x = architecture.inputs(12)
-    y = plain_output(model, x, architecture.readout)
+    y = own_output(model, x, architecture.readout)
     y = y + torch.randn(y.shape, generator=torch.Generator().manual_seed(2)) * y.abs().mean()
     uq = latedrop.calibrate(model, (x, y), readout=architecture.readout, method="linear", progress=False)
     assert_same(uq.to_onnx(tmp_path / "model.onnx", x), uq, x)

@@ -1,12 +1,16 @@
 """The invariants of the design, over the zoo."""
 
+import warnings
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
 
-from latedrop import Sampling, calibrate, find_sites, inject, sample
+from latedrop import Sampling, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.data.rows import map_rows, row_count, take_rows
-from latedrop.network.calling import call, read
+from latedrop.errors import LatedropWarning, SiteError
+from latedrop.network.network import call, read
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
 from untouched import assert_same, state
@@ -47,6 +51,10 @@ def test_the_model_is_the_users(case: Case, train: bool) -> None:
     sites = find_sites(model, x)
     assert_same(before, state(model))
     sample(model, x, RATE, DRAWS, readout=case.readout)
+    linearize(model, x, sites, case.readout)
+    with suppress(SiteError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)  # of maps that are averaged
+        propagate(model, x, RATE, sites, case.readout)
     assert_same(before, state(model))
     with inject(model, sites, RATE), torch.no_grad():
         call(model, x)
@@ -68,6 +76,8 @@ def test_the_model_is_clean_after_an_interruption(case: Case, error: type[BaseEx
 
     with pytest.raises(error, match="stop"):
         sample(model, x, RATE, DRAWS, sites=sites, readout=readout, engine=engine)
+    with pytest.raises(error, match="stop"):
+        linearize(model, x, sites, readout)
     assert_same(before, state(model))
     with pytest.raises(error, match="stop"), inject(model, sites, RATE):
         raise error("stop")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from latedrop.data.rows import row_count
 from latedrop.dropout.sampling import sample
 from latedrop.errors import LatedropWarning, OutputError, SiteError
-from latedrop.network.calling import call, read
 from latedrop.network.find_sites import find_sites
+from latedrop.network.network import call, read
 from latedrop.propagation.propagate import propagate
 from latedrop.propagation.rules import Pair
 from rounding import assert_same_doubles
@@ -89,7 +89,6 @@ SMOOTH = {
     "silu": nn.SiLU(),
     "softplus": nn.Softplus(),
     "mish": nn.Mish(),
-    "log_sigmoid": nn.LogSigmoid(),
     "exp": torch.exp,
 }
 KINKED = {
@@ -150,12 +149,6 @@ def test_functions_stay_finite_and_non_negative_in_float32(f, tolerance, size):
     assert torch.isfinite(mean).all()
     assert torch.isfinite(variance).all()
     assert (variance >= 0).all()
-
-
-def test_tiny_variances_keep_their_relative_size():
-    m, v = torch.tensor([3.0, -3.0, 3.0]), torch.tensor([1e-20, 1e-20, 1e-12])
-    close(run(torch.relu, m, v)[1], torch.tensor([1e-20, 0.0, 1e-12]), rtol=1e-6, atol=0)
-    close(run(nn.LeakyReLU(0.1), m, v)[1], torch.tensor([1e-20, 1e-22, 1e-12]), rtol=1e-5, atol=0)
 
 
 # Linear operators: with J the Jacobian the variance is J^2 v.
@@ -302,20 +295,10 @@ def test_norms_take_the_statistics_of_the_mean(norm, dims):
     close(variance, (v * weight.square() / (m.var(dims, correction=0, keepdim=True) + norm.eps)).detach())
 
 
-def test_group_norm_takes_the_statistics_of_the_mean():
-    norm = nn.GroupNorm(2, 4).double()
-    nn.init.uniform_(norm.weight)
-    m, v = pair_of((3, 4, 5))
-    mean, variance = run(norm, m, v)
-    spread = m.reshape(3, 2, 10).var(2, correction=0).repeat_interleave(2, 1)[..., None]
-    close(mean, norm(m).detach())
-    close(variance, (v * norm.weight.square()[:, None] / (spread + norm.eps)).detach())
-
-
 @pytest.mark.parametrize(
     "op",
-    [torch.add, torch.sub, partial(torch.add, alpha=3), torch.mul, lambda a, b: a @ b.mT, torch.maximum],
-    ids=["add", "sub", "add_three", "mul", "matmul", "maximum"],
+    [torch.add, torch.sub, partial(torch.add, alpha=3), torch.mul, lambda a, b: a @ b.mT],
+    ids=["add", "sub", "add_three", "mul", "matmul"],
 )
 def test_two_independent_pairs_against_draws(op):
     (ma, va), (mb, vb) = pair_of((1, 3, 4)), pair_of((1, 3, 4))
@@ -328,15 +311,6 @@ def test_two_independent_pairs_against_draws(op):
     assert float(((out.m[0] - values.mean(0)) / error).abs().max()) < 5
     deviations = (values - values.mean(0)).square()
     assert float(((out.v[0] - deviations.mean(0)) / (deviations.std(0) / draws**0.5)).abs().max()) < 5
-
-
-def test_glu_multiplies_by_the_gate():
-    m, v = pair_of((2, 6))
-    values = F.glu(m + v.sqrt() * torch.randn(400_000, 2, 6, dtype=DOUBLE))
-    mean, variance = run(F.glu, m, v)
-    # 400,000 draws: standard errors of at most 0.0011 of the mean and 0.4 % of the variance.
-    close(mean, values.mean(0), rtol=0.02, atol=0.01)
-    close(variance, values.var(0), rtol=0.03, atol=0)
 
 
 POOLS = {
@@ -394,20 +368,6 @@ def test_exact_before_the_last_linear_layer():
     assert float((moments.variance / drawn.variance - 1).abs().max()) < 5 * (2 / 20_000) ** 0.5
 
 
-def test_exact_before_the_last_convolution():
-    net = nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1), nn.Sigmoid(), nn.MaxPool2d(2), nn.Conv2d(6, 2, 3, padding=1)
-    ).double()
-    x, rate = torch.randn(2, 1, 8, 8, dtype=DOUBLE), 0.2
-    moments = propagate(net, x, rate)
-    with torch.no_grad():
-        close(moments.mean, net(x))
-        squares = F.conv2d(net[:3](x).square(), net[3].weight.square(), padding=1)
-    close(moments.variance, rate / (1 - rate) * squares)
-    drawn = sample(net, x, rate, draws=4000)
-    assert float((moments.variance / drawn.variance - 1).abs().max()) < 6 * (2 / 4000) ** 0.5
-
-
 def test_a_second_site_drops_a_random_input():
     net = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3))).double()
     with torch.no_grad():
@@ -457,42 +417,6 @@ def test_small_rates_leave_the_mean_alone_and_the_variance_linear(case: Case):
     close(small.mean, plain.mean, rtol=1e-3, atol=1e-3)
     tiny = propagate(model, x, 1e-7, readout=case.readout)
     close(small.variance, 10 * tiny.variance, rtol=0.05, atol=0)
-
-
-def state(model):
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-    return (
-        [module.training for module in model.modules()],
-        [list(getattr(module, hook)) for module in model.modules() for hook in hooks],
-        [(name, value.tolist()) for name, value in model.state_dict().items()],
-        [parameter.requires_grad for parameter in model.parameters()],
-        torch.random.get_rng_state().tolist(),
-        torch.is_grad_enabled(),
-        torch.backends.mha.get_fastpath_enabled(),
-    )
-
-
-@every_case
-@pytest.mark.filterwarnings("ignore:expected units that are not summed")
-def test_the_model_is_left_as_it_was(case: Case):
-    model, x = case.make()
-    model.train()
-    list(model.modules())[-1].eval()
-    model.register_forward_hook(lambda *_: None)
-    sites, before = find_sites(model, x), state(model)
-
-    def stop(output):
-        raise KeyboardInterrupt
-
-    if case.name in REFUSED:
-        with pytest.raises(SiteError):
-            propagate(model, x, 0.1, sites)
-    else:
-        propagate(model, x, 0.1, sites, readout=case.readout)
-        assert state(model) == before
-        with pytest.raises(KeyboardInterrupt):
-            propagate(model, x, 0.1, sites, readout=stop)
-    assert state(model) == before
 
 
 def test_an_input_is_not_written_to():
@@ -751,14 +675,6 @@ def test_maps_of_trained_networks_agree_with_draws_as_far_as_units_are_independe
         found = agreement(model, rate, count=2)
         assert found["rank"] > rank, found
         assert low < found["ratio"] < high, found
-
-
-@pytest.mark.slow
-def test_the_propagated_mean_is_nearer_to_the_mean_over_draws_than_the_plain_output():
-    model, (x, _) = trained(ResidualMap), scenes(2, seed=1)
-    drawn = sample(model, x, 0.1, DRAWS).mean
-    propagated, plain = propagate(model, x, 0.1).mean, propagate(model, x, 0).mean
-    assert (propagated - drawn).square().mean() < 0.25 * (plain - drawn).square().mean()
 
 
 @pytest.mark.parametrize(("name", "rank"), [("unet", 0.9), ("columns", 0.9)])

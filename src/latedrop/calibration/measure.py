@@ -41,9 +41,8 @@ from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.network.calling import Readout
 from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout
 from latedrop.network.sites import Rate, Sites
 from latedrop.progress import progress
 from latedrop.propagation.propagate import propagate

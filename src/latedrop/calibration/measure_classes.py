@@ -36,8 +36,7 @@ from latedrop.data.batches import row_total
 from latedrop.data.rows import take_rows
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.network.calling import part_of
-from latedrop.network.network import Network
+from latedrop.network.network import Network, part_of
 from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features

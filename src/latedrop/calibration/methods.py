@@ -23,8 +23,8 @@ from latedrop.data.names import Names
 from latedrop.dropout.moments import Engine, checked_draws
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import checked_weights
-from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
+from latedrop.network.network import Readout
 from latedrop.network.sites import Rate, Site, Sites
 from latedrop.options import AtLeast, check_options, shown
 from latedrop.terms import Term

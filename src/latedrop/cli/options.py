@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Source
-    from latedrop.network.calling import Readout
+    from latedrop.network.network import Readout
     from latedrop.prediction.class_predictor import ClassPredictor
     from latedrop.prediction.predictor import Predictor
 

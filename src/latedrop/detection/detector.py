@@ -36,8 +36,7 @@ from latedrop.detection.detection import (
 )
 from latedrop.dropout.first_order import linearize
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.network.calling import Readout, part_of
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout, part_of
 from latedrop.network.sites import Sites
 from latedrop.records import Format, match, record
 from latedrop.stored_tensors import inline

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from math import prod
 from threading import Lock
 from typing import Any, NoReturn
-from warnings import warn
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from latedrop.data.rows import row_count, tensors
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
 from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Prefix, drawn_output
-from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
+from latedrop.errors import ArgumentError, LatedropError
 from latedrop.network.network import Network
 from latedrop.network.sites import Site
 from latedrop.torch_private import draws_numbers, operator_of, plain_kernels, traced
@@ -47,12 +46,7 @@ def refuse(what: str, error: Exception | None = None) -> NoReturn:
 
 
 class Program:
-    """A function of tensors of one shape each, traced and compiled. Whoever calls it while it runs waits.
-
-    Args:
-        network: which the function runs.
-        function: from tensors to tensors.
-        inputs: examples, all on one device.
+    """A function of tensors of one shape each, which runs a network, traced and compiled; one caller at a time.
 
     Attributes:
         checked: whether it was seen to give what the steps give.
@@ -100,7 +94,6 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
             if whole not in programs:
                 if len(programs) >= _MOST:
                     programs.pop(next(iter(programs)))
-                    _warn_of_many(network)
                 _log.info("compiling %s for inputs of this shape; it takes seconds", type(network.model).__name__)
                 programs[whole] = make()
     return programs[whole]
@@ -108,18 +101,6 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
 
 def _form(value: Tensor) -> tuple[Any, ...]:
     return value.shape, value.dtype, value.device, value.stride() if value.layout is torch.strided else value.layout
-
-
-def _warn_of_many(network: Network) -> None:
-    if not network.notes.get("warned of many programs"):
-        network.notes["warned of many programs"] = True
-        warn(
-            f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes seconds "
-            f"each time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use engine='auto', or "
-            "batches of one size.",
-            LatedropWarning,
-            stacklevel=2,
-        )
 
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:

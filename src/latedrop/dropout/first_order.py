@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -29,26 +27,19 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import any_true, constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, Graphs, as_items, rows_are_nodes
+from latedrop.data.items import Collate, Graphs, as_items
 from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
-from latedrop.network.calling import Readout, call, check_finite, read
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT
-from latedrop.network.network import Network, Thinner
+from latedrop.network.network import Network, Readout, Thinner, call, check_finite, read
 from latedrop.network.private_copy import Guard
 from latedrop.network.sites import Rate, Site, Sites, odds_by_site
 from latedrop.torch_private import being_traced, version_of, without_cudnn
 from latedrop.wrappers import bare
 
-__all__ = [
-    "FirstOrder",
-    "Linearization",
-    "first_order",
-    "linearize",
-    "unit_variances",
-]
+__all__ = ["FirstOrder", "Linearization", "first_order", "linearize", "unit_variances"]
 
 _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
@@ -57,7 +48,7 @@ _MOST_COUNTED = {torch.float16: 16, torch.bfloat16: 16}  # rows that gradients t
 _UNCLEAR = 0.25, 0.02  # how far an entry may be from the number and the second weight of its row
 _NOISE = 1e-4  # share of the largest gradient
 _SHARED = "shared entries"  # a note that a network has some
-_IN_PLACE = "modified by an inplace operation"
+_IN_PLACE, _INFERENCE = "modified by an inplace operation", "nference tensor"  # in torch's own words
 
 
 @dataclass(frozen=True)
@@ -131,25 +122,21 @@ def linearize(
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
     x = x if loads else place(as_items(x, collate), network.weight)
     sites = Sites(find_sites(network, x) if sites is None else sites)
-    batches = (place(part, network.copy) for part in inputs_loaded(x, network.model)) if loads else [x]
+    batches = (place(part, network.weight) for part in inputs_loaded(x, network.model)) if loads else [x]
     batches = (as_items(batch, None, sites) for batch in batches)
     parts = [part.linear for batch in batches for part in first_order(network, batch, sites, readout, chunk)]
     return Linearization.joined(parts)
 
 
 class FirstOrder(NamedTuple):
-    """First order of some rows.
+    """First order of some rows: output and variances, and for each entry of the output `phi` where it was asked for.
 
-    Attributes:
-        linear: output and variances.
-        phi: for each entry of the output `h · dy/dh`, `(rows, units)`, by the names of the sites, in the dtype of the
-            model; empty where that was not asked for.
-        watcher: who looked at the inputs of the sites.
+    `phi` is `h · dy/dh`, `(rows, units)`, by the names of the sites, in the dtype of the model.
     """
 
     linear: Linearization
     phi: list[dict[str, Tensor]]
-    watcher: Any
+    watcher: Any  # who looked at the inputs of the sites
 
 
 def first_order(
@@ -171,8 +158,9 @@ def first_order(
     rows = some_rows(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    chunk = rows if rows_are_nodes(x) else min(chunk or rows, rows)  # nodes run together
-    if any(map(_is_loose, sites)):
+    together = isinstance(x, Graphs) and bool(x.nodes)
+    chunk = rows if together else min(chunk or rows, rows)
+    if any(site.batch_axis is None or site.moved for site in sites):  # gradients tell which entries are whose
         alone = any(site.coupled for site in sites) or _SHARED in network.notes
         chunk = 1 if alone else min(chunk, _MOST_COUNTED.get(network.weight.dtype, 1024))
     done = 0
@@ -182,7 +170,7 @@ def first_order(
             result = _first_order(network, part, sites, readout, phi, watch, of)
         except Exception as error:
             shared = isinstance(error, _SharedEntriesError)
-            if not (shared or out_of_memory(error)) or chunk == 1 or rows_are_nodes(x):
+            if not (shared or out_of_memory(error)) or chunk == 1 or together:
                 raise
             if shared:  # as what a network makes of its weights alone: one row at a time
                 network.notes[_SHARED] = True
@@ -209,20 +197,19 @@ def _first_order(
     network: Network, x: Any, sites: Sites, readout: Readout, whole: bool, watch: Any, of: Any
 ) -> FirstOrder:
     """Return first order of a batch, with all of `phi` where `whole`."""
-    rows, silent = row_count(x), set[str]()
+    rows, notes, silent = row_count(x), network.notes, list[Site]()
 
-    def run(copy_inputs: bool = False) -> FirstOrder:
-        derives = network.notes.get("derives")
-        watcher = None if watch is None else watch()
-        record = _Record(watcher, copy_inputs=copy_inputs, factors=bool(derives))
+    def run() -> FirstOrder:
+        derives = notes.get("derives")
+        record = _Record(None if watch is None else watch(), notes.get("overwrites", False), bool(derives))
         guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
         now = network.begin(sites, record, rows, shared=False)
-        with network.passing(now):
+        with network.passing(now):  # also of what is computed again in the backward pass
             try:
                 with guard or nullcontext():
                     output = read(call(network.copy, copied(x)), readout, rows)
             except RuntimeError as error:
-                if _IN_PLACE in str(error) or "nference tensor" in str(error):
+                if _IN_PLACE in str(error) or _INFERENCE in str(error):
                     raise _cannot_differentiate(error) from error
                 raise
             if 0 in now.times.values():
@@ -234,29 +221,35 @@ def _first_order(
                         "create_graph=True, and first order would count nothing there. Use method='sample', or pass "
                         "create_graph=True to torch.autograd."
                     )
-                network.notes["derives"] = "derives" in guard.deeds
-                if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
-                    return run(copy_inputs)
+                notes["derives"] = "derives" in guard.deeds
+                if notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
+                    return run()
             mean, flat = _checked(output, output if of is None else of(output), record)
-            signs = x.signs.to(flat)[:, None] if isinstance(x, Graphs) and x.nodes else None
-            if record.ends_overwritten():
-                return run(copy_inputs=True)
+            record.closed = True
+            if not record.copies and any(item.version != version_of(item.value) for item in record.inputs):
+                notes["overwrites"] = True
+                return run()
             # Nodes affect each other: what each does to all of its graph, added up by signs.
-            signed = flat if signs is None else flat * signs
-            layouts = network.notes.setdefault("entries", {})
-            owners = partial(record.find_owners, watcher=watcher, x=x, layouts=layouts)
-            squares, phi = _differentiated(signed, sites, whole, record, owners)
-            if signs is not None:
-                phi = [{name: units * signs for name, units in entry.items()} for entry in phi]
-        silent.update({name for name, _ in record.inputs} - record.reached)
-        return FirstOrder(Linearization(mean, squares, sites), phi, watcher)
+            signs = x.signs.to(flat)[:, None] if isinstance(x, Graphs) and x.nodes else None
+            flat = flat if signs is None else flat * signs
+            try:
+                squares, phi = _differentiated(flat, sites, whole, record, x, notes)
+            except (RuntimeError, NotImplementedError) as error:
+                if out_of_memory(error):
+                    raise
+                raise _cannot_differentiate(error) from error
+        if signs is not None:
+            phi = [{name: units * signs for name, units in entry.items()} for entry in phi]
+        unreached = {item.site for item in record.inputs} - record.reached
+        silent[:] = [site for site in sites if site.name in unreached]
+        return FirstOrder(Linearization(mean, squares, sites), phi, record.watcher)
 
     # cuDNN's recurrent functions have no backward pass in eval mode, which an exported program calls them in.
     recurrent = network.weight.is_cuda and any(site.layer in RECURRENT for site in sites)
     with without_cudnn() if recurrent else nullcontext():
         part = network.quietly(run, gradients=True)
     if silent and not being_traced():
-        _warn_of_silent(network, [site for site in sites if site.name in silent], x, readout)
+        _warn_of_silent(network, silent, x, readout)
     return part
 
 
@@ -264,27 +257,19 @@ class _SharedEntriesError(OutputError):
     """Entries of a layer's input move the outputs of several rows."""
 
 
-def _is_loose(site: Site) -> bool:
-    """Return True if the layout of a site's input does not tell which entries are whose."""
-    return site.batch_axis is None or site.moved
-
-
 class _Input(NamedTuple):
     """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask.
 
-    Of a loose site also the value before any factor.
+    Where the layout of the input does not tell which entries are whose, also the value before any factor, `loose`.
     """
 
+    site: str
+    call: int
     value: Tensor
     version: int
     shape: tuple[int, ...]
     axis: int | None
     loose: Tensor | None
-
-    @property
-    def length(self) -> int:
-        """Number of entries of a loose value."""
-        return len(self.entries(self.value))
 
     def entries(self, numbers: Tensor) -> Tensor:
         """Return numbers of a loose value as `(entries, units)`."""
@@ -295,118 +280,144 @@ class _Input(NamedTuple):
         return numbers.movedim(axes, tuple(range(len(axes)))).flatten(0, len(axes) - 1).flatten(1)
 
 
+@dataclass
 class _Record:
     """Notes the input of every call of every site: a `Thinner` that thins nothing.
 
-    Args:
-        watcher: another who looks at the inputs.
-        copy_inputs: whether sites read copies, as the model writes over what they read.
-        factors: whether to differentiate by factors of the inputs, which act on the model's own derivatives too.
-
-    Attributes:
-        inputs: by site and call, the values that passed.
-        reached: sites that some output has gradients of.
-        without_gradients: sites that ran where gradients were off.
-        rows: how many rows there are.
-        owners: of every loose input the row of each entry; `rows` where it moves no output.
+    `owners` tells, for every loose input by its place, the row of each entry; the number of rows where it moves no
+    output.
     """
 
-    def __init__(self, watcher: Thinner | None, *, copy_inputs: bool, factors: bool) -> None:
-        self.inputs: dict[tuple[str, int], list[_Input]] = {}
-        self.reached: set[str] = set()
-        self.without_gradients: set[str] = set()
-        self.watcher = watcher
-        self.rows = 0
-        self.owners: dict[int, Tensor] = {}
-        self._copy, self._factors, self._done = copy_inputs, factors, False
+    watcher: Any  # another who looks at the inputs
+    copies: bool  # whether sites read copies, as the model writes over what they read
+    factors: bool  # whether to differentiate by factors of the inputs, which act on the model's own derivatives too
+    inputs: list[_Input] = field(default_factory=list)
+    reached: set[str] = field(default_factory=set)  # sites that some output has gradients of
+    without_gradients: set[str] = field(default_factory=set)  # sites that ran where gradients were off
+    owners: dict[int, Tensor] = field(default_factory=dict)
+    closed: bool = False  # whether the pass is over; checkpointed parts run once more in the backward pass
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """See `Thinner`."""
-        if self.watcher is not None:
+        if self.watcher is not None and not self.closed:
             self.watcher.thin(site, call, value, shape, axis)
         if not torch.is_grad_enabled():
             self.without_gradients.add(site.name)
-        value = value.clone() if self._copy else value
-        loose = value.detach() if _is_loose(site) or axis is None else None
-        if self._factors:
+        value = value.clone() if self.copies else value
+        loose = value.detach() if axis is None or site.moved else None
+        if self.factors:
             passed = torch.ones_like(value).requires_grad_()
             value = value * passed
-        else:
+        elif value.requires_grad:
             # A view is a node of its own: gradients by it leave out what goes past the site, as a skip connection does.
-            passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
-            value = passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
-        if not self._done:  # else a checkpointed part runs once more
-            noted = _Input(passed, version_of(passed), shape, axis, loose)
-            self.inputs.setdefault((site.name, call), []).append(noted)
+            value = passed = value.view_as(value)
+        else:
+            passed = value.detach().requires_grad_()
+            value = passed.view_as(passed)  # which a model may write into
+        if not self.closed:
+            self.inputs.append(_Input(site.name, call, passed, version_of(passed), shape, axis, loose))
         return value
 
-    def ends_overwritten(self) -> bool:
-        """Take no more notes; return True if an input was written over since."""
-        self.watcher, self._done = None, True  # checkpointed parts run once more in the backward pass
-        inputs = chain.from_iterable(self.inputs.values())
-        return not self._copy and any(item.version != version_of(item.value) for item in inputs)
-
-    def find_owners(self, outputs: Tensor, watcher: Any, x: Any, layouts: dict[Any, str]) -> Any:
-        """Find the row of every entry of loose inputs, from `outputs` `(n, k)`, and show these to `watcher`.
+    def find_owners(self, outputs: Tensor, x: Any, layouts: dict[Any, str]) -> Any:
+        """Find the row of every entry of loose inputs, from `outputs` `(n, k)`, and show these to the watcher.
 
         `layouts` remembers which inputs are the nodes or the edges of graphs `x`, and that no entry is of several rows:
         the first pass finds it out, and later ones believe it. Returns the gradients by all inputs, of one output.
         """
-        self.rows = rows = len(outputs)
-        items = {(name, call, i): item for (name, call), each in self.inputs.items() for i, item in enumerate(each)}
-        loose = {key: item for key, item in items.items() if item.loose is not None}
-        lists: dict[str, Tensor] = x.owners(outputs.device) if loose and isinstance(x, Graphs) else {}
+        rows, one = len(outputs), outputs.shape[1] == 1
+        loose = {(i, item.site): item for i, item in enumerate(self.inputs) if item.loose is not None}
+        lists: dict[str, Tensor] = x.owners(outputs.device) if isinstance(x, Graphs) else {}
+        lengths = {key: len(item.entries(item.value)) for key, item in loose.items()}
         owners = {key: lists[layouts[key]] for key in loose if layouts.get(key, "") in lists}
-        owners = {key: owner for key, owner in owners.items() if len(owner) == loose[key].length}
-        asked, one = loose.keys() - owners.keys(), outputs.shape[1] == 1
-        grads: list[Sequence[Any]] = []
-        if asked or (loose and one):
+        owners = {key: owner for key, owner in owners.items() if len(owner) == lengths[key]}
+        asked, grads = loose.keys() - owners.keys(), list[Sequence[Any]]()
+        if asked or one:
             each = (outputs * torch.linspace(1, 1.7, outputs.shape[1]).to(outputs)).sum(1)
             weights = _row_weights(rows).to(each)[: 3 if asked - layouts.keys() else 2 if asked else 1]
-            values = [item.value for item in items.values()]
+            values = [item.value for item in self.inputs]
             grads = [torch.autograd.grad(each @ w, values, retain_graph=True, allow_unused=True) for w in weights]
-        for i, (key, item) in enumerate(items.items()):
-            if item.loose is None:
-                continue
+        for (i, name), item in loose.items():
+            key = i, name
             if key in asked:
                 slopes = [torch.zeros_like(item.value) if grad[i] is None else grad[i] for grad in grads]
-                owner = _owners(key[0], [item.entries(widened(slope)) for slope in slopes], rows)
-                names = [name for name, of in lists.items() if len(of) == len(owner) and _fits(owner, of, rows)]
+                owner = _owners(name, [item.entries(widened(slope)) for slope in slopes], rows)
+                alike = {kind: of for kind, of in lists.items() if len(of) == len(owner)}  # but where it moves nothing
+                names = [kind for kind, of in alike.items() if not any_true((owner != of) & (owner != rows))]
                 if rows > 1 and len(names) < 2:
                     layouts.setdefault(key, names[0] if names else "")
                 owners[key] = lists[names[0]] if names else owner
-            self.owners[id(item.value)] = owners[key]
-            if watcher is not None:
-                watcher.note_entries(key[0], widened(item.entries(item.loose)), owners[key], rows)
-        return grads[0] if grads and one else None
+            self.owners[i] = owners[key]
+            if self.watcher is not None and item.loose is not None:
+                self.watcher.note_entries(name, widened(item.entries(item.loose)), owners[key], rows)
+        return grads[0] if one else None
 
-    def summed(self, item: _Input, phi: Tensor) -> Tensor:
-        """Return `phi` of an input in the shape of its mask; of a loose one the sums of each row, `(rows, units)`."""
-        if item.loose is None:
-            return phi if phi.shape == item.shape else phi.sum_to_size(item.shape)
-        units = item.entries(widened(phi))
-        return units.new_zeros(self.rows + 1, units.shape[1]).index_add(0, self.owners[id(item.value)], units)[:-1]
+    def phi(self, grads: Sequence[Tensor | None], sites: Sites, like: Tensor) -> dict[str, Tensor]:
+        """Return `phi = h · dy/dh` of every site, `(rows, units)`, summed as its masks are; calls one after another."""
+        calls: dict[str, dict[int, Tensor]] = {site.name: {} for site in sites}
+        for i, (item, grad) in enumerate(zip(self.inputs, grads, strict=True)):
+            if grad is not None:
+                self.reached.add(item.site)
+            phi = torch.zeros_like(item.value) if grad is None else item.value.detach() * grad
+            if item.loose is not None:
+                units = item.entries(widened(phi))
+                phi = units.new_zeros(len(like) + 1, units.shape[1]).index_add(0, self.owners[i], units)[:-1]
+            else:
+                phi = phi if phi.shape == item.shape else phi.sum_to_size(item.shape)
+                phi = phi.movedim(item.axis, 0) if item.axis else phi
+                phi = phi if phi.dim() == 2 else phi.flatten(1)
+            before = calls[item.site].get(item.call)  # of a channel mask, which serves all calls of its layer
+            calls[item.site][item.call] = phi if before is None else before + phi
+        result = {}
+        for name, each in calls.items():
+            several = [*each.values()] or [like.new_zeros(len(like), 1)]  # its layer did not run
+            result[name] = torch.cat(several, 1) if len(several) > 1 else several[0]
+        return result
 
 
-def _gradients(values: list[Tensor], outputs: Tensor, *, last: bool) -> Iterator[Sequence[Tensor | None]]:
+def _differentiated(
+    outputs: Tensor, sites: Sites, whole: bool, record: _Record, x: Any, notes: dict[Any, Any]
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself."""
+    first = None
+    if any(item.loose is not None for item in record.inputs):
+        first = record.find_owners(outputs, x, notes.setdefault("entries", {}))
+    squares, entries = [], []
+    for grads in _gradients([item.value for item in record.inputs], outputs) if first is None else [first]:
+        phi = record.phi(grads, sites, outputs)
+        norms = [
+            torch.linalg.vector_norm(units, dim=1, dtype=torch.promote_types(units.dtype, torch.float32))
+            for units in phi.values()
+        ]
+        squares.append(torch.stack(norms, 1).square())  # few operators for all sites
+        if whole:
+            entries.append(phi)
+    return torch.stack(squares, 1) if len(squares) > 1 else squares[0][:, None], entries
+
+
+def _gradients(values: list[Tensor], outputs: Tensor) -> Iterator[Sequence[Tensor | None]]:
     """Yield, for each of `outputs` `(n, k)`, its gradients by all values."""
-    k = outputs.shape[1]
+    k, done = outputs.shape[1], 0
+    if not values:  # no site ran
+        yield from [()] * k
+        return
     if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
-        each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
         try:
-            grads = torch.autograd.grad(
-                outputs, values, each, is_grads_batched=True, retain_graph=True, allow_unused=True
-            )
+            for done in range(0, k, _OUTPUTS_AT_ONCE):
+                part = outputs[:, done : done + _OUTPUTS_AT_ONCE]
+                count = part.shape[1]
+                each = torch.eye(count, dtype=part.dtype, device=part.device)[:, None].expand(count, *part.shape)
+                grads = torch.autograd.grad(
+                    part, values, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+                )
+                yield from ([None if grad is None else grad[i] for grad in grads] for i in range(count))
+            return
         except RuntimeError as error:  # some operator has no batching rule for its backward
             if out_of_memory(error) or _IN_PLACE in str(error):
                 raise
-        else:
-            yield from ([None if grad is None else grad[i] for grad in grads] for i in range(k))
-            return
-    for i in range(k):
+    for i in range(done, k):
         output = outputs if k == 1 else outputs[:, i]
         total = output if output.numel() == 1 else output.sum()
-        yield torch.autograd.grad(total, values, retain_graph=not last or i + 1 < k, allow_unused=True)
+        yield torch.autograd.grad(total, values, retain_graph=i + 1 < k, allow_unused=True)
 
 
 def _row_weights(rows: int) -> Tensor:
@@ -424,9 +435,8 @@ def _owners(name: str, grads: Sequence[Tensor], rows: int) -> Tensor:
     values = [(plain * other).sum(1) / plain.square().sum(1).clamp_min(1) for other in others]
     row = values[0].round().clamp(1, rows).nan_to_num(1).long() - 1
     exact = _row_weights(rows)[1:].to(row.device)
-    clear = torch.stack(
-        [(v - w.to(v)[row]).abs() < off for v, w, off in zip(values, exact, _UNCLEAR, strict=False)]
-    ).all(0)
+    near = [(v - w.to(v)[row]).abs() < off for v, w, off in zip(values, exact, _UNCLEAR, strict=False)]
+    clear = torch.stack(near).all(0)
     wrong = ~clear & ~(size[:, 0] <= _NOISE * size.max())  # also where it is not a number
     if any_true(wrong):
         raise _SharedEntriesError(
@@ -435,11 +445,6 @@ def _owners(name: str, grads: Sequence[Tensor], rows: int) -> Tensor:
             "method='sample', or leave the layer out with select=."
         )
     return torch.where(clear, row, rows)
-
-
-def _fits(owner: Tensor, expected: Tensor, rows: int) -> bool:
-    """Return True if entries are of the rows expected, but for those that move no output."""
-    return not any_true((owner != expected) & (owner != rows))
 
 
 def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
@@ -454,96 +459,26 @@ def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, 
         )
     if record.inputs and not flat.requires_grad:
         raise OutputError(
-            "expected an output that autograd can differentiate with respect to the sites; found one without a "
-            "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
+            "expected an output that autograd can differentiate with respect to the sites; found one without a graph: "
+            "the model or the readout detaches it or runs without gradients. Use method='sample'."
         )
     if record.without_gradients:
         raise OutputError(
             f"expected gradients at every site; the model runs {sorted(record.without_gradients)} without: in "
-            "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or leave these "
-            "out with select=."
+            "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or select=."
         )
     return mean, flat
 
 
-def _differentiated(
-    flat: Tensor, sites: Sites, whole: bool, record: _Record, owners: Callable[[Tensor], Any]
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself.
-
-    `owners` finds the rows of entries, and may return the gradients of the only output.
-    """
-    values, squares, entries = [item.value for item in chain.from_iterable(record.inputs.values())], [], []
-    try:
-        first = owners(flat)
-        for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
-            part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
-            last = start + part.shape[1] == flat.shape[1]
-            known = [first] if first is not None else None if values else [()] * part.shape[1]
-            for grads in known or _gradients(values, part, last=last):
-                calls = _by_site(record, grads, sites, flat)
-                squares.append(_square_sums(calls))
-                if whole:
-                    both = zip(sites, calls, strict=True)
-                    entries.append({s.name: torch.cat(units, 1) if len(units) > 1 else units[0] for s, units in both})
-    except (RuntimeError, NotImplementedError) as error:
-        if out_of_memory(error):
-            raise
-        raise _cannot_differentiate(error) from error
-    return torch.stack(squares, 1) if len(squares) > 1 else squares[0][:, None], entries
-
-
 def _cannot_differentiate(error: Exception) -> OutputError:
     """Say what autograd could not do, and what to do about it."""
-    text = str(error)
-    if _IN_PLACE in text:
-        return OutputError(
-            "expected a model that autograd can differentiate; it writes over a value that its backward pass "
-            "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
-        )
-    if "nference tensor" in text:
-        return OutputError(
-            "expected gradients at every site; the model runs a part in torch.inference_mode(). Use "
-            "method='sample', or torch.no_grad() where no sites are."
-        )
-    first = text.strip().partition("\n")[0]
-    return OutputError(
-        f"expected a model that autograd can differentiate; it raised {type(error).__name__}: {first} "
-        "Use method='sample'."
-    )
-
-
-def _by_site(record: _Record, grads: Sequence[Tensor | None], sites: Sites, like: Tensor) -> list[list[Tensor]]:
-    """Return `phi = h · dy/dh` of every site, `(rows, units)` for each call of its layer, summed as its mask is."""
-    each, calls = iter(grads), {site.name: list[Tensor]() for site in sites}
-    for (name, _), items in record.inputs.items():
-        total: Tensor | None = None
-        for item in items:
-            grad = next(each)
-            if grad is not None:
-                record.reached.add(name)
-                phi = record.summed(item, item.value.detach() * grad)
-                total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
-        first = items[0]
-        total = record.summed(first, torch.zeros_like(first.value)) if total is None else total
-        axis = first.axis if first.loose is None else 0
-        total = total.movedim(axis, 0) if axis else total
-        calls[name].append(total if total.dim() == 2 else total.flatten(1))
-    for units in calls.values():
-        if not units:  # its layer did not run
-            units.append(like.new_zeros(len(like), 1))
-    return list(calls.values())
-
-
-def _square_sums(calls: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Return the square sums of all units of each site, `(rows, sites)`."""
-    parts = [part for units in calls for part in units]
-    wide = torch.promote_types(parts[0].dtype, torch.float32)
-    norms = [torch.linalg.vector_norm(part, dim=1, dtype=wide) for part in parts]
-    squares = torch.stack(norms, 1).square()  # few operators for all sites
-    if len(norms) == len(calls):
-        return squares
-    return torch.stack([part.sum(1) for part in squares.split([len(units) for units in calls], 1)], 1)
+    what = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]} Use method='sample'."
+    if _IN_PLACE in str(error):
+        what = "it writes over a value that its backward pass needs, as h.add_(f(h)) does. Use method='sample', or "
+        what += "write h = h + f(h)."
+    elif _INFERENCE in str(error):
+        what = "it runs a part in torch.inference_mode(). Use method='sample', or torch.no_grad() where no sites are."
+    return OutputError(f"expected a model that autograd can differentiate; {what}")
 
 
 def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: Readout) -> None:
@@ -566,8 +501,7 @@ def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: R
     if moved:
         warn(
             f"the output depends on the sites {moved} in a way that has no gradient, as behind detach() or argmax: "
-            "first order counts nothing there, and its variance is too small. Use method='sample', or leave these out "
-            "with select=.",
+            "first order counts nothing there, and its variance is too small. Use method='sample', or select=.",
             LatedropWarning,
             stacklevel=2,
         )

@@ -34,15 +34,13 @@ class Injection:
     """
 
     def __init__(self, model: nn.Module, sites: Sequence[Site], rate: Rate, seed: int, draw: int | None) -> None:
-        self.rates = rates_by_site(sites, rate)
-        self.seed = checked_seed(seed)
+        self.rates, self.seed = rates_by_site(sites, rate), checked_seed(seed)
         self.draw = draw or 0
         self.sites = [site for site in sites if self.rates[site.name] > 0]
         self._fixed = draw is not None
         self._network = Network(model, gradients=True)
         self._network.begin(self.sites, None, None)  # what is wrong with the sites is said at once
-        plain = plain_names(model)
-        layers = self._network.layers
+        plain, layers = plain_names(model), self._network.layers
         self.copies = {module: layers[plain(name)] for name, module in model.named_modules() if plain(name) in layers}
         self._root = layers[""]
 
@@ -52,7 +50,10 @@ class Injection:
         whole = copy is self._root
         draw = range(self.draw, self.draw + 1)
         masks = DrawMasks(self.seed, self.rates, draw, draw)
-        now = self._network.begin(self.sites, masks, _rows((args, kwargs)) if whole else None)
+        rows: int | None = None
+        with suppress(DataError):  # of packed sequences nobody can tell
+            rows = row_count((args, kwargs)) if whole else None
+        now = self._network.begin(self.sites, masks, rows)
         with self._network.passing(now):
             output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
         if whole:
@@ -100,25 +101,13 @@ def inject(
             _ACTIVE.reset(token)
 
 
-def _rows(inputs: Any) -> int | None:
-    """Return how many rows a call has; None where that cannot be told, as of packed sequences."""
-    try:
-        return row_count(inputs)
-    except DataError:
-        return None
-
-
 _ACTIVE: ContextVar[tuple[Injection, ...]] = ContextVar("latedrop_injections", default=())
 _CHANGING = Lock()
 
 
-def _injection_of(module: nn.Module) -> Injection | None:
-    """Return the injection that the caller's context has for a module."""
-    return next((injection for injection in reversed(_ACTIVE.get()) if module in injection.copies), None)
-
-
 def _route(module: nn.Module, call: Any, *args: Any, **kwargs: Any) -> Any:
-    injection = _injection_of(module)
+    """Call a module, or what the innermost injection of the caller's context has in its place."""
+    injection = next((injection for injection in reversed(_ACTIVE.get()) if module in injection.copies), None)
     return call(*args, **kwargs) if injection is None else injection.call(module, args, kwargs)
 
 

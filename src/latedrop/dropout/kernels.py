@@ -6,9 +6,9 @@ By plain operators the hash would pass a dozen times over memory; here a mask is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import triton
@@ -79,17 +79,14 @@ def product(value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale
         return None
     strides, programs, blocks, axes, constants = plan
     out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    with _on(keys.device):
+    # Triton starts kernels on the current device; a wide threshold makes one kernel serve all rates.
+    here = keys.device.index == torch.cuda.current_device()
+    with nullcontext() if here else torch.cuda.device(keys.device):
         _product[(programs, len(keys))](
-            out, value, keys, _unspecial(least), scale, blocks, out.stride(0), value.stride(0),
+            out, value, keys, least | (1 << 40), scale, blocks, out.stride(0), value.stride(0),
             *axes, *constants,
         )  # fmt: skip
     return out
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton starts kernels on the current device, which it mostly is."""
-    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
 @lru_cache(maxsize=1024)
@@ -139,8 +136,3 @@ def _axes(
         return None
     first, second = [*[one] * (2 - len(others)), *others]
     return (total, *outs), (along or one, first, second)
-
-
-def _unspecial(least: int) -> int:
-    """The threshold as a wide number: one kernel serves all rates."""
-    return least | (1 << 40)

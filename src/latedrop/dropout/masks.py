@@ -51,31 +51,23 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class DrawMasks:
-    """The masks of some draws: a `Thinner`.
+    """The masks of some draws: a `Thinner`."""
 
-    Attributes:
-        seed: with the draw and the site it fixes every mask.
-        rates: by site.
-        draws: which draws are rows of the batch, or the only one.
-        of: all draws that will be asked for, one part after the other.
-    """
-
-    seed: int
-    rates: Mapping[str, float]
-    draws: range
-    of: range
+    seed: int  # with the draw and the site it fixes every mask
+    rates: Mapping[str, float]  # by site
+    draws: range  # those that are rows of the batch, or the only one
+    of: range  # all that will be asked for, one part after the other
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Zero the units that the draws drop, and divide the others by `1 - rate`."""
-        rate, draws = self.rates[site.name], self.draws
-        if rate == 0:
+        if self.rates[site.name] == 0:
             return value
-        one = axis == 0 and shape[0] == 1 and len(value) == len(draws) and type(value) is Tensor
-        if one and not _worth_a_kernel(value, draws, shape):
-            return _times(value, self._masks(site, call, shape[1:], value), rate)  # one row: the same, in one operator
+        one = axis == 0 and shape[0] == 1 and len(value) == len(self.draws) and type(value) is Tensor
+        if one and not _worth_a_kernel(value, self.draws, shape):
+            return self._times(value, site, call, shape[1:], 0)  # one row: the same, in one operator
         if axis is None:
             return self.thin_split(site, call, value[None], shape, 0)[0]
-        return self.thin_split(site, call, split(value, axis, len(draws)), shape, axis).flatten(axis, axis + 1)
+        return self.thin_split(site, call, split(value, axis, len(self.draws)), shape, axis).flatten(axis, axis + 1)
 
     def thin_split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
         """Thin a value with an axis of draws before that of the examples."""
@@ -88,37 +80,34 @@ class DrawMasks:
             product = thinned(value, keys, shape, rate)
             if product is not None:
                 return product
-        made = self._masks(site, call, shape, value)
-        return _times(value, made if axis == 0 else made.movedim(0, axis), rate)
+        return self._times(value, site, call, shape, axis)
 
-    def _masks(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """`(draws, *shape)`. In half precision the scale is not rounded into them, where it would be off by 0.4 %."""
-        scaled = like.dtype not in _HALF
-        return masks(self.seed, self.draws, site.name, call, shape, self.rates[site.name], like, scaled=scaled)
+    def _times(self, value: Tensor, site: Site, call: int, shape: tuple[int, ...], axis: int) -> Tensor:
+        """Multiply by masks `(draws, *shape)`; in half precision the scale is not rounded into them, as 0.4 % off."""
+        rate, half = self.rates[site.name], value.dtype in _HALF
+        made = masks(self.seed, self.draws, site.name, call, shape, rate, value, scaled=not half)
+        product = value * (made.movedim(0, axis) if axis else made)
+        return product / (1 - rate) if half else product
 
 
 def split(value: Tensor, axis: int, times: int) -> Tensor:
-    """The axis of the rows as two: draws, and the examples of each."""
+    """Return the axis of the rows as two: draws, and the examples of each."""
     shape = value.shape
     return value.view(*shape[:axis], times, shape[axis] // times, *shape[axis + 1 :])
 
 
 def checked_seed(seed: Any) -> int:
-    """The seed as an int, or `ArgumentError`."""
+    """Return the seed as an int, or raise `ArgumentError`."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ArgumentError(f"expected an integer seed; found {seed!r}.")
     return int(seed)
 
 
 def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool:
-    """Whether hash and product go into one: where masks are too large to be remembered, or the value is large."""
+    """Return True if hash and product go into one: where masks or the value are large."""
     if value.device.type != "cuda" or (_are_small(draws, shape, value.device) and value.numel() <= _FEW):
         return False
     return not (value.requires_grad and torch.is_grad_enabled())
-
-
-def _times(value: Tensor, mask: Tensor, rate: float) -> Tensor:
-    return value * mask / (1 - rate) if value.dtype in _HALF else value * mask
 
 
 def masks(
@@ -132,13 +121,9 @@ def masks(
     *,
     scaled: bool = True,
 ) -> Tensor:
-    """Masks of some draws of one site, `(len(draws), *shape)`; dtype and device are those of `like`.
+    """Return masks of some draws of one site, `(len(draws), *shape)`; dtype and device are those of `like`.
 
     Without `scaled`, what is kept is 1. Small masks are remembered, and are not to be changed in place.
-
-    >>> both = masks(0, range(2), "fc", 0, (1000,), 0.25, torch.zeros(1))
-    >>> torch.equal(both[1:], masks(0, range(1, 2), "fc", 0, (1000,), 0.25, torch.zeros(1)))
-    True
     """
     if not _are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
         return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
@@ -170,8 +155,7 @@ def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The mixing of splitmix64 (Steele, Lea, Flood 2014), whose numbers are `STEP` apart."""
     z = (numbers ^ (numbers >> _BY[0])) * _TIMES[0]
     z = (z ^ (z >> _BY[1])) * _TIMES[1]
-    found: npt.NDArray[np.uint64] = z ^ (z >> _BY[2])
-    return found
+    return z ^ (z >> _BY[2])  # type: ignore[no-any-return]
 
 
 def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
@@ -222,10 +206,9 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, 
 def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
     """`value` `(draws, ...)` times masks `(draws, *shape)` by CUDA keys, in one kernel; None where there is none."""
     kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
-    found: Tensor | None = None
-    if kernels is not None:
-        found = kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))
-    return found
+    if kernels is None:
+        return None
+    return kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))  # type: ignore[no-any-return]
 
 
 def _hashed(

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.network.calling import Readout
+from latedrop.network.network import Readout
 from latedrop.options import AtLeast, check_options, shown
 from latedrop.torch_private import being_traced
 
-__all__ = [
-    *("MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of", "out_of_memory"),
-]
+__all__ = ["MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of", "out_of_memory"]
 
 Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
 MOST_DRAWS = 1_000_000
@@ -32,24 +30,14 @@ _FEW = 2**12  # outputs for which one operator is quicker than three; it takes l
 
 @dataclass(frozen=True)
 class Sampling:
-    """How draws are run.
-
-    Attributes:
-        draws: number of thinned networks, at least 2.
-        seed: fixes all masks.
-        readout: what of the output to take, before the moments.
-        chunk: draws that run at once; chosen to fit memory where None, halved when memory runs out.
-        shared: True: a draw is one thinned network for all examples; False: every example has its own masks.
-        keep: whether every draw is returned too.
-        engine: see `sample`.
-    """
+    """How draws are run: the options of `sample`, where they are described."""
 
     draws: int = 100
     seed: int = 0
     readout: Readout = None
     chunk: Annotated[int, AtLeast(1)] | None = None
     shared: bool = True
-    keep: bool = False
+    keep: bool = False  # whether every draw is returned too
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ before the sites gave is remembered for later chunks of draws and for other rate
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,11 @@ from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
 
-__all__ = ["Copying", "Prefix", "drawn_output", "worth_it"]
+__all__ = ["REMEMBERED", "Copying", "Prefix", "drawn_output", "worth_it"]
 
 _FEW = 2**13  # numbers in the inputs of all draws below which it takes longer to keep track than to compute
 _FEW_FOR_EACH_SITE = 5 * 2**18  # on devices that compute while Python follows the functions between two sites
-_REMEMBERED = {"cpu": 2**29, "cuda": 2**31}  # bytes of what functions gave
+REMEMBERED = {"cpu": 2**29, "cuda": 2**31}  # bytes of what functions gave
 _MARK = "latedrop_rows"
 
 
@@ -39,25 +40,18 @@ def worth_it(x: Any, draws: int, passes: int, sites: int) -> bool:
     return numbers > _FEW_FOR_EACH_SITE * sites
 
 
+@dataclass
 class Prefix:
     """What functions before the sites gave for one batch.
 
-    Args:
-        rows: of the batch.
-        remembers: the device whose memory may hold results for another pass, if there will be one.
-
-    Attributes:
-        mark: what tensors with these rows are marked with.
-        room: how many bytes results may take.
-        results: in the order of the calls; empty before the first pass, or where there is no room for all.
-        versions: how often each tensor of the results had been written into after the pass.
+    `results` are in the order of the calls; empty before the first pass, or where there is no room for all.
     """
 
-    def __init__(self, rows: int, remembers: torch.device | None = None) -> None:
-        self.rows, self.mark = rows, object()
-        self.room = 0 if remembers is None else _REMEMBERED.get(remembers.type, 0)
-        self.results: list[Any] = []
-        self.versions: list[int] = []
+    rows: int
+    room: int = 0  # bytes that results for another pass may take
+    mark: object = field(default_factory=object)  # of tensors with these rows
+    results: list[Any] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # how often each of their tensors had been written into
 
 
 class Copying(Pass):
@@ -120,10 +114,8 @@ class _Spread(NamedTuple):
 class _Following(TorchFunctionMode):
     """Copies rows without copies where they meet others, and returns what another pass has computed before the sites.
 
-    Attributes:
-        mark: what tensors with all copies are marked with.
-        results: what functions gave in this pass that no draw had touched, where there is room for all of it.
-        inside: whether a site is thinned now: what it calls is not followed.
+    `mark` is for tensors with all copies; `results` are of functions in this pass that no draw had touched, where there
+    is room for all of them. What a site calls while it is thinned, `inside`, is not followed.
     """
 
     def __init__(self, prefix: Prefix, copies: int) -> None:

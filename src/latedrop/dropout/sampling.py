@@ -24,21 +24,20 @@ from latedrop.data.rows import copied, row_count, some_rows, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
-from latedrop.dropout.prefix import Copying, Prefix, drawn_output, worth_it
+from latedrop.dropout.prefix import REMEMBERED, Copying, Prefix, drawn_output, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
-from latedrop.network.calling import Readout, check_finite
 from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout, check_finite
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import being_traced
 
-__all__ = ["fitting_chunk", "own_output", "plain_output", "sample", "sample_rates", "try_prefix"]
+__all__ = ["fitting_chunk", "own_output", "sample", "sample_rates", "try_prefix"]
 
 _log = logging.getLogger(__name__)
 _SOME = 8  # rows that are run alone, to see whether draws may be rows
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How much a row may change with the rows beside it, of the largest output; more in half precision."""
-_CACHE_BYTES = {"cpu": 16 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
+_CACHE_BYTES = 16 * 2**20  # on a CPU, of all draws that run at once, where these are small; beyond it caches overflow
 _SMALL_BYTES = 512 * 2**20  # the same on other devices, which have no such cache to lose
 _CUDA_BYTES = 2**31  # and on a CUDA device, where each pass costs its launches; a sixteenth of its memory at most
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
@@ -142,14 +141,8 @@ def sample_rates(
     return results
 
 
-def plain_output(model: nn.Module | Network, x: Any, readout: Readout = None) -> Tensor:
-    """Return the model's own output on `x`, read out, `(N, ...)` in float32 or better; nothing is injected."""
-    network = Network.of(model)
-    return own_output(network, place(x, network.copy), readout)
-
-
 def own_output(model: nn.Module | Network, x: Any, readout: Readout = None, *, check: bool = True) -> Tensor:
-    """Return `plain_output` of inputs that were placed; without `check` it may have NaN and inf."""
+    """Return the model's own output on placed inputs, `(N, ...)` in float32 or better; without `check` any number."""
     network = Network.of(model)
     output = network.quietly(lambda: widened(network.read(copied(x), readout, row_count(x)).detach()))
     if check:
@@ -163,14 +156,9 @@ def try_prefix(network: Network, x: Any, sites: Sequence[Site], readout: Readout
 
 
 class _ThinnedNetworks:
-    """Thinned networks of one model on one batch, run chunk by chunk.
+    """Thinned networks of one model on one batch `x`, run chunk by chunk.
 
-    Args:
-        network: whose copy runs.
-        x: the batch, placed.
-        sites: those with a mask at some rate.
-        options: see `Sampling`.
-        passes: how often moments will be asked for.
+    `sites` are those with a mask at some rate; `passes` tells how often moments will be asked for.
     """
 
     def __init__(self, network: Network, x: Any, sites: Sequence[Site], options: Sampling, passes: int = 1) -> None:
@@ -194,9 +182,8 @@ class _ThinnedNetworks:
         if self._as_rows and known is not False and not isinstance(x, Items):
             asked = options.engine == "compiled" or worth_it(x, draws, passes, len(sites))
             if known if self._traced else asked:
-                self._prefix = Prefix(self._rows, network.weight.device if passes > 1 else None)
-        once = ", first layers once" if self._prefix else ""
-        _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
+                self._prefix = Prefix(self._rows, REMEMBERED.get(network.weight.device.type, 0) if passes > 1 else 0)
+        _log.debug("%d draws of %d rows, %d at once", draws, self._rows, self._chunk)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Return mean and variance over all draws, at a rate for each site."""
@@ -239,21 +226,27 @@ class _ThinnedNetworks:
             elif not alike:
                 self._as_rows, self._reason = False, "a row of its output changes with the rows beside it"
             else:
-                self._warn_of_loop()
+                if self._reason:
+                    warn(
+                        f"the draws of this model run one by one, {draws} passes instead of a few: {self._reason}. "
+                        "engine='loop' does the same without trying.",
+                        LatedropWarning,
+                        stacklevel=2,
+                    )
+                    self._reason = ""
                 yield outputs
                 done += len(outputs)
 
     def _recover(self, error: Exception, size: int) -> None:
         """Go on in another way after an error, or raise it."""
-        if out_of_memory(error) and size > 1:
+        memory = out_of_memory(error)
+        if memory and size > 1:
             self._chunk = size // 2
             _log.info("out of memory with %d draws at once; going on with %d", size, self._chunk)
             torch.cuda.empty_cache()
-        elif out_of_memory(error):
-            raise error
-        elif self._prefix is not None:
+        elif self._prefix is not None and not memory:
             self._without_prefix(error)
-        elif self._as_rows and self._options.engine == "auto" and not self._traced:
+        elif not memory and self._as_rows and self._options.engine == "auto" and not self._traced:
             self._as_rows = False
             first = str(error).partition("\n")[0]
             self._reason = f"with the rows of several draws it raised {type(error).__name__}: {first}"
@@ -263,16 +256,6 @@ class _ThinnedNetworks:
     def _without_prefix(self, why: Any) -> None:
         self._prefix, self._network.notes["prefix"] = None, False
         _log.debug("what comes before the first site runs with every draw, as running it once failed: %s", why)
-
-    def _warn_of_loop(self) -> None:
-        if self._reason:
-            warn(
-                f"the draws of this model run one by one, {self._options.draws} passes instead of a few: "
-                f"{self._reason}. engine='loop' does the same without trying.",
-                LatedropWarning,
-                stacklevel=2,
-            )
-            self._reason = ""
 
     def _pass(self, x: Any, draws: range, prefix: Prefix | None) -> Tensor:
         """Return `(t, N, ...)` of some draws, from one pass."""
@@ -295,9 +278,9 @@ class _ThinnedNetworks:
         key = "alike", names, outputs.shape, readout, self._prefix is not None, self._options.shared
         if key in self._network.notes:
             return True
-        some = sorted({i * (self._rows - 1) // (_SOME - 1) for i in range(_SOME)})
-        whole = not self._options.shared or rows_are_nodes(self._x)
-        rows = [*range(self._rows)] if whole else some
+        rows = sorted({i * (self._rows - 1) // (_SOME - 1) for i in range(_SOME)})
+        if not self._options.shared or rows_are_nodes(self._x):
+            rows = [*range(self._rows)]
         x = take_rows(self._x, rows) if len(rows) < self._rows else self._x
         alone = widened(self._pass(x, draws[-1:], None)[0])
         beside = widened(outputs[:, rows])
@@ -315,7 +298,7 @@ class _ThinnedNetworks:
 
 
 def fitting_chunk(network: Network, x: Any, sites: Sequence[Site], draws: int) -> int:
-    """How many of so many draws to run at once.
+    """Return how many of so many draws to run at once.
 
     On a CPU, what fits its caches. On a CUDA device as many as are small; of large ones 20, or what fits a sixteenth of
     its memory. Elsewhere as many as are small. The last pass has as many as all others, or nearly: programs fill it up.
@@ -324,26 +307,19 @@ def fitting_chunk(network: Network, x: Any, sites: Sequence[Site], draws: int) -
     widest = max(site.count * max(1.0, _widening(network.layers.get(site.name))) for site in sites)
     per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device
-    if device.type != "cuda":
-        return _evenly(draws, max(1, _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw))
-    most = _memory(device) // 16
-    few = max(_SMALL_BYTES, min(_CUDA_BYTES, most)) // per_draw
-    return _evenly(draws, max(1, few, min(most // per_draw, _FULL)))
+    if device.type == "cuda":
+        sixteenth = _memory(device) // 16
+        few = max(_SMALL_BYTES, min(_CUDA_BYTES, sixteenth)) // per_draw
+        most = max(1, few, min(sixteenth // per_draw, _FULL))
+    else:
+        most = max(1, (_CACHE_BYTES if device.type == "cpu" else _SMALL_BYTES) // per_draw)
+    passes = -(-draws // most)
+    return -(-draws // passes)
 
 
 @cache
 def _memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory
-
-
-def _evenly(draws: int, most: int) -> int:
-    """Draws of each pass, where no more than `most` fit.
-
-    >>> _evenly(50, 20), _evenly(50, 60)
-    (17, 50)
-    """
-    passes = -(-draws // most)
-    return -(-draws // passes)
 
 
 def _widening(layer: nn.Module | None) -> float:

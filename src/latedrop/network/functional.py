@@ -25,7 +25,7 @@ from latedrop.data.rows import operands, tensors
 from latedrop.torch_private import operator_of
 from latedrop.wrappers import plain_names
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operator_name", "weight_names"]
+__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "named_weights", "operator_name"]
 
 Place: TypeAlias = "tuple[int | str, ...]"
 """Where an argument stands: its position or keyword, then its index where it is in a list."""
@@ -34,39 +34,23 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class WeightCall(NamedTuple):
-    """One call of a torch function that brings activations and a weight together.
+    """One call of a torch function that brings activations and a weight together."""
 
-    Attributes:
-        name: of the weight: the parameter's, and where in it the weight starts.
-        weight: the parameter's name.
-        layer: the function's name.
-        inputs: the activations, by place.
-        channels: the axes of an activation, from the end, that are summed over.
-    """
-
-    name: str
-    weight: str
-    layer: str
-    inputs: dict[Place, Tensor]
-    channels: tuple[int, ...]
+    name: str  # of the weight: the parameter's, and where in it the weight starts
+    weight: str  # the parameter's name
+    layer: str  # the function's name
+    inputs: dict[Place, Tensor]  # the activations
+    channels: tuple[int, ...]  # the axes of an activation, from the end, that are summed over
 
 
 class WeightCalls(TorchFunctionMode):
-    """Follows one forward pass, and reports every weight call that is not made by a weight layer.
+    """Follows one forward pass of a private copy, and reports every weight call that is not made by a weight layer.
 
     Args:
-        model: the private copy, whose parameters are the weights.
+        model: the copy, whose parameters are the weights.
         before: takes a weight call, and returns new activations by place.
         after: takes what depends on a weight, the result of a weight call or of a lookup in a table, and returns what
             the model gets instead.
-
-    Attributes:
-        inside: how many weight layers run now, one inside the other; what they call is not followed.
-
-    >>> net = nn.ParameterDict({"w": nn.Parameter(Tensor([[2.0], [3.0]]), requires_grad=False)})
-    >>> with WeightCalls(net, lambda met: {place: h * 10 for place, h in met.inputs.items()}):
-    ...     print(Tensor([[1.0, 1.0]]) @ net["w"])
-    tensor([[50.]])
     """
 
     def __init__(
@@ -76,7 +60,8 @@ class WeightCalls(TorchFunctionMode):
         after: Callable[[Any], Any] = lambda result: result,
     ) -> None:
         super().__init__()
-        self.before, self.after, self.inside = before, after, 0
+        self.before, self.after = before, after
+        self.inside = 0  # so many weight layers run now, one inside the other; what they call is not followed
         self._fixed = _fixed_tensors(model)
 
     def __exit__(self, *error: Any) -> None:
@@ -159,19 +144,9 @@ class WeightCalls(TorchFunctionMode):
 
 
 def operator_name(func: Any) -> str:
-    """Return the plain name of a torch function, of a method of tensors, or of an operator in an exported program.
-
-    >>> import torch
-    >>> operator_name(torch.matmul), operator_name(Tensor.matmul), operator_name(torch.ops.aten.matmul.default)
-    ('matmul', 'matmul', 'matmul')
-    """
+    """Return the plain name of a torch function, of a method of tensors, or of an operator in an exported program."""
     declared = operator_of(func)
     return getattr(func, "__name__", "") if declared is None else declared.name
-
-
-def weight_names(model: nn.Module) -> set[str]:
-    """Return the names of a model's parameters as weights: without what wrappers and parametrizations add."""
-    return {name for name, _ in _named_weights(model)}
 
 
 class _Stretch(NamedTuple):
@@ -211,7 +186,8 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-def _named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
+def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return a model's parameters as weights, by names without what wrappers and parametrizations add."""
     plain = plain_names(model)
     return [(_PARAMETRIZED.sub(r"\1\2", plain(name)), parameter) for name, parameter in model.named_parameters()]
 
@@ -219,7 +195,7 @@ def _named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
 def _fixed_tensors(model: nn.Module) -> dict[int, tuple[Tensor, list[_Stretch]]]:
     """Return a model's tensors (referred to, so that no other gets their address) and the weights in their storages."""
     fixed: dict[int, tuple[Tensor, list[_Stretch]]] = {}
-    for order, (name, parameter) in enumerate(_named_weights(model)):
+    for order, (name, parameter) in enumerate(named_weights(model)):
         if address := _address(parameter):
             fixed.setdefault(address, (parameter, []))[1].append(_stretch(parameter, name, name, order))
     attributes = (value for module in model.modules() for value in vars(module).values())

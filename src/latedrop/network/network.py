@@ -1,19 +1,24 @@
-"""A model with its private copy, and passes of the copy: what happens at its sites, by any number of threads at once.
+"""A model with its private copy, passes of the copy, and what is read of their output.
 
 With `h` the input of a layer and `m` an inverted dropout mask, the layer sees `h · m`. A `Thinner` holds the masks and
 returns the thinned value; a `Pass` tells it which axis of the value counts the examples. The state of a pass belongs to
 the caller: layers of the copy look it up in a `ContextVar`, so that threads and tasks share one copy and never see each
 other.
+
+A tuple or list is several positional inputs; a mapping is keyword inputs where `forward` has parameters of those names,
+and a single dict argument where it has not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
-from threading import Lock, RLock
-from typing import Any, Protocol, TypeVar
+from dataclasses import fields, is_dataclass
+from threading import RLock
+from typing import Any, Protocol, TypeAlias, TypeVar
 from warnings import warn
 
 import torch
@@ -21,19 +26,23 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
-from latedrop.errors import ArgumentError, LatedropWarning, SiteError
-from latedrop.network.calling import Readout, call, read
+from latedrop.data.arrays import all_finite, check_inputs
+from latedrop.data.items import batch_of
+from latedrop.data.rows import tensors
+from latedrop.errors import ArgumentError, LatedropError, LatedropWarning, OutputError, SiteError
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.private_copy import private_copy
 from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites, refuse_nested
 from latedrop.torch_private import Watching, draws_numbers, version_of
 
-__all__ = ["Network", "Pass", "Thinner", "check_module"]
+__all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "check_module", "part_of", "read"]
 
+Readout: TypeAlias = Callable[[Any], Tensor] | str | int | None
 _Result = TypeVar("_Result")
 _SEVERAL_INPUTS = (nn.MultiheadAttention, nn.Bilinear)
 _FUSED = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """In eval mode these may call none of their layers, but one fused kernel."""
+_ROUTED: tuple[type[nn.Module], ...] = (*SOURCES, *_FUSED)
 _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
 
 
@@ -126,10 +135,9 @@ class Pass:
             shape = [length if i in axes else 1 for i, length in enumerate(shape)]
             if self._shared and self._copies == 1 and size % (rows or 1):
                 axis = None  # one mask for all entries, whosever they are
-        if axis is None and self._copies > 1 and len(value) % self._copies == 0:  # the entries of one draw together
-            return self.thinner.thin(site, number, value, tuple(shape), 0)
-        if axis is None:
-            return self.thinner.thin(site, number, value, tuple(shape), None)
+        if axis is None:  # the entries of one draw lie together
+            along = 0 if self._copies > 1 and len(value) % self._copies == 0 else None
+            return self.thinner.thin(site, number, value, tuple(shape), along)
         rows = size if rows is None else rows
         if rows == 0:
             return value
@@ -164,7 +172,7 @@ class Pass:
 
 
 class _Unfused(TorchFunctionMode):
-    """Changes nothing; but torch's fused layers look whether there is a mode, and take no fused path then."""
+    """Changes nothing; but torch's fused layers take no fused path where there is a mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -190,13 +198,14 @@ class Network:
 
     Attributes:
         model: the user's; it is read, never run and never changed.
-        copy: in eval mode; layers that are sites look up the current pass.
+        copy: in eval mode; its weight layers look up the current pass.
         layers: the modules of the copy by name, without what wrappers add.
         derives: whether the model differentiates inside its `forward` (forces, physics-informed networks); None as
             long as no pass has told.
         random: whether it draws random numbers of its own; likewise.
         writes: whether a pass writes attributes or buffers of its own; likewise.
         weight: its first floating parameter, which tells device and dtype.
+        watched: the names of layers that may run inside of a pass alone: all that were sites.
         notes: what others remember of this network: it goes with it.
     """
 
@@ -211,10 +220,11 @@ class Network:
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
         self._marks = _marks(model)
-        self._routed: set[str] = set()
-        self._routing = Lock()
+        self.watched = set[str]()
         self._turn = RLock()
-        self.route(name for name, layer in self.layers.items() if isinstance(layer, _FUSED))
+        for name, layer in self.layers.items():
+            if isinstance(layer, _ROUTED):
+                _route(name, layer, self.watched)
 
     @classmethod
     def of(cls, model: nn.Module | Network) -> Network:
@@ -225,34 +235,26 @@ class Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
         return self if _marks(self.model) == self._marks else Network(self.model)
 
-    def route(self, names: Iterable[str]) -> None:
-        """Let calls of some layers of the copy go through the current pass; once is enough."""
-        for name in names:
-            if name not in self._routed and name in self.layers:
-                with self._routing:
-                    if name not in self._routed:
-                        _route(name, self.layers[name])
-                        self._routed.add(name)
-
     def begin(
         self, sites: Sequence[Site], thinner: Any, rows: int | None, copies: int = 1, *, shared: bool = True
     ) -> Pass:
         """Return a pass that thins these sites; without any it is a plain one."""
-        if any(site.name not in self._routed for site in sites):
+        now = Pass(sites, thinner, rows, copies, shared=shared)
+        if not now.sites.keys() <= self.watched:
             missing = missing_sites(self.copy, sites)
             if missing:
                 raise SiteError(
                     f"expected the model to have the sites' layers; {missing} are not among its modules. "
                     "Find the sites again with find_sites(model, inputs)."
                 )
-            self.route(site.name for site in sites if site.weight is None)
-        return Pass(sites, thinner, rows, copies, shared=shared)
+            self.watched |= now.sites.keys()
+        return now
 
     @contextmanager
     def passing(self, now: Pass) -> Iterator[None]:
         """Make `now` the current pass of whoever runs the copy inside."""
-        token = _CURRENT.set(now)
         weights = any(site.weight is not None for site in now.sites.values())
+        token = _CURRENT.set(now)
         try:
             with now.mode or nullcontext(), self._weight_calls(now) if weights else nullcontext():
                 yield
@@ -297,13 +299,13 @@ class Network:
             with self._turn:  # what a pass writes into the copy, the pass of another thread must not read
                 before = _contents(self.copy) if self.writes is None else None
                 result = self._watched(run, gradients)
-                if before is not None:
-                    self.writes = _contents(self.copy) != before
+                self.writes = self.writes if before is None else _contents(self.copy) != before
                 return result
 
     def _watched(self, run: Callable[[], _Result], gradients: bool) -> _Result:
         """Return `run()`, and find out whether it draws random numbers or differentiates."""
-        generators = self._generators() if self.random is not False else []
+        on_device = [torch.cuda.default_generators[self.weight.device.index]] if self.weight.is_cuda else []
+        generators = [] if self.random is False else [torch.default_generator, *on_device]
         before = [generator.get_state() for generator in generators]
         try:
             with torch.set_grad_enabled(gradients or bool(self.derives)):
@@ -337,11 +339,6 @@ class Network:
     def __reduce__(self) -> Any:
         return Network, (self.model,)
 
-    def _generators(self) -> list[torch.Generator]:
-        """Return the global generators that the model may draw from."""
-        on_device = [torch.cuda.default_generators[self.weight.device.index]] if self.weight.is_cuda else []
-        return [torch.default_generator, *on_device]
-
     def _weight_calls(self, now: Pass) -> WeightCalls:
         """Return the mode that finds weights without a module, and thins those that are sites."""
         sites = {name: site for name, site in now.sites.items() if site.weight is not None}
@@ -353,22 +350,21 @@ class Network:
             return {place: thinned[id(value)] for place, value in met.inputs.items()}
 
         now.calls = WeightCalls(self.copy, thin)
-        self.route(name for name, layer in self.layers.items() if isinstance(layer, SOURCES))
         return now.calls
 
 
-def _route(name: str, layer: nn.Module) -> None:
-    """Let every call of a layer of a private copy go through the current pass."""
+def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
+    """Let every call of a layer of a private copy go through the current pass; watched ones run in no other thread."""
     own = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         now = _CURRENT.get()
-        if now is None:
+        if now is None and name in watched:
             raise SiteError(
                 f"expected layer {name!r} to run in the thread or task that makes the prediction; it runs in another "
                 "one, which the model starts by itself. Leave it out with select=, or call it from the model's forward."
             )
-        return now.run(name, layer, own, args, kwargs)
+        return own(*args, **kwargs) if now is None else now.run(name, layer, own, args, kwargs)
 
     layer.forward = forward
 
@@ -385,8 +381,7 @@ def check_module(model: Any) -> None:
 
 
 def _rolled(generators: Sequence[torch.Generator], before: Sequence[Tensor]) -> bool:
-    pairs = zip(generators, before, strict=True)
-    return not all(torch.equal(generator.get_state(), state) for generator, state in pairs)
+    return not all(torch.equal(generator.get_state(), old) for generator, old in zip(generators, before, strict=True))
 
 
 def _contents(model: nn.Module) -> list[Any]:
@@ -399,9 +394,120 @@ def _contents(model: nn.Module) -> list[Any]:
     ] + [version_of(buffer) for buffer in model.buffers()]
 
 
-def _marks(model: nn.Module) -> list[int]:
+def _marks(model: nn.Module) -> list[tuple[int, int]]:
     """Return which tensors a model holds, and where their numbers lie."""
-    marks = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        marks += [id(tensor), tensor.data_ptr() if tensor.layout is torch.strided else 0]
-    return marks
+    return [(id(t), t.data_ptr() if t.layout is torch.strided else 0) for t in (*model.parameters(), *model.buffers())]
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """Run `model` on `x`, spreading tuples and matching mappings over its arguments."""
+    if isinstance(x, Tensor):
+        return model(x)
+    x = batch_of(x, model)
+    if isinstance(x, Mapping) and _takes_keywords(model, x):
+        return model(**x)
+    several = isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence)
+    return model(*x) if several else model(x)
+
+
+def part_of(output: Any, readout: Readout) -> Any:
+    """Return what a readout takes of a raw output, unchecked."""
+    if callable(readout):
+        return _read_by(readout, output)
+    return _only_tensor(output) if readout is None else _part(output, readout)
+
+
+def read(output: Any, readout: Readout, rows: int) -> Tensor:
+    """The quantity of interest, `(rows, ...)`, from the raw output of a model.
+
+    `readout` is a callable, the name or index of one part of the output, or None where the output
+    holds a single floating tensor.
+    """
+    value = output if readout is None and isinstance(output, Tensor) else part_of(output, readout)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise OutputError(
+            f"expected the readout to give a floating tensor; found {kind}. "
+            "Pass a readout that returns the tensor of interest, of complex numbers their real part or size."
+        )
+    if value.dim() == 0 or value.shape[0] != rows:
+        raise OutputError(
+            f"expected an output whose first axis counts the {rows} examples; found shape "
+            f"{tuple(value.shape)}. Pass a readout that keeps one entry per example; with collate=, a batch must give "
+            "one for each item of the list, in its order."
+        )
+    return value
+
+
+def check_finite(output: Tensor, when: str, inputs: Sequence[Tensor] = ()) -> None:
+    """Raise `OutputError` where an output has NaN or inf, `DataError` where inputs do: a device is waited for once."""
+    if not all_finite(output, *inputs):
+        check_inputs(inputs)
+        rows = (~torch.isfinite(output)).reshape(len(output), -1).any(1)
+        raise OutputError(
+            f"expected a finite output; found NaN or inf in {int(rows.sum())} of {len(output)} rows {when}. "
+            "Check the model on these inputs; in half precision, try bfloat16 or a smaller rate.",
+            rows=rows,
+        )
+
+
+def _takes_keywords(model: nn.Module, x: Mapping[str, Any]) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return anything or set(x) <= {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+
+
+def _parts(output: Any) -> dict[str | int, Any]:
+    if isinstance(output, Mapping):
+        return dict(output)
+    if is_dataclass(output):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, (tuple, list)):
+        return dict(enumerate(output))
+    return {}
+
+
+def _read_by(readout: Callable[[Any], Tensor], output: Any) -> Any:
+    try:
+        return readout(output)
+    except LatedropError:
+        raise
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        shape = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {[*_parts(output)]}"
+        raise OutputError(
+            f"expected a readout that takes the model's output, {type(output).__name__} {shape}; it raised "
+            f"{type(error).__name__}: {error}. Pass a function of this output."
+        ) from error
+
+
+def _part(output: Any, name: str | int) -> Any:
+    parts = _parts(output)
+    if name in parts:
+        return parts[name]
+    attribute = getattr(output, name, None) if isinstance(name, str) else None
+    if attribute is not None and not callable(attribute):
+        return attribute
+    if isinstance(output, Tensor):
+        raise OutputError(
+            f"expected an output of several parts for the readout {name!r}; found one tensor of shape "
+            f"{tuple(output.shape)}, without parts. Leave the readout out, or pass a function of the tensor."
+        )
+    raise OutputError(
+        f"expected an output with a part {name!r}; found {type(output).__name__} with parts {list(parts)}. Name one of "
+        "these as the readout."
+    )
+
+
+def _only_tensor(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    parts = [part for part in tensors(output) if part.is_floating_point()]
+    if len(parts) == 1:
+        return parts[0]
+    pair = len(parts) == 2 and parts[0].shape == parts[1].shape
+    head = " Of a mean and a variance pass readout=0 and method=Terms([VarianceHead(1, 'log_variance'), 'dropout'])."
+    raise OutputError(
+        f"expected one floating tensor as the model's output; found {len(parts)} in "
+        f"{type(output).__name__} with parts {list(_parts(output))}. Pass readout=: a part's name or "
+        f"index, or a function of the output that returns one tensor.{head if pair else ''}"
+    )

@@ -9,8 +9,8 @@ global, say) is an error in the first pass, because a tensor of the original sho
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from latedrop.data.rows import tensors
 from latedrop.errors import SiteError
-from latedrop.torch_private import uncompiled
+from latedrop.torch_private import set_grad, uncompiled
 from latedrop.wrappers import bare, is_wrapper
 
 __all__ = ["Guard", "private_copy"]
@@ -51,7 +52,9 @@ def private_copy(model: nn.Module, *, gradients: bool = False, buffers: bool = T
             "pass latedrop.load_program(path)."
         )
     graphs = [module for module in model.modules() if isinstance(module, fx.GraphModule)]
-    with torch.inference_mode(False), _without_warnings() if graphs else nullcontext():
+    with torch.inference_mode(False), catch_warnings() if graphs else nullcontext():
+        if graphs:  # torch warns of its own ways when it copies the graph of an exported program
+            filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         memo = _memo(model, gradients, buffers)
         try:
             for module in reversed(list(model.modules())):
@@ -93,14 +96,6 @@ def _memo(model: nn.Module, gradients: bool, buffers: bool) -> dict[int, Any]:
     return memo
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Torch warns of its own ways when it copies the graph of an exported program."""
-    with catch_warnings():
-        filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        yield
-
-
 def _complete(graph: fx.GraphModule, memo: dict[int, Any]) -> None:
     """Copy the hooks and attributes of a graph module, which its own `__deepcopy__` leaves out."""
     state = vars(memo[id(graph)])
@@ -121,8 +116,10 @@ def _alias(parameter: Tensor, *, own: bool) -> Tensor:
 def _rebind(module: nn.Module, memo: Mapping[int, Any]) -> None:
     """Let functions that a copied module holds refer to the copy: `deepcopy` takes functions as they are."""
     state = vars(module)
-    for name, function in _uncompiled_methods(type(module)).items():
-        state.setdefault(name, MethodType(function, module))
+    methods = {name: item for base in reversed(type(module).__mro__) for name, item in vars(base).items()}
+    for name, item in methods.items():  # some are decorated by `torch.compile`
+        if (function := uncompiled(item)) is not None:
+            state.setdefault(name, MethodType(function, module))
     for name, value in list(state.items()):
         if isinstance(value, (FunctionType, partial)):
             state[name] = _rebound(value, memo)
@@ -170,12 +167,6 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _uncompiled_methods(kind: type) -> dict[str, Any]:
-    """Return the methods of a class that `torch.compile` decorates, as they were before."""
-    methods = {name: item for base in reversed(kind.__mro__) for name, item in vars(base).items()}
-    return {name: function for name, item in methods.items() if (function := uncompiled(item)) is not None}
-
-
 def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
     """Return the name of an attribute that `deepcopy` refuses."""
     for name, module in model.named_modules():
@@ -191,15 +182,19 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
 class Guard(TorchFunctionMode):
     """Raises where a tensor of the original is used inside a pass of the copy; also notes what a pass does.
 
+    With `follows` it keeps the graph whole where a model switches gradients off or detaches.
+
     Attributes:
         deeds: `"derives"` where the model differentiated inside its `forward`, and `"cuts"` where it did so without
             `create_graph=True`; `"reads"` where its Python code read values of tensors, which may decide what runs, and
             `"decides"` where such a value depended on weights, `"counts"` where it was a whole number, which may be a
-            size; `"sizes"` where the size of something depended on values.
+            size; `"sizes"` where the size of something depended on values; `"asks"` where it asked for gradients of
+            some tensor itself, as a model that derives does of inputs.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, follows: bool = False) -> None:
         super().__init__()
+        self._follows = follows
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._names = {id(tensor): name for name, tensor in named}
         self.deeds: set[str] = set()
@@ -207,38 +202,36 @@ class Guard(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
         kwargs = kwargs or {}
+        if self._follows and func is set_grad:
+            return None
+        if self._follows and func in (Tensor.detach, torch.detach) and args[0].requires_grad:
+            return args[0].view_as(args[0])
         for value in (*args, *kwargs.values()):
             for tensor in value if type(value) in (list, tuple) else (value,):
                 if id(tensor) in self._names and isinstance(tensor, Tensor):
-                    self._raise(self._names[id(tensor)])
+                    owner, _, last = self._names[id(tensor)].rpartition(".")
+                    raise SiteError(
+                        "expected a model that reaches its layers through its own attributes; its forward pass used "
+                        f"{last!r} of {owner or 'the model'} past them, as through a global variable or an object that "
+                        "holds the original. latedrop runs a private copy, in which that layer would be the original's."
+                        " Store it as an attribute of the model (self.layer = ...), or wrap the model in a module."
+                    )
         name = getattr(func, "__name__", "").partition(".")[0]
         if name in _DECIDING:
             self.deeds |= {"reads", *(["decides"] if args[0].requires_grad else [])}
             self.deeds |= {"counts"} if args[0].dtype in (torch.int64, torch.int32) else set()
-        elif name in _SIZING or (name == "__getitem__" and _by_mask(args[1])):
+        elif name in _SIZING or (name == "__getitem__" and any(part.dtype in _MASKS for part in tensors(args[1]))):
             self.deeds |= {"reads", "sizes"}
         elif name in _READING:
             self.deeds.add("reads")
+        elif name in ("requires_grad_", "__set__"):
+            self.deeds.add("asks")
         elif func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
             self.deeds |= {"derives"} if kwargs.get("create_graph") else {"derives", "cuts"}
         return func(*args, **kwargs)
 
-    @staticmethod
-    def _raise(name: str) -> None:
-        owner, _, last = name.rpartition(".")
-        raise SiteError(
-            f"expected a model that reaches its layers through its own attributes; its forward pass used {last!r} of "
-            f"{owner or 'the model'} past them, as through a global variable or an object that holds the original. "
-            "latedrop runs a private copy, in which that layer would be the original's. Store it as an attribute of "
-            "the model (self.layer = ...), or wrap the model in a module."
-        )
 
-
-def _by_mask(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
-
-
+_MASKS = (torch.bool, torch.uint8)
 _DECIDING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy")
 _SIZING = ("nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
 _READING = ("_pack_padded_sequence", "equal", "allclose", "__contains__", "topk")

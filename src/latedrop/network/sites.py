@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.network.functional import weight_names
+from latedrop.network.functional import named_weights
 from latedrop.records import Limits, Via, match, record
 from latedrop.wrappers import plain_names
 
 __all__ = [
-    *("DROPOUTS", "LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "StoredSites", "channel_axis", "layer_inputs"),
+    *("LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "StoredSites", "channel_axis", "layer_inputs"),
     *("missing_sites", "odds_by_site", "rates_by_site", "refuse_nested"),
 ]
 
@@ -27,27 +27,13 @@ Probability: TypeAlias = Annotated[float, Limits(0, 1 - 2**-53)]
 Rate: TypeAlias = Probability | Mapping[str, Probability]
 
 _CONVOLUTIONS: dict[type[nn.Module], int] = {
-    nn.Conv1d: 1,
-    nn.ConvTranspose1d: 1,
-    nn.Conv2d: 2,
-    nn.ConvTranspose2d: 2,
-    nn.Conv3d: 3,
-    nn.ConvTranspose3d: 3,
+    **{nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3},
+    **{nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3},
 }
-LAYERS: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    nn.Bilinear,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-    *_CONVOLUTIONS,
-)
-_WHOLE_CHANNELS: dict[type[nn.Module], int] = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
-DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, *_WHOLE_CHANNELS)
-"""Dropout that a model was trained with; it is off in eval mode."""
+_OTHERS = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+LAYERS: tuple[type[nn.Module], ...] = (*_OTHERS, *_CONVOLUTIONS)
 SOURCES: tuple[type[nn.Module], ...] = (*LAYERS, nn.Embedding, nn.EmbeddingBag)
 """What comes out of these depends on weights."""
-_SPATIAL = {**_CONVOLUTIONS, **_WHOLE_CHANNELS}
 
 _Count: TypeAlias = Annotated[int, Limits(1, 2**40)]
 
@@ -126,34 +112,26 @@ StoredSites: TypeAlias = Annotated[Sites, Via(Annotated[tuple[Site, ...], Limits
 
 
 def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
-    """The arguments of a weight layer that dropout acts on, by position or keyword."""
-    if isinstance(module, nn.MultiheadAttention):
-        names: tuple[str, ...] = ("query", "key", "value")
-    elif isinstance(module, nn.Bilinear):
-        names = ("input1", "input2")
-    else:
-        names = ("input",)
-    found: dict[int | str, Any] = dict(enumerate(args[: len(names)]))
-    found.update({name: kwargs[name] for name in names if name in kwargs})
-    return {key: value for key, value in found.items() if _maskable(value)}
+    """Return the arguments of a weight layer that dropout acts on, by position or keyword."""
+    names: tuple[str, ...] = ("input",)
+    if isinstance(module, (nn.MultiheadAttention, nn.Bilinear)):
+        names = ("input1", "input2") if isinstance(module, nn.Bilinear) else ("query", "key", "value")
+    inputs: dict[int | str, Any] = dict(enumerate(args[: len(names)]))
+    inputs.update({name: kwargs[name] for name in names if name in kwargs})
+    values = ((key, value) for key, value in inputs.items() if isinstance(value, (Tensor, PackedSequence)))
+    return {key: value for key, value in values if isinstance(value, PackedSequence) or value.is_floating_point()}
 
 
 def channel_axis(module: nn.Module) -> int:
-    """The axis of a layer's input, from the end, along which its features lie."""
-    return next((-1 - spatial for layer, spatial in _SPATIAL.items() if isinstance(module, layer)), -1)
-
-
-def _maskable(value: Any) -> bool:
-    if isinstance(value, PackedSequence):
-        return True
-    return isinstance(value, Tensor) and value.is_floating_point()
+    """Return the axis of a layer's input, from the end, along which its features lie."""
+    return next((-1 - spatial for layer, spatial in _CONVOLUTIONS.items() if isinstance(module, layer)), -1)
 
 
 def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = False) -> list[str]:
     """Return the names of the sites whose layer or weight a model lacks; with `same_type`, or has as another type."""
     plain = plain_names(model)
     modules = {plain(name): module for name, module in model.named_modules()}
-    weights = weight_names(model) if any(site.weight is not None for site in sites) else set()
+    weights = dict(named_weights(model)) if any(site.weight is not None for site in sites) else {}
     there = {s.name: s.weight in weights if s.weight is not None else s.name in modules for s in sites}
     if same_type:
         there.update({s.name: type(modules.get(s.name)).__name__ == s.layer for s in sites if s.weight is None})
@@ -170,7 +148,7 @@ def refuse_nested(name: str, *inputs: Tensor) -> None:
 
 
 def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
-    """The rate of each site, by name.
+    """Return the rate of each site, by name.
 
     In a mapping an exact name wins over patterns, and an earlier pattern over a later one; a site that
     nothing matches keeps rate 0.
@@ -188,7 +166,8 @@ def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
             raise ArgumentError(
                 f"expected every pattern of the rate mapping to match a site; {pattern!r} matches none of {names}."
             )
-    return {name: rate[name] if name in rate else _by_pattern(name, rate) for name in names}
+    by_pattern = {n: next((float(v) for p, v in rate.items() if fnmatchcase(n, p)), 0.0) for n in names}
+    return {name: rate.get(name, value) for name, value in by_pattern.items()}
 
 
 def odds_by_site(sites: Sequence[Site], rate: Rate) -> tuple[float, ...]:
@@ -200,7 +179,3 @@ def _checked_rate(rate: Any) -> float:
     if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= float(rate) < 1:
         raise ArgumentError(f"expected a rate in [0, 1); found {rate!r}. A rate is the probability that a unit drops.")
     return float(rate)
-
-
-def _by_pattern(name: str, rate: Mapping[str, float]) -> float:
-    return next((float(value) for pattern, value in rate.items() if fnmatchcase(name, pattern)), 0.0)

@@ -44,9 +44,8 @@ from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.metrics.classes import accuracy, ece
-from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
-from latedrop.network.network import Network, check_module
+from latedrop.network.network import Network, Readout, check_module
 from latedrop.network.sites import Sites
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor

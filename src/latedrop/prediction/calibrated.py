@@ -25,8 +25,7 @@ from latedrop.detection.detector import Detector, detector
 from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output, try_prefix
 from latedrop.files import write_aside
-from latedrop.network.calling import Readout, check_finite
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout, check_finite
 from latedrop.prediction.beyond import failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.prediction.exporting import export

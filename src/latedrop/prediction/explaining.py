@@ -10,8 +10,7 @@ from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import place
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import ArgumentError, OutputError
-from latedrop.network.calling import Readout
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout
 from latedrop.network.sites import odds_by_site
 from latedrop.prediction.prediction import Explanation
 from latedrop.terms import BatchContext

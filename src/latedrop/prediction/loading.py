@@ -17,7 +17,7 @@ from latedrop.calibration.weights import fingerprint
 from latedrop.data.items import Collate
 from latedrop.errors import FileError, LatedropWarning
 from latedrop.files import read_text
-from latedrop.network.calling import Readout
+from latedrop.network.network import Readout
 from latedrop.network.sites import missing_sites
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor

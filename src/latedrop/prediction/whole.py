@@ -21,8 +21,7 @@ from latedrop.data.arrays import floating
 from latedrop.dropout.compiled import Program, batch_function, program_for, readout_key, refuse
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import LatedropError
-from latedrop.network.calling import Readout
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout
 from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.prediction.prediction import Prediction
 

@@ -21,15 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, Items, as_items
-from latedrop.data.rows import copied, map_rows, row_count, some_rows
+from latedrop.data.items import Collate, as_items
+from latedrop.data.rows import copied, row_count, some_rows
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
-from latedrop.errors import ArgumentError, LatedropWarning, SiteError
-from latedrop.network.calling import Readout, check_finite
+from latedrop.errors import LatedropWarning, SiteError
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT, operator_name
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout, check_finite
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.propagation.rules import NoRule, Pair, has_pair
 from latedrop.torch_private import Operator, Watching
@@ -51,7 +50,6 @@ def propagate(
     sites: Sequence[Site] | None = None,
     readout: Readout = None,
     *,
-    input_std: Tensor | float | None = None,
     collate: Collate = None,
 ) -> Moments:
     """Return mean and variance of every output unit under injected dropout, from one forward pass.
@@ -66,7 +64,6 @@ def propagate(
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         sites: from `find_sites`, with `element` masks; found by a probe pass where None.
         readout: what of the output to take.
-        input_std: of independent noise of the floating inputs, carried along; a number or a tensor that broadcasts.
         collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     Returns:
@@ -93,11 +90,11 @@ def propagate(
     rates = rates_by_site(sites, rate)
     if loads:
         batches = inputs_loaded(x, network.model)
-        return Moments.joined([propagate(network, b, rate, sites, readout, input_std=input_std) for b in batches])
+        return Moments.joined([propagate(network, b, rate, sites, readout) for b in batches])
     active = [site for site in sites if rates[site.name] > 0]
-    if not active and input_std is None:
+    if not active:
         return Moments.unmoved(own_output(network, x, readout), 0)
-    output, summing = _passed(network, x, input_std, active, rates, readout)
+    output, summing = _passed(network, x, active, rates, readout)
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
     if summing:
@@ -112,7 +109,7 @@ def propagate(
 
 
 def _passed(
-    network: Network, x: Any, std: Tensor | float | None, sites: Sequence[Site], rates: dict[str, float], readout: Any
+    network: Network, x: Any, sites: Sequence[Site], rates: dict[str, float], readout: Any
 ) -> tuple[Tensor, list[str]]:
     """Return the output of one pass, a `Pair` where noise reaches it, and the modules that sum or average units."""
     names = {module: name for name, module in network.layers.items()}
@@ -128,10 +125,9 @@ def _passed(
                 if owner == _READOUT or name not in _WINDOWS:  # a model may pool over windows, and not count
                     places.append(owner)
 
-        inputs = copied(x) if std is None else _noisy(copied(x), std)
         now = network.begin(sites, noise, rows)
         with _Refusing(), Watching(seen):
-            return network.read(inputs, readout, rows, now), places
+            return network.read(copied(x), readout, rows, now), places
 
     try:
         return network.quietly(run)
@@ -144,29 +140,6 @@ def _passed(
             f"expected operators that take a mean and a variance; found {reason} in {_owner(frames, names)}. "
             "Use method='sample' or method='linear'."
         ) from error
-
-
-def _noisy(x: Any, std: Tensor | float) -> Any:
-    """Return the floating inputs as pairs of mean and variance."""
-    size = torch.as_tensor(std)
-    if not bool(torch.isfinite(size).all()) or bool((size < 0).any()):
-        raise ArgumentError(f"expected finite standard deviations of at least 0 for the inputs; found {std}.")
-    if isinstance(x, Items):
-        raise ArgumentError("expected tensors as inputs with input_std=; found items with collate=. Leave it out.")
-
-    def pair(value: Tensor) -> Tensor:
-        if not value.is_floating_point():
-            return value
-        mean = widened(value)
-        try:
-            return Pair(mean, size.to(mean).square().expand(mean.shape), value.dtype)
-        except RuntimeError as error:
-            raise ArgumentError(
-                f"expected standard deviations that broadcast with inputs {tuple(value.shape)}; found "
-                f"{tuple(size.shape)}."
-            ) from error
-
-    return map_rows(x, pair)
 
 
 class _Noise(NamedTuple):

@@ -10,25 +10,36 @@ All units are taken as independent. With `X = (m, v)` and `w`, `c` constants,
 
 With `v = 0` every rule gives what the plain operator gives for `m`. A `Pair` is a tensor of a mean and a variance,
 which torch's operators take like any other tensor, each by its rule; an operator without one raises `NoRule`.
+
+Functions of one unit follow from those of `Z ~ N(a, 1)`, with `phi` and `Phi` the density and distribution function of
+the standard Gaussian,
+
+    E max(Z, 0) = a · Phi(a) + phi(a),     E max(Z, 0)^2 = (a^2 + 1) · Phi(a) + a · phi(a),
+
+where they have one kink or two, as the maximum of two units does (Clark 1961); others are integrated by Gauss-Hermite
+quadrature. Each mean is the function of the mean plus a correction that vanishes with the variance, so that a
+variance of 0 gives the function's own value; no variance comes out negative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
-from math import inf
+from functools import cache, reduce
+from math import inf, pi, sqrt
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
 from latedrop.data.rows import tensors
-from latedrop.propagation.gaussian import TwoMoments, clamped, larger, piecewise_linear, smooth
 from latedrop.torch_private import Operator, operator_of, plain_function, wrapper_tensor
 
 __all__ = ["NoRule", "Pair", "has_pair"]
 
+TwoMoments: TypeAlias = tuple[Tensor, Tensor]
+"""Mean and variance, of the same shape."""
 Rule: TypeAlias = Callable[..., Any]
 """`(operator, *its arguments)` -> what the operator returns, with a `Pair` for each random tensor."""
 
@@ -361,23 +372,6 @@ def _smooth(op: Any, x: Any, *args: Any, **kwargs: Any) -> Pair:
     return Pair(*smooth(lambda m: op(m, *args, **kwargs), x.m, x.v))
 
 
-@_rule("log_sigmoid_forward")
-def _log_sigmoid(op: Any, x: Pair) -> tuple[Pair, Tensor]:
-    return Pair(*smooth(F.logsigmoid, x.m, x.v)), x.m.new_empty(0)
-
-
-@_rule("glu")
-def _glu(op: Any, x: Pair, axis: int = -1) -> Pair:
-    (m, gate), (v, gate_v) = x.m.chunk(2, axis), x.v.chunk(2, axis)
-    return _matmul(aten.mul, Pair(m, v), Pair(*smooth(torch.sigmoid, gate, gate_v)))
-
-
-@_rule("maximum")
-def _maximum(op: Any, a: Any, b: Any) -> Pair:
-    _check_apart(op, a, b)
-    return Pair(*larger((_mean_of(a), _variance_of(a)), (_mean_of(b), _variance_of(b))))
-
-
 @_rule("max_pool2d_with_indices", "max_pool3d_with_indices")
 def _max_pool(op: Any, x: Pair, *args: Any) -> tuple[Pair, Tensor]:
     """Pool one axis after the other; the indices are those of the means."""
@@ -404,3 +398,74 @@ def _largest(both: TwoMoments, axis: int, out: int, size: int, stride: int, padd
         unpaired = rivals[-1:] if len(rivals) % 2 else []
         rivals = [larger(a, b) for a, b in zip(rivals[::2], rivals[1::2], strict=False)] + unpaired
     return rivals[0]
+
+
+def piecewise_linear(f: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, slope: float | Tensor) -> TwoMoments:
+    """Return the moments of an `f` with slope 1 above 0 and `slope` below: ReLU (0), leaky ReLU, absolute value (-1).
+
+    `f(X) = slope · X + (1 - slope) · max(X, 0)`, and the covariance of the two terms is that of `X` times `P(X > 0)`.
+    """
+    s = v.sqrt()
+    above, variance, excess = _rectified(_in_stds(m, s))
+    bend = 1 - slope
+    factor = slope * slope + bend * bend * variance + 2 * slope * bend * above
+    return f(m) + bend * s * excess, (v * factor).clamp_min(0)
+
+
+def clamped(m: Tensor, v: Tensor, low: float | None, high: float | None) -> TwoMoments:
+    """Return the moments of `X` limited to `low` and `high`; None leaves a side open.
+
+    With `R_b = max(X - b, 0)`, `Var = Var R_low - Var R_high - 2 · E R_high · (high - E)`.
+    """
+    s, limited = v.sqrt(), m.clamp(low, high) if low is not None or high is not None else m
+    variance, shift = v, torch.zeros_like(m)
+    if low is not None:
+        _, factor, excess = _rectified(_in_stds(m - low, s))
+        variance, shift = v * factor, s * excess
+    if high is not None:
+        _, factor, excess = _rectified(_in_stds(m - high, s))
+        shift = shift - s * excess
+        above = (m - high).relu() + s * excess
+        variance = variance - v * factor - 2 * above * (high - limited - shift)
+    return limited + shift, variance.clamp_min(0)
+
+
+def larger(a: TwoMoments, b: TwoMoments) -> TwoMoments:
+    """Return the moments of the larger of two units."""
+    total = a[1] + b[1]
+    s = total.sqrt()
+    above, variance, excess = _rectified(_in_stds(a[0] - b[0], s))
+    v = a[1] * above + b[1] * (1 - above) - total * (above - variance)
+    return torch.maximum(a[0], b[0]) + s * excess, v.clamp_min(0)
+
+
+def smooth(f: Callable[[Tensor], Tensor], m: Tensor, v: Tensor) -> TwoMoments:
+    """Return the moments of any `f` by quadrature with seven nodes, which is exact for polynomials of degree 6."""
+    s, centre = v.sqrt(), f(m)
+    first, second = torch.zeros_like(m), torch.zeros_like(m)
+    for node, weight in _quadrature():
+        step = f(m + node * s) - centre
+        first += weight * step
+        second += weight * step.square()
+    return centre + first, (second - first.square()).clamp_min(0)
+
+
+@cache
+def _quadrature() -> list[tuple[float, float]]:
+    """Return nodes and weights of a standard Gaussian, without the node at 0, which adds nothing."""
+    nodes, weights = hermegauss(7)
+    return [(z, w) for z, w in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True) if abs(z) > 1e-9]
+
+
+def _rectified(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for `Z ~ N(a, 1)`, `P(Z > 0)`, the variance of `max(Z, 0)`, and `E max(Z, 0) - max(a, 0)`."""
+    above, below = torch.special.ndtr(a), torch.special.ndtr(-a)
+    density = (-0.5 * a.square()).exp() / sqrt(2 * pi)
+    variance = above + a.square() * above * below - a * density * (above - below) - density.square()
+    excess = density - a.abs() * torch.minimum(above, below)
+    return above, variance.clamp_min(0), excess.clamp_min(0)
+
+
+def _in_stds(m: Tensor, s: Tensor) -> Tensor:
+    """Return `m / s`, finite where `s` is 0: beyond 20 standard deviations nothing changes."""
+    return (m / s.clamp_min(torch.finfo(s.dtype).tiny)).clamp(-20, 20)

@@ -24,8 +24,7 @@ from latedrop.data.items import Items
 from latedrop.data.rows import row_count, tensors
 from latedrop.dropout.first_order import Linearization, first_order
 from latedrop.dropout.sampling import own_output
-from latedrop.network.calling import Readout, check_finite, read
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Readout, check_finite, read
 from latedrop.network.sites import Sites
 from latedrop.records import record
 from latedrop.terms.features import Features, joined_gradients

@@ -17,7 +17,7 @@ from latedrop.data.arrays import any_true
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.metrics.levels import central_quantile, checked_level
-from latedrop.network.calling import Readout
+from latedrop.network.network import Readout
 from latedrop.records import Via, record
 from latedrop.terms.term import BatchContext, Missing, Term
 
