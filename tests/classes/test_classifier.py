@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, OutputError
@@ -94,17 +93,6 @@ class TestDigits:
         assert 0 < rule.kept <= 1
         assert float((uq.predict(x).label != y)[kept].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
 
-    def test_it_reads_a_loader_once_and_leaves_the_model_alone(self, digits: Any) -> None:
-        net, parts = digits
-        state = {name: value.clone() for name, value in net.state_dict().items()}
-        loader = DataLoader(TensorDataset(*parts["val"]), batch_size=100)
-        found = latedrop.calibrate(net, loader, method=latedrop.Terms(["leverage"]), progress=False)
-        same = latedrop.calibrate(
-            net, parts["val"], method=latedrop.Terms(["leverage"]), batches=latedrop.Batches(100), progress=False
-        )
-        assert_same_up_to_rounding(found.predict(parts["test"][0]).probabilities, same(parts["test"][0]).probabilities)
-        assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
-
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
@@ -162,10 +150,6 @@ class TestBadInput:
         with pytest.raises(error, match=message):
             latedrop.calibrate(net, (torch.randn(20, 4), labels(20)), task="classification", progress=False)
 
-    def test_fewer_rows_than_classes(self, net: nn.Module) -> None:
-        with pytest.raises(DataError, match="as many validation rows as classes"):
-            latedrop.calibrate(net, (torch.randn(2, 4), torch.tensor([0, 1])), progress=False)
-
     def test_probabilities_instead_of_logits(self, net: nn.Module) -> None:
         model = nn.Sequential(net, nn.Softmax(1))
         x, y = torch.randn(30, 4), torch.arange(30) % 3
@@ -193,8 +177,6 @@ class TestBadInput:
             latedrop.calibrate(net, (x, y), task="classes")  # type: ignore[arg-type]
         with pytest.raises(DataError, match="expected one label for each row"):
             latedrop.calibrate(net, (x, torch.randn(30, 3)), task=latedrop.Classification(names=["a", "b", "c"]))
-        with pytest.raises(ArgumentError, match="options that classes have; found row_weights="):
-            latedrop.calibrate(net, (x, y), row_weights=torch.ones(30))
         with pytest.raises(ArgumentError, match="expected different names of classes"):
             latedrop.Classification(["a", "a"])
         with pytest.raises(ArgumentError, match="'leverage' and 'gradients' for classes"):

@@ -43,14 +43,6 @@ def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, mlp()(x).detach() + noise
 
 
-class TestLeverage:
-    def test_new_rows_are_not_left_out(self) -> None:
-        model, x = mlp(), torch.randn(30, 3)
-        term = Leverage().learned_from([rows_of(model, x).features], own=True)
-        apart = rows_of(model, x, index=torch.arange(30))
-        assert bool((term.values(apart) > term.values(rows_of(model, x))).all())
-
-
 class _Sequence(nn.Module):
     def __init__(self, packed: bool = False) -> None:
         super().__init__()
