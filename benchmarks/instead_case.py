@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import metrics
-from latedrop.calibration.tails import Tail
+from latedrop.metrics.tails import Tail
 
 __all__ = ["LEVELS", "Bounds", "Case", "Judged", "Predicted", "Rule", "measures", "output"]
 

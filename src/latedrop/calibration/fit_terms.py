@@ -7,7 +7,7 @@ The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration
 Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
 for every site. All terms with one rate for all sites are used, or those before the forest where these are better,
 unless another candidate is better by more than a standard error. The tails are fitted to the standardised errors of
-rows left out (`latedrop.calibration.tails`).
+rows left out (`latedrop.metrics.tails`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, crossed, leading
 from latedrop.calibration.fitted_terms import Block, FittedTerms, TermFit, blocks_of, fit_terms, shares_of_terms
-from latedrop.calibration.groups import Held, Inputs, by_input
 from latedrop.calibration.guard import Guard
 from latedrop.calibration.measure import TermRows
 from latedrop.calibration.methods import Terms
 from latedrop.calibration.scale import refuse_no_errors
-from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
+from latedrop.metrics.groups import Held, Inputs, by_input
+from latedrop.metrics.tails import Tail, fit_tail
 from latedrop.streams.bag import Usual, usual_of_rows
 
 __all__ = ["Picked", "compare", "described", "fitted_variance", "judge", "nested", "with_guard"]

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
-from latedrop.calibration.groups import Group
-from latedrop.calibration.tails import Tail
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.entries import average
+from latedrop.metrics.groups import Group
+from latedrop.metrics.tails import Tail
 from latedrop.numerals import nats
 from latedrop.records import Limits, record
 

@@ -35,7 +35,6 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
-from latedrop.calibration.weights import fingerprint
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
 from latedrop.data.items import as_items
@@ -48,6 +47,7 @@ from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
 from latedrop.network.network import Network, check_module
 from latedrop.network.sites import Sites
+from latedrop.network.weights import fingerprint
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 
