@@ -3,7 +3,8 @@
 A row's mark is a 64-bit hash of numbers that belong to it, rounded so that the batch that it ran in does not matter.
 Two questions are answered with marks:
 
-- Which share of the validation rows are reference rows? Both have features, and a mark of these.
+- Which share of the validation rows are reference rows, or near-identical to one? Both have features, and a mark of
+  these.
 - Which share of test rows, or of rows for conformal intervals or a rejection, are the calibration's own? A mark of
   prediction and target tells, and the calibration keeps the 256 smallest (a bottom-k sketch): of rows whose mark is
   at most the largest kept, the share that is kept.
@@ -107,12 +108,13 @@ def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
 
 
 def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
-    """Warn where validation rows are among the reference rows, which are training rows."""
+    """Warn where validation rows are reference rows, or cannot be told from these by their features."""
     _warn(
         share,
-        "of the validation rows are among the reference rows. If the model was trained with them, its errors there are "
-        "smaller than on new rows, and intervals will be too narrow. Pass validation rows that it was not trained "
-        "with, and training rows as reference=.",
+        "of the validation rows are among the reference rows, or so close to one that their features, of three digits, "
+        "do not tell them apart. If the model was trained with them, its errors there are smaller than on new rows, "
+        "and intervals will be too narrow. Pass validation rows that it was not trained with, and training rows as "
+        "reference=.",
         stacklevel,
     )
 
