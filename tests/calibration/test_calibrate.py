@@ -169,18 +169,6 @@ def test_one_site_makes_the_scaled_nll_the_same_at_every_rate() -> None:
     assert max(unscaled) - min(unscaled) > 10 * error
 
 
-def test_a_floor_is_never_worse_on_the_validation_data() -> None:
-    model = deep(2)
-    x, y = data_for(model)
-    plain, floored = (quietly(model, (x, y), method=Sampling(floor=floor)).calibration for floor in (False, True))
-    for before, after in zip(plain.table, floored.table, strict=True):
-        assert after.nll_scaled <= before.nll_scaled + 1e-6
-        assert after.nll_unscaled == before.nll_unscaled
-    assert len(floored.floors) == 2
-    assert max(floored.floors) > 0  # the noise is constant, and the variance is not
-    assert floored.table[0].nll_scaled < plain.table[0].nll_scaled - 1e-3
-
-
 def test_each_output_has_its_own_scale_or_one_serves_all() -> None:
     model = deep(3)
     x, y = data_for(model)

@@ -155,19 +155,6 @@ def test_intervals_and_quantiles_are_gaussian(fitted: tuple[Predictor, Tensor, T
     assert_same_up_to_rounding(predicted.quantile(np.array([0.1, 0.2])), predicted.quantile((0.1, 0.2)))
 
 
-def test_a_table_has_a_row_for_each_example(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
-    pandas = pytest.importorskip("pandas")
-    predictor, x, _ = fitted
-    predicted = predictor.predict(x)
-    table = predicted.to_pandas(0.8)
-    assert isinstance(table, pandas.DataFrame)
-    assert list(table) == ["mean_0", "mean_1", "std_0", "std_1", "low_0", "low_1", "high_0", "high_1"]
-    assert_same_up_to_rounding(table["high_1"], predicted.interval(0.8)[1][:, 1])
-    single = quietly(mlp(), data_for(mlp())).predict(x).to_pandas()
-    assert list(single) == ["mean", "std", "low", "high"]
-    assert len(single) == 100
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,16 +70,6 @@ class TestDigits:
         assert float((usual.novelty < 1).double().mean()) > 0.8
         assert float((strange.novelty > 1).double().mean()) > 0.95
         assert float(strange.entropy.mean()) > 1.5 * float(usual.entropy.mean())
-
-    def test_a_file_brings_it_back(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
-        held = uq.conformal(digits[1]["held"], "raps", per_class=True)
-        held.save(tmp_path / "c.json")
-        back = latedrop.load(tmp_path / "c.json", digits[0])
-        assert isinstance(back, ClassPredictor)
-        x, _ = digits[1]["test"]
-        assert_same_up_to_rounding(back.predict(x).log_probabilities, uq.predict(x).log_probabilities)
-        assert torch.equal(back.predict(x).prediction_set(0.8), held.predict(x).prediction_set(0.8))
-        assert str(back.calibration) == str(uq.calibration)
 
     def test_sets_and_rejection(self, uq: ClassPredictor, digits: Any) -> None:
         x, y = digits[1]["test"]
