@@ -70,37 +70,37 @@ def merged(one: str, other: str) -> str:
     return _text(np.unique(np.concatenate([_marks(one), _marks(other)])))
 
 
-def share_seen(kept: str, marks: Marks) -> float:
+def share_seen(seen: str, marks: Marks) -> float:
     """Return the share of rows that a sketch has seen; 0 where fewer than 5 can tell.
 
     >>> rows = torch.arange(40.0)
     >>> share_seen(sketch(marks_of(rows, rows)), marks_of(rows[::4], rows[::4]))
     1.0
     """
-    marks_kept = _marks(kept)
-    telling = marks[marks <= marks_kept[-1]] if len(marks_kept) == _KEPT else marks
-    return float(np.isin(telling, marks_kept).mean()) if min(len(marks_kept), len(telling)) >= _LEAST else 0.0
+    sketched = _marks(seen)
+    telling = marks[marks <= sketched[-1]] if len(sketched) == _KEPT else marks
+    return float(np.isin(telling, sketched).mean()) if min(len(sketched), len(telling)) >= _LEAST else 0.0
 
 
-def fitted_to(kept: str, output: Tensor, target: Tensor) -> bool:
+def fitted_to(seen: str, output: Tensor, target: Tensor) -> bool:
     """Return True if at least half of the rows are rows that the calibration was fitted to."""
-    return share_seen(kept, marks_of(output, target)) >= _HALF
+    return share_seen(seen, marks_of(output, target)) >= _HALF
 
 
-def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
+def warn_of_seen(seen: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
     """Warn where test rows are the calibration's own."""
     _warn(
-        share_seen(kept, marks_of(output, target)),
+        share_seen(seen, marks_of(output, target)),
         "of the test rows are rows that the calibration was fitted to: the scores are too good. Evaluate on other "
         "rows; what cross-validation found is in the calibration's verdict.",
         stacklevel,
     )
 
 
-def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
+def warn_of_fitted_rows(seen: str, marks: Marks, *, stacklevel: int) -> None:
     """Warn where rows that must have served for nothing else are the calibration's own."""
     _warn(
-        share_seen(kept, marks),
+        share_seen(seen, marks),
         "of these rows are rows that the calibration was fitted to: what conformal intervals, sets and a rejection "
         "promise does not hold with them. Pass rows that were used for nothing else.",
         stacklevel,

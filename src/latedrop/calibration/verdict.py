@@ -135,7 +135,7 @@ class Verdict:
 
     @property
     def better(self) -> bool | None:
-        """Whether it is better than a constant; None where the rows cannot tell (within two standard errors)."""
+        """Return True if it is better than a constant; None where the rows cannot tell (within two standard errors)."""
         return None if abs(self.gain) <= 2 * self.gain_error else self.gain > 0
 
     @property
