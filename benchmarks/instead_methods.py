@@ -39,7 +39,7 @@ from latedrop import find_sites, metrics
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor
-from latedrop.calibration.tails import Tail, fit_tail
+from latedrop.metrics.tails import Tail, fit_tail
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage

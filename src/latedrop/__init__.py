@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized
-    from latedrop.calibration.weights import fingerprint
     from latedrop.data.batches import Batches
     from latedrop.dropout.first_order import Linearization, linearize
     from latedrop.dropout.inject import inject
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from latedrop.network.find_sites import find_sites
     from latedrop.network.network import Network
     from latedrop.network.sites import Site, Sites
+    from latedrop.network.weights import fingerprint
     from latedrop.onnx_files.predictor import load_onnx
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
     from latedrop.prediction.class_prediction import ClassPrediction
@@ -88,7 +88,7 @@ _HOMES = {
     "calibration.record": ("Calibration",),
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
     "calibration.transforms": ("Log", "Standardized"),
-    "calibration.weights": ("fingerprint",),
+    "network.weights": ("fingerprint",),
     "errors": ("LatedropError", "LatedropWarning"),
     "dropout.first_order": ("Linearization", "linearize"),
     "dropout.moments": ("Moments",),

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from latedrop.calibration.weights import weight_marks
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
+from latedrop.network.weights import weight_marks
 from latedrop.programs import load_program
 from latedrop.terminal import listed
 

@@ -18,8 +18,8 @@ from benchmarks.instead import by_set, figures
 from benchmarks.instead_methods import METHODS, PEERS, Bounds, Case, Predicted, measures
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
 from benchmarks.sets import trained
-from latedrop.calibration.tails import Tail
 from latedrop.metrics import crps, interval_score, nll
+from latedrop.metrics.tails import Tail
 
 LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "DEUP": "deup", "Laplace": "laplace"}
 

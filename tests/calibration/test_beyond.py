@@ -25,7 +25,6 @@ WAYS: list[dict[str, Any]] = [
     {"method": latedrop.Terms(["dropout"])},
     {"method": latedrop.Terms(["size"])},
     {"method": latedrop.Terms(["neighbours"])},
-    {"method": latedrop.Terms(["neighbours"])},
     {"method": latedrop.Sampling(rates=[0.1], draws=5)},
     {"method": "linear"},
     {"method": "propagate"},

@@ -206,17 +206,6 @@ def test_what_cannot_be_told_apart(
         latedrop.calibrate(net, make(*rows), progress=False, **options)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if "stream" not in form])
-def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> None:
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 3)), rows[0]
-    labels = (net(x) + torch.randn(40, 3)).argmax(1)
-    data = FORMS[form](x, labels)
-    plain = latedrop.calibrate(net, (x, labels), progress=False)
-    uq = latedrop.calibrate(net, data, progress=False)
-    assert_same_up_to_rounding(uq.predict(data).probabilities, plain.predict(x).probabilities)
-
-
 def test_rows_of_several_batches_cannot_have_their_own_masks(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
     loader = DataLoader(TensorDataset(rows[0]), 10)
     with pytest.raises(ArgumentError, match="expected shared=True with a loader or a data set"):

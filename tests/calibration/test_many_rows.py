@@ -16,21 +16,6 @@ from latedrop.terms import BatchContext, Term
 from rounding import assert_same_up_to_rounding
 
 
-def kept(batches: list[int], most: int) -> list[int]:
-    """The numbers of the rows that are chosen from batches of these sizes."""
-    choice, numbers = measure._RowChoice(sum(batches), most), []
-    for rows in batches:
-        start, places = choice.read, choice.next(rows)
-        numbers += range(start, start + rows) if places is None else [start + place for place in places]
-    assert choice.expected == len(numbers)
-    return numbers
-
-
-def test_the_same_rows_are_kept_whatever_the_batches() -> None:
-    assert kept([100] * 100, 1000) == kept([7] * 1428 + [4], 1000) == kept([10_000], 1000)
-    assert kept([999], 1000) == list(range(999))
-
-
 def table(rows: int, batch: int) -> DataLoader[tuple[Tensor, ...]]:
     dice = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 3, generator=dice)
@@ -107,20 +92,6 @@ def test_of_many_reference_rows_some_are_run(monkeypatch: pytest.MonkeyPatch, lo
     assert uq.calibration.terms is not None
     assert uq.calibration.terms.reference_rows == 6000
     assert 500 <= shown[0] <= 1000
-
-
-@pytest.mark.parametrize(("shape", "axis"), [((40, 50), 1), ((2, 40, 50), 2), ((1, 2000), 1), ((3, 7, 11, 13), 2)])
-def test_positions_are_few_enough_and_differ(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axis: int
-) -> None:
-    monkeypatch.setattr(measure, "MOST_ENTRIES", 6000)
-    places = measure._positions(shape, axis, 15)
-    assert places is not None
-    assert 15 * torch.Size(shape[: axis - 1]).numel() * len(places) <= 6000
-    assert len(places.unique()) == len(places)
-    assert measure._positions(shape, axis, None) is None
-    assert measure._positions((), 1, 10**9) is None
-    assert measure._positions((30,), 1, 200) is None
 
 
 def test_a_map_is_fitted_from_some_of_its_pixels_as_from_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,18 +146,13 @@ class TestWeights:
         loaded = load_model("user_code:Net", path, **settings)
         assert all(torch.equal(value, trained.state_dict()[name]) for name, value in loaded.state_dict().items())
 
-    def test_state_dict(self) -> None:
+    @pytest.mark.parametrize("kind", ["pt", "safetensors"])
+    def test_state_dict(self, kind: str) -> None:
+        save = torch.save if kind == "pt" else pytest.importorskip("safetensors.torch").save_file
         load_model("user_code:build", untrained=True)
         trained = net()
-        torch.save(trained.state_dict(), "net.pt")
-        self.check("net.pt", trained)
-
-    def test_safetensors(self) -> None:
-        save_file = pytest.importorskip("safetensors.torch").save_file
-        load_model("user_code:build", untrained=True)
-        trained = net()
-        save_file(trained.state_dict(), "net.safetensors")
-        self.check("net.safetensors", trained)
+        save(trained.state_dict(), f"net.{kind}")
+        self.check(f"net.{kind}", trained)
 
     @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
     @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
@@ -218,25 +213,14 @@ class TwoInputs(nn.Module):
         return y
 
 
-def exported(*args: Tensor, **kwargs: Tensor) -> str:
-    rows = torch.export.Dim("rows", min=2)
-    shapes = {name: {0: rows} for name in ("x", "shift")}
+@pytest.mark.parametrize("named", [False, True])
+def test_inputs_of_a_program_in_order_or_by_name(named: bool) -> None:
+    x, shift = torch.randn(4, 3), torch.randn(4, 4)
+    args, kwargs = ((), {"x": x, "shift": shift}) if named else ((x, shift), {})
+    count = torch.export.Dim("rows", min=2)
+    shapes = {"x": {0: count}, "shift": {0: count}}
     torch.export.save(torch.export.export(TwoInputs().eval(), args, kwargs, dynamic_shapes=shapes), "two.pt2")
-    return "two.pt2"
-
-
-class TestPrograms:
-    X = torch.randn(4, 3)
-    SHIFT = torch.randn(4, 4)
-
-    def test_inputs_in_order(self) -> None:
-        program = load_model(exported(self.X, self.SHIFT))
-        found = as_arguments(program, {"a": self.X, "b": self.SHIFT})
-        assert isinstance(found, tuple)
-        assert program(*found).shape == (4, 1)
-
-    def test_inputs_by_name(self) -> None:
-        program = load_model(exported(x=self.X, shift=self.SHIFT), device="cpu")
-        found = as_arguments(program, {"shift": self.SHIFT, "x": self.X})
-        assert isinstance(found, dict)
-        assert program(**found).shape == (4, 1)
+    program = load_model("two.pt2", device="cpu" if named else "auto")
+    inputs = as_arguments(program, {"shift": shift, "x": x} if named else {"a": x, "b": shift})
+    assert isinstance(inputs, dict if named else tuple)
+    assert (program(**inputs) if named else program(*inputs)).shape == (4, 1)

@@ -45,6 +45,8 @@ def test_frames_in_frames_out(options: dict[str, Any]) -> None:
     assert list(found.columns)[:8] == [f"{n}_{o}" for n in ("mean", "std", "low", "high") for o in ("height", "width")]
     np.testing.assert_array_equal(found["std_width"], p.std[:, 1])  # moved, not computed
     np.testing.assert_array_equal(found["high_height"], p.interval(0.8)[1][:, 0])
+    one = latedrop.calibrate(network(1), (x, y["height"]), progress=False, **options).predict(x).to_pandas()
+    assert list(one.columns)[:4] == ["mean", "std", "low", "high"]
     whole = np.concatenate([part.mean for part in uq.predict_batches([x[:20], x[20:]])])
     assert_same_up_to_rounding(whole, uq.predict(x).mean)
 

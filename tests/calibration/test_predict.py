@@ -26,7 +26,6 @@ from latedrop import (
     metrics,
     sample,
 )
-from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.methods import checked_method
 from latedrop.errors import DataError
 from quick import quick
@@ -156,19 +155,6 @@ def test_intervals_and_quantiles_are_gaussian(fitted: tuple[Predictor, Tensor, T
     assert_same_up_to_rounding(predicted.quantile(np.array([0.1, 0.2])), predicted.quantile((0.1, 0.2)))
 
 
-def test_a_table_has_a_row_for_each_example(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
-    pandas = pytest.importorskip("pandas")
-    predictor, x, _ = fitted
-    predicted = predictor.predict(x)
-    table = predicted.to_pandas(0.8)
-    assert isinstance(table, pandas.DataFrame)
-    assert list(table) == ["mean_0", "mean_1", "std_0", "std_1", "low_0", "low_1", "high_0", "high_1"]
-    assert_same_up_to_rounding(table["high_1"], predicted.interval(0.8)[1][:, 1])
-    single = quietly(mlp(), data_for(mlp())).predict(x).to_pandas()
-    assert list(single) == ["mean", "std", "low", "high"]
-    assert len(single) == 100
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -222,23 +208,6 @@ def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None
         again = predicted.scaled("relaxed")
     assert torch.equal(again.interval()[0], predicted.interval()[0])  # they keep the scale they were fitted with
     assert not torch.equal(again.std, predicted.std)
-
-
-def test_conformal_intervals_cover_as_they_promise() -> None:
-    """Over repeated conformal sets the coverage has mean k / (n + 1), with k = ceil((n + 1) level)."""
-    model, n, fresh, level, repeats = mlp(), 39, 400, 0.9, 40
-    predictor = quietly(model, noisy(model, 100, 0, skewed), method="linear")
-    x, y = noisy(model, (n + fresh) * repeats, 5, skewed)
-    predicted = predictor.predict(x)
-    z = ((y - predicted.mean) / predicted.std).reshape(repeats, n + fresh)
-    covered = []
-    for row in z:
-        score = Conformal.fit([row[:n]], (1.0,), (0.0,)).z((1 + level) / 2).item()
-        covered.append(float((row[n:].abs() <= score).double().mean()))
-    expected = math.ceil((n + 1) * level) / (n + 1)
-    spread = expected * (1 - expected) / (n + 2)
-    error = math.sqrt((spread + expected * (1 - expected) / fresh) / repeats)
-    assert abs(np.mean(covered) - expected) < 3 * error
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "isotonic", "conformal"])

@@ -83,6 +83,8 @@ def test_training_rows_as_validation_rows_are_noticed() -> None:
     both = torch.cat([trained, x])
     with pytest.warns(LatedropWarning, match=f"100% {TRAINED}"):
         latedrop.calibrate(network(), (x, y), reference=list(both.split(50)), progress=False)
+    with pytest.warns(LatedropWarning, match=f"{TRAINED}, or so close to one that their features"):
+        latedrop.calibrate(network(), (x, y), reference=x + 1e-6, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         latedrop.calibrate(network(), (x, y), reference=both[:220], progress=False)  # a third: duplicates may be

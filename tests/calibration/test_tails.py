@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from latedrop.calibration.tails import DEGREES, LEAST_ROWS, Tail, fit_tail
 from latedrop.errors import ArgumentError
+from latedrop.metrics.tails import DEGREES, LEAST_ROWS, Tail, fit_tail
 
 
 def reference(nu: float) -> object:

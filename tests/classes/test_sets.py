@@ -53,10 +53,14 @@ def test_sets_per_class_hold_every_class() -> None:
         assert float(values.mean()) > 0.8 - 3 * float(values.std() / len(values) ** 0.5)
 
 
-def test_sets_per_class_need_every_class() -> None:
-    p, y = _rows(50, 0)
+def test_sets_per_class_need_every_class_when_they_are_made() -> None:
+    x, y = torch.randn(120, 3, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    uq = latedrop.calibrate(model, (x[:60], y[:60]), method=latedrop.Terms(["leverage"]), progress=False)
+    new, labels = x[60:], y[60:]
     with pytest.raises(DataError, match="expected rows of every class for sets per class; found none of class 1"):
-        ClassSets.fit(p[y != 1], y[y != 1], "lac", per_class=True)
+        uq.conformal((new[labels != 1], labels[labels != 1]), per_class=True)
+    uq.conformal((new[labels != 1], labels[labels != 1]))  # of all classes together
 
 
 def test_aps_by_hand() -> None:

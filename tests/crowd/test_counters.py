@@ -73,7 +73,7 @@ def test_what_could_not_be_loaded_is_not_saved(about: dict[str, object], tmp_pat
 
 
 def test_other_scaling_is_another_counter() -> None:
-    from latedrop.calibration.weights import fingerprint
+    from latedrop.network.weights import fingerprint
 
     net = nn.Conv2d(1, 1, 4, stride=4)
     marks = {fingerprint(as_counter(net, **changed).model) for changed in ({}, {"input_scale": 255.0}, {"relu": True})}  # type: ignore[arg-type]

@@ -43,14 +43,6 @@ def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, mlp()(x).detach() + noise
 
 
-class TestLeverage:
-    def test_new_rows_are_not_left_out(self) -> None:
-        model, x = mlp(), torch.randn(30, 3)
-        term = Leverage().learned_from([rows_of(model, x).features], own=True)
-        apart = rows_of(model, x, index=torch.arange(30))
-        assert bool((term.values(apart) > term.values(rows_of(model, x))).all())
-
-
 class _Sequence(nn.Module):
     def __init__(self, packed: bool = False) -> None:
         super().__init__()
@@ -222,22 +214,6 @@ class TestInACalibration:
         again = latedrop.load(tmp_path / "c.json", model, terms=[read])
         # A file keeps every digit, and the batch is the same.
         assert torch.equal(again.predict(x).std, uq.predict(x).std)
-
-    @pytest.mark.parametrize("own", [True, False], ids=["validation rows", "reference rows"])
-    def test_all_terms_at_once_come_back_from_a_file(self, own: bool, tmp_path: Path) -> None:
-        pytest.importorskip("scipy")
-        x, y = data(300)
-        terms = ["dropout", "leverage", "size", "neighbours"]
-        reference = {} if own else {"reference": torch.randn(500, 3)}
-        model = mlp()
-        uq = calibrate(model, (x, y), method=latedrop.Terms(terms), progress=False, **reference)
-        uq.save(tmp_path / "c.json")
-        new = 2 * torch.randn(20, 3)
-        found, expected = latedrop.load(tmp_path / "c.json", model).predict(new), uq.predict(new)
-        assert torch.equal(found.std, expected.std)  # a file keeps every digit, and the batch is the same
-        assert found.novelty is not None
-        assert expected.novelty is not None
-        assert torch.equal(found.novelty, expected.novelty)
 
 
 class TestBlocks:

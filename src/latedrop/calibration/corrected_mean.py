@@ -41,7 +41,7 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 @record
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What is added to the prediction: `directions @ slope + trees(inputs)`.
+    """Adds to the prediction `directions @ slope + trees(inputs)`.
 
     Attributes:
         slopes: `(K, D)`; 0 for outputs that are not corrected.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ class CrossValidation:
     groups: Tensor | None = None
     count: int = _FOLDS
 
-    def at(self, rows: Tensor) -> Tensor | None:
+    def at(self, rows: Any) -> Tensor | None:
         """The weights of some rows."""
         return None if self.weights is None else self.weights[rows]
 

@@ -7,7 +7,7 @@ The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration
 Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
 for every site. All terms with one rate for all sites are used, or those before the forest where these are better,
 unless another candidate is better by more than a standard error. The tails are fitted to the standardised errors of
-rows left out (`latedrop.calibration.tails`).
+rows left out (`latedrop.metrics.tails`).
 """
 
 from __future__ import annotations
@@ -22,105 +22,19 @@ from torch import Tensor
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, crossed, leading
 from latedrop.calibration.fitted_terms import Block, FittedTerms, TermFit, blocks_of, fit_terms, shares_of_terms
-from latedrop.calibration.groups import Held, Inputs, by_input
 from latedrop.calibration.guard import Guard
-from latedrop.calibration.measure import MeasuredTerms
-from latedrop.calibration.methods import Plan, Terms
+from latedrop.calibration.measure import TermRows
+from latedrop.calibration.methods import Terms
 from latedrop.calibration.scale import refuse_no_errors
-from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
+from latedrop.metrics.groups import Held, Inputs, by_input
+from latedrop.metrics.tails import Tail, fit_tail
 from latedrop.streams.bag import Usual, usual_of_rows
 
-__all__ = ["Picked", "TermRows", "compare", "described", "judge", "nested", "set_guard"]
+__all__ = ["Picked", "compare", "described", "fitted_variance", "judge", "nested", "with_guard"]
 
 _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
-
-
-@dataclass(frozen=True)
-class TermRows:
-    """The validation rows as a fit sees them: K outputs, or one for all, of I entries each.
-
-    Attributes:
-        error, mean: `(N, K, I)`.
-        columns: `(N, K, I, J)`.
-        sizes: `(K, J)`, what columns are on usual rows.
-        novelty: `(N,)`; None where there is no guard.
-        guard: for constants of all rows.
-        left: how rows are left out, and what each counts.
-        student: whether tails are fitted; else they are Gaussian.
-    """
-
-    error: Tensor
-    mean: Tensor
-    columns: Tensor
-    sizes: Tensor
-    novelty: Tensor | None
-    guard: Guard | None
-    left: CrossValidation
-    student: bool
-
-    @classmethod
-    def of(cls, measured: MeasuredTerms, guard: Guard | None, plan: Plan) -> TermRows:
-        """Take what was measured; raise `DataError` where there is no error to fit to."""
-        error, per_output = measured.entries(measured.target - measured.mean), measured.per_output
-        if not bool(error.any(2).any(0).all()):
-            refuse_no_errors()
-        warn_of_poor_fit(
-            measured.mean,
-            measured.target,
-            "validation rows",
-            per_output=per_output,
-            stacklevel=4,
-            hint=plan.target is None,
-        )
-        columns = [measured.entries(column) for column in measured.columns.values()]
-        stacked = torch.stack(columns, -1) if columns else error.new_zeros(*error.shape, 0)
-        assert isinstance(plan.method, Terms)
-        left = CrossValidation(plan.method.folds, plan.weights)
-        sizes = left.mean(stacked.mean(2))
-        for j, name in enumerate(measured.columns):
-            if name in measured.sizes:
-                usual = measured.sizes[name].double()
-                sizes[:, j] = usual if per_output else usual.mean()
-        novelty = None if guard is None or measured.leverage is None else guard.ratio(measured.leverage.unbind(1))
-        student = plan.intervals == "student"
-        return cls(error, measured.entries(measured.mean), stacked, sizes, novelty, guard, left, student)
-
-    def fit(self, blocks: Sequence[Block], rows: Tensor | None = None) -> TermFit:
-        """Fit the coefficients of a candidate to some rows, or to all."""
-        error, columns, weights = self.error, self.columns, self.left.weights
-        if rows is not None:
-            error, columns, weights = error[rows], columns[rows], self.left.at(rows)
-        runs = self.left.worth(len(self.error)) * len(error) / len(self.error) if self.left.kind == "blocks" else None
-        return fit_terms(error, columns, blocks, self.sizes, weights, worth=runs)
-
-    def variance(self, fit: TermFit, rows: Tensor | None = None) -> Tensor:
-        """Return what a fit says of some rows, or of all, `(n, K, I)`."""
-        at: Any = slice(None) if rows is None else rows
-        columns = self.columns[at]
-        variance, without = fit.variance(columns), None if fit.without is None else fit.without.variance(columns)
-        if self.guard is None or self.novelty is None:
-            return variance
-        guard = replace(self.guard, constants=tuple(fit.constants.tolist()))
-        return guard.grown(variance, self.novelty[at], self.mean[at], without)
-
-    def left_out(self, blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
-        """Return variances and constants of all rows, each from fits to the rows of other folds."""
-
-        def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
-            fitted = self.fit(blocks, rest)
-            return lambda out: self.variance(fitted, out)
-
-        return crossed(self.error, fit, True, self.left)
-
-    def tail(self, variance: Tensor) -> Tail:
-        """Return the tail of the errors, with variances of rows left out."""
-        if not self.student:
-            return Tail()
-        z, weights = self.error / variance.sqrt(), self.left.weights
-        counts = None if weights is None else weights[:, None, None].expand_as(z)
-        return fit_tail(z, counts, self.left.worth(len(z)))
 
 
 @dataclass(frozen=True)
@@ -147,33 +61,37 @@ class Picked:
     candidates: tuple[Candidate, ...]
 
 
-def set_guard(measured: MeasuredTerms, plan: Plan) -> Guard | None:
-    """Set the limits of the guard; None where nothing tells how novel a row is."""
-    assert isinstance(plan.method, Terms)
-    if not measured.guard or measured.leverage is None:
-        return None
-    left = CrossValidation(weights=plan.weights)
-    error, target = measured.entries(measured.target - measured.mean), measured.entries(measured.target)
+def with_guard(rows: TermRows) -> TermRows:
+    """Set the limits of the guard; raise `DataError` where there is no error to fit to."""
+    plan, method = rows.plan, rows.plan.method
+    assert isinstance(method, Terms)
+    if not bool(rows.error.any(2).any(0).all()):
+        refuse_no_errors()
+    hint, several = plan.target is None, rows.per_output
+    warn_of_poor_fit(rows.mean, rows.target, "validation rows", per_output=several, stacklevel=4, hint=hint)
+    if not rows.guards or rows.leverage is None:
+        return rows
+    left, target = CrossValidation(weights=plan.weights), rows.entries(rows.target)
     centres = left.mean(target.mean(2))
-    moments = error.square(), target, (target - centres[:, None]).square()
+    moments = rows.error.square(), target, (target - centres[:, None]).square()
     constants, centre, spreads = (tuple(left.mean(part.mean(2)).tolist()) for part in moments)
-    most = _MOST_OF_FEW if _is_few(measured, plan) else None
-    guard = Guard.of(measured.guard, measured.leverage, measured.usual, left.weights)
-    return replace(guard, constants=constants, centres=centre, spreads=spreads, grows=plan.method.guard, most=most)
+    most = _MOST_OF_FEW if _are_few(rows) else None
+    guard = Guard.of(rows.guards, rows.leverage, rows.usual, left.weights)
+    guard = replace(guard, constants=constants, centres=centre, spreads=spreads, grows=method.guard, most=most)
+    return replace(rows, guard=guard)
 
 
-def nested(measured: MeasuredTerms, plan: Plan) -> dict[str, list[Block]]:
+def nested(rows: TermRows) -> dict[str, list[Block]]:
     """Return the candidates by name, the simplest first: each adds a term; the last tells the sites apart."""
-    names = list(measured.columns)
-    blocks = {term.name: blocks_of(term, names) for term in measured.terms}
-    blocks = {} if _is_few(measured, plan) else {name: each for name, each in blocks.items() if each}
+    names = list(rows.columns)
+    blocks = {term.name: blocks_of(term, names) for term in rows.terms}
+    blocks = {} if _are_few(rows) else {name: each for name, each in blocks.items() if each}
     tried, terms = {_name(()): list[Block]()}, list(blocks)
     for count in range(1, len(terms) + 1):
         tried[_name(terms[:count])] = [block for name in terms[:count] for block in blocks[name]]
     whole = tried[_name(terms)]
-    assert isinstance(plan.method, Terms)
     # Runs of rows that are alike are too few to tell every site apart.
-    if plan.method.folds != "blocks" and any(len(block.places) > 1 for block in whole):
+    if rows.left.kind != "blocks" and any(len(block.places) > 1 for block in whole):
         tried[f"{_name(terms)}, each site apart"] = [
             block._replace(places=[place], share=block.share / len(block.places))
             for block in whole
@@ -184,79 +102,109 @@ def nested(measured: MeasuredTerms, plan: Plan) -> dict[str, list[Block]]:
 
 def compare(rows: TermRows, tried: Mapping[str, Sequence[Block]]) -> Picked:
     """Compare candidates on rows that were left out of their fits, and fit the one in use to all."""
-    left_out, tails, gains = {}, {}, {}
+    left, left_out, tails, gains = rows.left, {}, {}, {}
     trivial: Tail | None = None
     for name, blocks in tried.items():
-        variance, constant = left_out[name] = rows.left_out(blocks)
-        tails[name], trivial = rows.tail(variance), trivial or rows.tail(constant)
+
+        def fit(rest: Tensor, blocks: Sequence[Block] = blocks) -> Callable[[Tensor], Tensor]:
+            fitted = _fit(rows, blocks, rest)
+            return lambda out: fitted_variance(rows, fitted, out)
+
+        variance, constant = left_out[name] = crossed(rows.error, fit, True, left)
+        tails[name], trivial = _tail(rows, variance), trivial or _tail(rows, constant)
         gains[name] = losses(rows.error, constant, trivial) - losses(rows.error, variance, tails[name])
     assert trivial is not None
     # All terms are to beat, or those before a forest where these are better: a forest can fit noise.
     homes = [name for name in tried if "apart" not in name]
     before = [name for name in homes if not any(block.of_forest for block in tried[name])]
-    home = max((before[-1], homes[-1]), key=lambda name: float(rows.left.mean(gains[name])))
-    name = leading(gains, home, rows.left)
-    candidates = tuple(rows.left.candidate(each, gain) for each, gain in gains.items())
-    return Picked(name, rows.fit(tried[name]), *left_out[name], tails[name], trivial, gains[name], candidates)
+    home = max((before[-1], homes[-1]), key=lambda name: float(left.mean(gains[name])))
+    name = leading(gains, home, left)
+    candidates = tuple(left.candidate(each, gain) for each, gain in gains.items())
+    return Picked(name, _fit(rows, tried[name]), *left_out[name], tails[name], trivial, gains[name], candidates)
 
 
-def judge(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> Verdict:
+def fitted_variance(rows: TermRows, fit: TermFit, at: Any = slice(None)) -> Tensor:
+    """Return what a fit says of some rows, or of all, `(n, K, I)`."""
+    columns = rows.stacked[at]
+    variance, without = fit.variance(columns), None if fit.without is None else fit.without.variance(columns)
+    if rows.guard is None or rows.novelty is None:
+        return variance
+    guard = replace(rows.guard, constants=tuple(fit.constants.tolist()))
+    return guard.grown(variance, rows.novelty[at], rows.entries(rows.mean)[at], without)
+
+
+def _fit(rows: TermRows, blocks: Sequence[Block], at: Any = slice(None)) -> TermFit:
+    """Fit the coefficients of a candidate to some rows, or to all."""
+    left, error = rows.left, rows.error[at]
+    runs = left.worth(len(rows.error)) * len(error) / len(rows.error) if left.kind == "blocks" else None
+    return fit_terms(error, rows.stacked[at], blocks, rows.sizes, left.at(at), worth=runs)
+
+
+def _tail(rows: TermRows, variance: Tensor) -> Tail:
+    """Return the tail of the errors, with variances of rows left out; a Gaussian's where none was asked for."""
+    if rows.plan.intervals != "student":
+        return Tail()
+    z, weights = rows.error / variance.sqrt(), rows.left.weights
+    counts = None if weights is None else weights[:, None, None].expand_as(z)
+    return fit_tail(z, counts, rows.left.worth(len(z)))
+
+
+def judge(rows: TermRows, picked: Picked) -> Verdict:
     """Judge the candidate in use, on rows of other folds."""
     values = [part[..., 0] if part.shape[2] == 1 else part for part in (rows.error, picked.variance, picked.constant)]
     verdict = judged(*values, fitted="cross-validation", rows=rows.left, tail=picked.tail, gain=picked.gain)
-    return verdict if measured.mean.dim() > 2 else replace(verdict, slices=_slices(measured, rows, picked, plan))
+    return verdict if rows.mean.dim() > 2 else replace(verdict, slices=_slices(rows, picked))
 
 
-def described(measured: MeasuredTerms, rows: TermRows, picked: Picked) -> FittedTerms:
+def described(rows: TermRows, picked: Picked) -> FittedTerms:
     """Make the record of the terms with their coefficients."""
     fit = picked.fit
-    parts = [*(rows.columns * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
-    named = dict(zip([*measured.columns, "floor"], parts, strict=True))
+    parts = [*(rows.stacked * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
+    named = dict(zip([*rows.columns, "floor"], parts, strict=True))
     total = torch.stack(parts).sum(0)
     shares = {name: float(rows.left.mean((part / total).mean((1, 2)))) for name, part in named.items()}
     return FittedTerms(
-        terms=measured.terms,
-        columns=tuple(measured.columns),
+        terms=rows.terms,
+        columns=tuple(rows.columns),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
         without=() if fit.without is None else fit.without.with_floors(),
         shares=shares,
         guard=rows.guard,
-        features=measured.features,
+        features=rows.features,
         candidates=picked.candidates,
         choice=picked.name,
-        reference_rows=measured.reference_rows,
-        correction=measured.correction,
+        reference_rows=rows.reference_rows,
+        correction=rows.correction,
         usual=_usual(rows, named) if rows.error.shape[2] == 1 else None,
     )
 
 
-def _is_few(measured: MeasuredTerms, plan: Plan) -> bool:
+def _are_few(rows: TermRows) -> bool:
     """Return True if rows are too few to tell what is usual: then the constant stands."""
-    return plan.reference is None and len(measured.target) < _FEW_ROWS
+    return rows.plan.reference is None and len(rows.target) < _FEW_ROWS
 
 
 def _name(names: Sequence[str]) -> str:
     return " + ".join(names) or "floor alone"
 
 
-def _slices(measured: MeasuredTerms, rows: TermRows, picked: Picked, plan: Plan) -> tuple[Slice, ...]:
+def _slices(rows: TermRows, picked: Picked) -> tuple[Slice, ...]:
     """Return ranges of inputs, predictions and deviations where 90 % intervals of rows left out hold something else."""
     error, std = rows.error.flatten(1), picked.variance.flatten(1).sqrt()
     outputs = error.shape[1]
     inside = error.abs() <= picked.tail.quantile(0.95) * std
     each = np.arange(len(error)).repeat(outputs)
     held = Held(0.9, each, error.flatten().numpy(), std.flatten().numpy(), inside.flatten().numpy(), None)
-    others = {"the deviation": held.std, "the prediction": measured.mean.double().flatten().numpy()}
+    others = {"the deviation": held.std, "the prediction": rows.mean.double().flatten().numpy()}
     if outputs > 1:
         others = {"the relative deviation": (std / picked.fit.constants.sqrt()).flatten().numpy()}
     columns: dict[str, Any] = {}
-    if measured.table is not None:
-        names = (plan.columns or {}).get("inputs") or ()
-        names = (
-            names if len(names) == measured.table.shape[1] else [f"input {k}" for k in range(measured.table.shape[1])]
-        )
-        columns = dict(zip(names, measured.table.double().T.numpy(), strict=True))
+    if rows.table is not None:
+        names = (rows.plan.columns or {}).get("inputs") or ()
+        values = rows.table.double().T.numpy()
+        names = names if len(names) == len(values) else [f"input {k}" for k in range(len(values))]
+        columns = dict(zip(names, values, strict=True))
     return off_slices(group for groups in by_input(held, Inputs(columns), others, None) for group in groups)
 
 

@@ -11,11 +11,11 @@ in every row: a fit of a few coefficients needs no more than a million errors.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from latedrop.calibration.corrected_mean import Correction, fit_correction
 from latedrop.calibration.cross_validation import CrossValidation, crossed
 from latedrop.calibration.fitted_terms import add_totals, blocks_of, fit_terms, measured_columns, term_of
-from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
+from latedrop.calibration.guard import Guard
+from latedrop.calibration.methods import Plan, Terms
 from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.targets import as_output, check_rows, check_shapes
@@ -35,31 +36,24 @@ from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
 from latedrop.data.items import as_items, rows_are_nodes
 from latedrop.data.names import in_order
 from latedrop.data.rows import row_count, take_rows
-from latedrop.dropout.first_order import linearize
 from latedrop.dropout.masks import STEP, mixed
-from latedrop.dropout.moments import Moments, out_of_memory
-from latedrop.dropout.moments import Sampling as DrawOptions
-from latedrop.dropout.sampling import own_output, sample_rates
+from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network, Readout
-from latedrop.network.sites import Rate, Sites
+from latedrop.network.sites import Sites
 from latedrop.progress import progress
-from latedrop.propagation.propagate import propagate
 from latedrop.terminal import listed
 from latedrop.terms import BatchContext, Dropout, ErrorForest, GradientLeverage, Leverage, Term
 from latedrop.terms.features import Features
 
 __all__ = [
-    "MeasuredRates",
-    "MeasuredTerms",
     "Reference",
-    "RowParts",
-    "draw_options",
+    "TermRows",
+    "joined",
+    "learnable",
     "leverages",
-    "measure_rates",
     "measure_terms",
-    "moments",
     "usable_features",
     "validation_batches",
     "whole_batch",
@@ -73,6 +67,9 @@ _SHOWN = 6
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_NUMBERS = 2**25  # of the reference rows that are held
 _MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those of terms
+
+Parts: TypeAlias = dict[str, Tensor]
+"""Tensors of some rows by name, `(n, ...)` each."""
 
 
 def validation_batches(
@@ -138,87 +135,12 @@ def _positions(shape: Sequence[int], axis: int, rows: int | None) -> Tensor | No
     return None if most == count else torch.randperm(count, generator=torch.Generator().manual_seed(count))[:most]
 
 
-def moments(
-    model: nn.Module | Network,
-    x: Any,
-    rates: Sequence[Rate],
-    sites: Sites,
-    method: str,
-    options: DrawOptions,
-    tick: Callable[[], Any] = lambda: None,
-) -> list[Moments]:
-    """Return mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each.
-
-    Calibration and prediction measure in the same way, so that a scale fitted to one holds for the other. Methods other
-    than `"sample"` use the readout of the options alone; terms are not measured here.
-    """
-    if method == "sample":
-        return sample_rates(model, x, rates, sites, options, tick)
-    if method == "linear":
-        result = linearize(model, x, sites, options.readout)
-        return [Moments(result.mean, result.variance(rate), 0) for rate in rates]
-    parts = []
-    for rate in rates:
-        parts.append(propagate(model, x, rate, sites, options.readout))
-        tick()
-    return parts
-
-
 @dataclass(frozen=True)
-class MeasuredRates:
-    """The validation rows, measured by draws, by propagation, or to first order.
+class TermRows:
+    """The validation rows, measured, as a fit of K outputs, or of all as one, sees them.
 
     Attributes:
-        sites: where dropout goes.
-        target: `(N, ...)`.
-        means: `(N, ...)` for each rate; to first order one.
-        variances: `(N, ...)` for each rate, raw; to first order `(N, outputs, sites)` per unit of `rate / (1 - rate)`.
-    """
-
-    sites: Sites
-    target: Tensor
-    means: list[Tensor]
-    variances: list[Tensor]
-
-
-def measure_rates(network: Network, data: Any, plan: Plan) -> MeasuredRates:
-    """Measure all validation rows at every rate, with the same random numbers."""
-    method, sites = plan.method, Sites()
-    assert not isinstance(method, Terms)
-    rates: Sequence[Rate] = () if isinstance(method, FirstOrder) else method.rates or PAPER_RATES
-    targets: list[Tensor] = []
-    pairs: list[list[tuple[Tensor, Tensor]]] = []
-    with closing(validation_batches(network.model, data, plan, per_batch=max(1, len(rates)))) as stream:
-        for x, y, sites, tick in stream:
-            if isinstance(method, FirstOrder):
-                result = linearize(network, x, sites, plan.readout)
-                parts = [(result.mean, result.variance_by_site)]
-                tick()
-            else:
-                own = own_output(network, x, plan.readout) if method.mean == "model" else None
-                drawn = moments(network, x, rates, sites, method.name, draw_options(plan), tick)
-                parts = [(each.mean if own is None else own, each.variance) for each in drawn]
-            targets.append(as_output(parts[0][0], y).cpu())
-            pairs.append([(mean.cpu(), variance.cpu()) for mean, variance in parts])
-    check_rows(sum(map(len, targets)), stacklevel=3)
-    check_shapes(part.shape[1:] for part in targets)
-    columns = [tuple(map(torch.cat, zip(*each, strict=True))) for each in zip(*pairs, strict=True)]
-    return MeasuredRates(sites, torch.cat(targets), [mean for mean, _ in columns], [v for _, v in columns])
-
-
-def draw_options(plan: Plan) -> DrawOptions:
-    """Return how draws of a method are run; methods without draws need the readout alone."""
-    method = plan.method
-    if not isinstance(method, Sampling):
-        return DrawOptions(2, method.seed, plan.readout)
-    return DrawOptions(method.draws, method.seed, plan.readout, method.chunk, method.shared, engine=plan.engine)
-
-
-@dataclass(frozen=True)
-class MeasuredTerms:
-    """The validation rows, measured.
-
-    Attributes:
+        plan: what was asked for.
         sites: where dropout goes.
         mean, target: `(N, ...)`; the mean is corrected where that was asked for, by rows of other folds.
         terms: after they learned, those of the guard among them.
@@ -226,16 +148,18 @@ class MeasuredTerms:
         features: which they are; None where there are none.
         shape: of one row's output, of which `mean`, `target` and `columns` may hold some entries alone.
         per_output: whether axis 1 holds outputs.
-        guard: the names of the terms that tell novel rows; empty where none can.
+        guards: the names of the terms that tell novel rows; empty where none can.
         leverage: their values, `(N, terms, K)`, one for each of K outputs or one for all.
         usual: the same of reference rows, `(m, terms, K)`, where these are not the validation rows.
         table: `(N, columns)`, the inputs, where they are one table and a term asked for it.
         correction: of the mean, where that was asked for.
-        sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation
+        usual_sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation
             rows tell.
         reference_rows: how many there were; 0 where the validation rows stood in.
+        guard: for constants of all rows; None where nothing tells how novel a row is.
     """
 
+    plan: Plan
     sites: Sites
     mean: Tensor
     target: Tensor
@@ -243,56 +167,73 @@ class MeasuredTerms:
     columns: dict[str, Tensor]
     features: Features | None
     shape: tuple[int, ...]
-    per_output: bool
-    guard: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
     leverage: Tensor | None = None
     usual: Tensor | None = None
     table: Tensor | None = None
     correction: Correction | None = None
-    sizes: dict[str, Tensor] = field(default_factory=dict)
+    usual_sizes: dict[str, Tensor] = field(default_factory=dict)
     reference_rows: int = 0
+    guard: Guard | None = None
+
+    @property
+    def per_output(self) -> bool:
+        """Whether axis 1 holds outputs, each with coefficients of its own."""
+        return self.plan.has_outputs((0, *self.shape))
 
     def entries(self, values: Tensor) -> Tensor:
         """Return values `(N, ...)` as `(N, K, entries)`, of K outputs or of all as one, in double precision."""
         return values.double().reshape(len(values), values.shape[1] if self.per_output else 1, -1)
 
+    @cached_property
+    def error(self) -> Tensor:
+        """Target less mean, `(N, K, I)`."""
+        return self.entries(self.target - self.mean)
 
-class RowParts(NamedTuple):
-    """What terms that learn look at, of some rows, on the CPU: None where nobody asked for it.
+    @cached_property
+    def stacked(self) -> Tensor:
+        """The columns, `(N, K, I, J)`."""
+        columns = [self.entries(column) for column in self.columns.values()]
+        return torch.stack(columns, -1) if columns else self.error.new_zeros(*self.error.shape, 0)
 
-    Attributes:
-        features: `(n, F)`.
-        gradients: `(n, K, D)`, of the masks.
-        table: `(n, columns)`, the inputs themselves.
-    """
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Means of the columns over usual rows, `(K, J)`."""
+        sizes = self.left.mean(self.stacked.mean(2))
+        for j, name in enumerate(self.columns):
+            if name in self.usual_sizes:
+                usual = self.usual_sizes[name].double()
+                sizes[:, j] = usual if self.per_output else usual.mean()
+        return sizes
 
-    features: Tensor | None
-    gradients: Tensor | None = None
-    table: Tensor | None = None
-
-    @classmethod
-    def of(cls, rows: BatchContext, *, features: bool, gradients: bool = False, table: bool = False) -> RowParts:
-        """Take the parts that are asked for from a batch."""
-        phi = rows.gradients.cpu() if gradients else None  # first, as the same pass notes the features
-        inputs = rows.table if table else None
-        return cls(rows.features.cpu() if features else None, phi, None if inputs is None else inputs.cpu())
-
-    @classmethod
-    def joined(cls, parts: Sequence[RowParts]) -> RowParts:
-        """Join several batches."""
-        return cls(*(None if each[0] is None else torch.cat(each) for each in zip(*parts, strict=True)))
-
-    def at(self, rows: Any) -> RowParts:
-        """Take some rows."""
-        return RowParts(*(None if part is None else part[rows] for part in self))
+    @cached_property
+    def novelty(self) -> Tensor | None:
+        """How novel each row is, `(N,)`; None where there is no guard."""
+        known = self.guard is not None and self.leverage is not None
+        return self.guard.ratio(self.leverage.unbind(1)) if known else None  # type: ignore[union-attr]
 
     @property
-    def shapes(self) -> list[Any]:
-        """The shapes of features and mask gradients of one row."""
-        return [None if part is None else part.shape[1:] for part in self[:2]]
+    def left(self) -> CrossValidation:
+        """Which rows are left out together, and what each counts."""
+        assert isinstance(self.plan.method, Terms)
+        return CrossValidation(self.plan.method.folds, self.plan.weights)
 
 
-def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
+def learnable(rows: BatchContext, names: Iterable[str]) -> Parts:
+    """Return what terms that learn look at, of a batch, on the CPU; no `"table"` where inputs are none.
+
+    Ask for `"gradients"` before `"features"`, as the same pass notes these.
+    """
+    values = {name: getattr(rows, name) for name in names}
+    return {name: value.cpu() for name, value in values.items() if value is not None}
+
+
+def joined(batches: Sequence[Parts]) -> Parts:
+    """Join the tensors of several batches, name by name."""
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
     """Measure the terms on the validation rows."""
     method = plan.method
     assert isinstance(method, Terms)
@@ -302,10 +243,10 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     features: Features | None = None
     positions: Tensor | None = None
     shape: tuple[int, ...] = ()
-    sites, axis = Sites(), 1
-    asked: dict[str, bool] = {}
-    noted: list[RowParts] = []
-    columns: dict[str, list[Tensor]] = {}
+    sites, axis, gradients = Sites(), 1, False
+    asked: list[str] | None = None
+    noted: list[Parts] = []
+    measured: list[Parts] = []
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
             chosen = choice.next(len(y))
@@ -315,33 +256,38 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
             if not len(y):
                 tick()
                 continue
-            if not asked:
+            if asked is None:
                 features = usable_features(network, x, sites, plan.readout, method.features)
                 terms = _usable_terms(method, network, x, sites, features, plan)
                 gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
-                asked = {"features": features is not None, "gradients": gradients, "table": forest}
-            rows = BatchContext(network, x, sites, plan.readout, features, gradients=asked["gradients"])
+                wanted = {"gradients": gradients, "features": features is not None, "table": forest}
+                asked = [name for name, is_wanted in wanted.items() if is_wanted]
+            rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
             batch = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
-            parts = RowParts.of(rows, **asked)
+            parts = learnable(rows, asked)
             if nodes and chosen is not None:
-                batch, parts = {name: column[chosen] for name, column in batch.items()}, parts.at(chosen)
-            if not columns:
+                batch, parts = _at(batch, chosen), _at(parts, chosen)
+            if not measured:
                 shape, axis = tuple(rows.mean.shape[1:]), 2 if plan.has_outputs(rows.mean.shape) else 1
                 # A term that learns from errors has those of all entries.
                 every = any(term.needs_errors for term in terms)
                 positions = _positions(shape, axis, None if every else choice.expected)
             check_shapes([shape, rows.mean.shape[1:]])
-            for name, values in {_TARGET: as_output(batch[_MEAN], y), **batch}.items():
-                some = values if positions is None else values.flatten(axis)[..., positions.to(values.device)]
-                columns.setdefault(name, []).append(some.cpu())
+            batch[_TARGET] = as_output(batch[_MEAN], y)
+            if positions is not None:
+                batch = {name: v.flatten(axis)[..., positions.to(v.device)] for name, v in batch.items()}
+            measured.append({name: values.cpu() for name, values in batch.items()})
             noted.append(parts)
             tick()
-    joined = {name: torch.cat(parts) for name, parts in columns.items()}
-    check_rows(len(joined.get(_TARGET, ())), stacklevel=3)
-    mean, target = joined.pop(_MEAN), joined.pop(_TARGET)
-    result = MeasuredTerms(sites, mean, target, terms, joined, features, shape, plan.has_outputs((0, *shape)))
-    return _with_learned(result, network, RowParts.joined(noted), plan)
+    check_rows(sum(len(batch[_TARGET]) for batch in measured), stacklevel=3)
+    columns = joined(measured)
+    mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
+    return _with_learned(TermRows(plan, sites, mean, target, terms, columns, features, shape), network, joined(noted))
+
+
+def _at(parts: Parts, rows: list[int]) -> Parts:
+    return {name: values[rows] for name, values in parts.items()}
 
 
 def _learns(term: Term) -> bool:
@@ -388,9 +334,9 @@ def _usable_terms(
     return tuple(usable)
 
 
-def _with_learned(measured: MeasuredTerms, network: Network, noted: RowParts, plan: Plan) -> MeasuredTerms:
+def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRows:
     """Measure the terms that learn, after they saw the reference rows and the errors."""
-    method = plan.method
+    plan, method = measured.plan, measured.plan.method
     assert isinstance(method, Terms)
     terms = list(measured.terms)
     guard = [term for term in terms if isinstance(term, (Leverage, GradientLeverage))]
@@ -433,11 +379,11 @@ def _with_learned(measured: MeasuredTerms, network: Network, noted: RowParts, pl
         correction=correction,
         terms=tuple(terms),
         columns={name: columns[name] for name in order},
-        guard=tuple(term.name for term in guards),
+        guards=tuple(term.name for term in guards),
         leverage=leverage,
         usual=usual,
         table=rows.table,
-        sizes={**sizes, **reference.dropout},
+        usual_sizes={**sizes, **reference.dropout},
         reference_rows=reference.count,
     )
 
@@ -481,12 +427,12 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
 
 
 def whole_batch(
-    network: Network, plan: Plan, sites: Sites, features: Features | None, noted: RowParts, mean: Tensor | None
+    network: Network, plan: Plan, sites: Sites, features: Features | None, noted: Parts, mean: Tensor | None
 ) -> BatchContext:
     """Return all validation rows as one batch that knows what was noted, and perhaps the mean."""
-    index = torch.arange(len(noted.features if mean is None else mean))  # type: ignore[arg-type]
+    index = torch.arange(len(next(iter(noted.values())) if mean is None else mean))
     rows = BatchContext(network, None, sites, plan.readout, features, index)
-    rows.remember(noted.features, mean, noted.gradients, noted.table)
+    rows.remember(mean=mean, **noted)
     return rows
 
 
@@ -503,7 +449,7 @@ class Reference:
             empty where that was not measured.
     """
 
-    parts: list[RowParts]
+    parts: list[Parts]
     own: bool = False
     count: int = 0
     share_seen: float = 0.0
@@ -516,17 +462,19 @@ class Reference:
         plan: Plan,
         sites: Sites,
         features: Features | None,
-        validation: RowParts,
+        validation: Parts,
         terms: Sequence[Term],
     ) -> Reference:
         """Read what these terms learn from; of very many rows only some."""
         if plan.reference is None or not terms:
             return cls([validation], own=True)
         gradients = any(term.needs_gradients for term in terms)
-        numbers = sum(part[0].numel() for part in validation[:2] if part is not None and len(part))
+        names = [name for name in ("gradients", "features") if name in validation and (gradients or name == "features")]
+        shapes = {name: validation[name].shape[1:] for name in names}
+        numbers = sum(shape.numel() for shape in shapes.values())
         total, batches = _reference_batches(plan, network.model)
         choice = _RowChoice(total, min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, numbers))))
-        shown: list[RowParts] = []
+        shown: list[Parts] = []
         sums: list[Tensor] = []
         run = 0
         for x in batches:
@@ -537,9 +485,9 @@ class Reference:
                 if not row_count(x):
                     continue
                 rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
-                parts = RowParts.of(rows, features=features is not None, gradients=gradients)
-                if parts.shapes != validation.shapes:
-                    raise ValueError(f"numbers of other shapes than {validation.shapes}")
+                parts = learnable(rows, names)
+                if {name: part.shape[1:] for name, part in parts.items()} != shapes:
+                    raise ValueError(f"numbers of other shapes than {shapes}")
                 if gradients:
                     sums.append(rows.linear.variance_by_site.double().sum(0).cpu())
             except (LatedropError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
@@ -550,14 +498,14 @@ class Reference:
                     "Pass the inputs of training rows in the form of the validation rows, or batches of them."
                 ) from error
             run += row_count(x)
-            shown.append(parts.at(chosen) if nodes and chosen is not None else parts)
+            shown.append(_at(parts, chosen) if nodes and chosen is not None else parts)
         share, dropout = 0.0, {}
         if sums:
             sizes = (torch.stack(sums).sum(0) / run).unbind(1)
             dropout = {f"{Dropout.name}:{site.name}": size for site, size in zip(sites, sizes, strict=True)}
-        if validation.features is not None and shown:
-            marks = feature_marks(torch.cat([part.features for part in shown]))  # type: ignore[misc]
-            among = float(np.isin(feature_marks(validation.features), marks).mean())
+        if "features" in validation and shown:
+            marks = feature_marks(torch.cat([part["features"] for part in shown]))
+            among = float(np.isin(feature_marks(validation["features"]), marks).mean())
             share = min(1.0, among * choice.read / len(marks))
         return cls(shown, False, choice.read, share, dropout)
 
@@ -565,7 +513,7 @@ class Reference:
         """Show the reference rows to each term, their features or mask gradients; return what each has become."""
         names = ["gradients" if term.needs_gradients else "features" for term in terms]
         return {
-            term: term.learned_from([getattr(part, name) for part in self.parts], self.own)
+            term: term.learned_from([part[name] for part in self.parts], self.own)
             for name, term in zip(names, terms, strict=True)
         }
 

@@ -23,15 +23,17 @@ from latedrop.calibration.fit_classes import Measured
 from latedrop.calibration.guard import Guard
 from latedrop.calibration.labels import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.calibration.measure import (
+    Parts,
     Reference,
-    RowParts,
-    draw_options,
+    joined,
+    learnable,
     leverages,
     usable_features,
     validation_batches,
     whole_batch,
 )
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
+from latedrop.calibration.rates import draw_options
 from latedrop.data.batches import row_total
 from latedrop.data.rows import take_rows
 from latedrop.dropout.sampling import own_output, sample_rates
@@ -84,7 +86,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     features: Features | None = None
     collected: Labelled | None = None
     gradients, binary, sites = False, False, Sites()
-    noted: list[RowParts] = []
+    noted: list[Parts] = []
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
             if collected is None:
@@ -98,7 +100,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
                 gradients = gradients and _has_gradients(network, x, sites, plan)
             batch = BatchContext(network, x, sites, plan.readout, features, of=largest_logit)
             if features is not None:
-                noted.append(RowParts.of(batch, features=True, gradients=gradients))
+                noted.append(learnable(batch, ["gradients", "features"] if gradients else ["features"]))
             collected.add(batch.mean, y)
             if rates:
                 collected.add_draws(rates, network, x, sites, plan)
@@ -112,9 +114,10 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     rows = MeasuredClasses(logits, labels, None, image, drawn, sites, features, binary=binary)
     if features is None:
         return rows
-    parts = RowParts.joined(noted)
-    if parts.gradients is not None and not bool(parts.gradients.isfinite().all()):
-        gradients, parts = False, RowParts(parts.features)
+    parts = joined(noted)
+    if gradients and not bool(parts["gradients"].isfinite().all()):
+        gradients = False
+        del parts["gradients"]
     kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
     if "leverage" in names or not gradients:
         kinds.append(Leverage())

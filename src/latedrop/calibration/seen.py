@@ -3,7 +3,8 @@
 A row's mark is a 64-bit hash of numbers that belong to it, rounded so that the batch that it ran in does not matter.
 Two questions are answered with marks:
 
-- Which share of the validation rows are reference rows? Both have features, and a mark of these.
+- Which share of the validation rows are reference rows, or near-identical to one? Both have features, and a mark of
+  these.
 - Which share of test rows, or of rows for conformal intervals or a rejection, are the calibration's own? A mark of
   prediction and target tells, and the calibration keeps the 256 smallest (a bottom-k sketch): of rows whose mark is
   at most the largest kept, the share that is kept.
@@ -69,37 +70,37 @@ def merged(one: str, other: str) -> str:
     return _text(np.unique(np.concatenate([_marks(one), _marks(other)])))
 
 
-def share_seen(kept: str, marks: Marks) -> float:
+def share_seen(seen: str, marks: Marks) -> float:
     """Return the share of rows that a sketch has seen; 0 where fewer than 5 can tell.
 
     >>> rows = torch.arange(40.0)
     >>> share_seen(sketch(marks_of(rows, rows)), marks_of(rows[::4], rows[::4]))
     1.0
     """
-    marks_kept = _marks(kept)
-    telling = marks[marks <= marks_kept[-1]] if len(marks_kept) == _KEPT else marks
-    return float(np.isin(telling, marks_kept).mean()) if min(len(marks_kept), len(telling)) >= _LEAST else 0.0
+    sketched = _marks(seen)
+    telling = marks[marks <= sketched[-1]] if len(sketched) == _KEPT else marks
+    return float(np.isin(telling, sketched).mean()) if min(len(sketched), len(telling)) >= _LEAST else 0.0
 
 
-def fitted_to(kept: str, output: Tensor, target: Tensor) -> bool:
+def fitted_to(seen: str, output: Tensor, target: Tensor) -> bool:
     """Return True if at least half of the rows are rows that the calibration was fitted to."""
-    return share_seen(kept, marks_of(output, target)) >= _HALF
+    return share_seen(seen, marks_of(output, target)) >= _HALF
 
 
-def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
+def warn_of_seen(seen: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
     """Warn where test rows are the calibration's own."""
     _warn(
-        share_seen(kept, marks_of(output, target)),
+        share_seen(seen, marks_of(output, target)),
         "of the test rows are rows that the calibration was fitted to: the scores are too good. Evaluate on other "
         "rows; what cross-validation found is in the calibration's verdict.",
         stacklevel,
     )
 
 
-def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
+def warn_of_fitted_rows(seen: str, marks: Marks, *, stacklevel: int) -> None:
     """Warn where rows that must have served for nothing else are the calibration's own."""
     _warn(
-        share_seen(kept, marks),
+        share_seen(seen, marks),
         "of these rows are rows that the calibration was fitted to: what conformal intervals, sets and a rejection "
         "promise does not hold with them. Pass rows that were used for nothing else.",
         stacklevel,
@@ -107,12 +108,13 @@ def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
 
 
 def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
-    """Warn where validation rows are among the reference rows, which are training rows."""
+    """Warn where validation rows are reference rows, or cannot be told from these by their features."""
     _warn(
         share,
-        "of the validation rows are among the reference rows. If the model was trained with them, its errors there are "
-        "smaller than on new rows, and intervals will be too narrow. Pass validation rows that it was not trained "
-        "with, and training rows as reference=.",
+        "of the validation rows are among the reference rows, or so close to one that their features, of three digits, "
+        "do not tell them apart. If the model was trained with them, its errors there are smaller than on new rows, "
+        "and intervals will be too narrow. Pass validation rows that it was not trained with, and training rows as "
+        "reference=.",
         stacklevel,
     )
 

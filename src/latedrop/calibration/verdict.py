@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
-from latedrop.calibration.groups import Group
-from latedrop.calibration.tails import Tail
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.entries import average
+from latedrop.metrics.groups import Group
+from latedrop.metrics.tails import Tail
 from latedrop.numerals import nats
 from latedrop.records import Limits, record
 
@@ -135,7 +135,7 @@ class Verdict:
 
     @property
     def better(self) -> bool | None:
-        """Whether it is better than a constant; None where the rows cannot tell (within two standard errors)."""
+        """Return True if it is better than a constant; None where the rows cannot tell (within two standard errors)."""
         return None if abs(self.gain) <= 2 * self.gain_error else self.gain > 0
 
     @property

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.groups import Inputs
 from latedrop.cli.feed import Source, TableBatches
 from latedrop.cli.options import LEVEL, split
 from latedrop.cli.predicting import check_sets
@@ -17,6 +16,7 @@ from latedrop.cli.tables import Rows
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
 from latedrop.evaluation.judgement import Judgement, judge, output_units
+from latedrop.metrics.groups import Inputs
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 from latedrop.progress import progress

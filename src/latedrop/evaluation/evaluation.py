@@ -20,7 +20,6 @@ from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
-from latedrop.calibration.tails import Tail
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged, losses
 from latedrop.data.names import in_order
@@ -28,6 +27,7 @@ from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights
 from latedrop.metrics.levels import even_levels
+from latedrop.metrics.tails import Tail
 from latedrop.network.sites import Rate
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import student_quantile

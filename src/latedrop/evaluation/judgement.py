@@ -11,7 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.calibration.groups import (
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.targets import as_output
+from latedrop.calibration.verdict import Verdict, off_slices
+from latedrop.data.names import in_order
+from latedrop.errors import ArgumentError
+from latedrop.evaluation.evaluation import Evaluation, compare, constant_std, in_use, verdict
+from latedrop.evaluation.requirements import Requirement, checked_requirements
+from latedrop.metrics.groups import (
     Floats,
     Group,
     Held,
@@ -21,13 +28,6 @@ from latedrop.calibration.groups import (
     by_novelty,
     input_columns,
 )
-from latedrop.calibration.record import Calibration
-from latedrop.calibration.targets import as_output
-from latedrop.calibration.verdict import Verdict, off_slices
-from latedrop.data.names import in_order
-from latedrop.errors import ArgumentError
-from latedrop.evaluation.evaluation import Evaluation, compare, constant_std, in_use, verdict
-from latedrop.evaluation.requirements import Requirement, checked_requirements
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import student_quantile
 

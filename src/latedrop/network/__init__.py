@@ -1,4 +1,4 @@
-"""The user's model: its private copy, its sites, and how it is called.
+"""The user's model: its private copy, its sites, its weights, and how it is called.
 
 It may import `data`.
 """

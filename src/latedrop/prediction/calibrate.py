@@ -3,7 +3,7 @@
     data -> measure (mean, terms, features) -> candidates -> fit -> tails -> guard -> verdict -> record -> predictor
 
 There are two likelihoods. Numbers have a Gaussian one: a variance made of terms (`fit_terms`), or a scaled variance of
-one rate (`fit_rates`). Classes have a categorical one with a temperature (`fit_classes`).
+one rate (`rates`). Classes have a categorical one with a temperature (`fit_classes`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from latedrop.calibration.cross_validation import (
     standard_error,
 )
 from latedrop.calibration.fit_classes import chosen, losses
-from latedrop.calibration.fit_rates import ScaleFit, fit_rates, fit_scale
-from latedrop.calibration.fit_terms import TermRows, compare, described, judge, nested, set_guard
+from latedrop.calibration.fit_terms import compare, described, fitted_variance, judge, nested, with_guard
 from latedrop.calibration.labels import is_classification
-from latedrop.calibration.measure import MeasuredRates, MeasuredTerms, measure_rates, measure_terms
+from latedrop.calibration.measure import TermRows, measure_terms
 from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
 from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Task, Terms
+from latedrop.calibration.rates import FittedRates, ScaleFit, fit_rates, fit_scale
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
-from latedrop.calibration.weights import fingerprint
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
 from latedrop.data.items import as_items
@@ -47,6 +46,7 @@ from latedrop.metrics.classes import accuracy, ece
 from latedrop.network.find_sites import Select
 from latedrop.network.network import Network, Readout, check_module
 from latedrop.network.sites import Sites
+from latedrop.network.weights import fingerprint
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 
@@ -141,8 +141,8 @@ def calibrate(
         return _by_classes(network, measure_classes(network, data, plan), plan)
     plan = plan.for_numbers()
     if isinstance(plan.method, Terms):
-        return _by_terms(network, measure_terms(network, data, plan), plan)
-    return _by_rates(network, measure_rates(network, data, plan), plan)
+        return _by_terms(network, measure_terms(network, data, plan))
+    return _by_rates(network, fit_rates(network, data, plan), plan)
 
 
 def calibrate_cross_fitted(
@@ -202,69 +202,62 @@ def calibrate_cross_fitted(
         columns={name: torch.cat([part.columns[name] for part in parts]) for name in final.columns},
         leverage=torch.cat(leverage) if len(leverage) == len(parts) else None,
     )
-    return _by_terms(network, measured, plan)
+    return _by_terms(network, measured)
 
 
-def _by_terms(network: Network, measured: MeasuredTerms, plan: Plan) -> Predictor:
+def _by_terms(network: Network, measured: TermRows) -> Predictor:
     """Fit a variance of terms to rows that were measured."""
-    guard = set_guard(measured, plan)
-    rows = TermRows.of(measured, guard, plan)
-    candidates = nested(measured, plan)
-    picked = compare(rows, candidates)  # fits and tails, on rows left out; and the fit to all rows
+    plan, shape = measured.plan, measured.target.shape
+    rows = with_guard(measured)
+    picked = compare(rows, nested(rows))  # fits and tails, on rows left out; and the fit to all rows
     for candidate in picked.candidates:
         _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
     _log.info("the variance is made of %s", picked.name)
-    shape = measured.target.shape
     scales = torch.full((rows.error.shape[1],), picked.tail.variance, dtype=torch.float64)
-    scale = fit_scale(
-        measured.mean,
-        rows.variance(picked.fit).reshape(shape),
-        measured.target,
-        plan,
-        measured.per_output,
-        optimal=(scales, torch.zeros_like(scales)),  # of the tails alone; the relaxed scale is beside it
-    )
+    variance = fitted_variance(rows, picked.fit).reshape(shape)
+    # The scale is that of the tails alone; the relaxed one is fitted beside it.
+    optimal = scales, torch.zeros_like(scales)
+    scale = fit_scale(rows.mean, variance, rows.target, plan, rows.per_output, optimal=optimal)
     assert scale is not None  # the floor is above 0
     return _predictor(
         network,
         plan,
-        measured.sites,
+        rows.sites,
         scale,
         scale.left_out(picked.variance.reshape(shape) * picked.tail.variance),
         rate={},
         table=(scale.row({}),),
-        mean="model" if measured.correction is None else "corrected",
-        output_shape=measured.shape,
-        terms=described(measured, rows, picked),
-        verdict=judge(measured, rows, picked, plan),
+        mean="model" if rows.correction is None else "corrected",
+        output_shape=rows.shape,
+        terms=described(rows, picked),
+        verdict=judge(rows, picked),
         degrees=picked.tail.degrees,
         constant=tuple((scale.constant() * picked.trivial.variance).tolist()),
         constant_degrees=picked.trivial.degrees,
     )
 
 
-def _by_rates(network: Network, measured: MeasuredRates, plan: Plan) -> Predictor:
-    """Fit a scale to each rate that was measured, and take the best."""
-    method = plan.method
+def _by_rates(network: Network, fitted: FittedRates, plan: Plan) -> Predictor:
+    """Record the best of the rates that were fitted."""
+    method, fit = plan.method, fitted.fit
     assert not isinstance(method, Terms)
-    rate, fit, table, shares = fit_rates(measured, plan)
-    for row in table:
+    for row in fitted.table:
         _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
-    _log.info("rate %s, scales %s", rate, fit.optimal[0].tolist())
+    _log.info("rate %s, scales %s", fitted.rate, fit.optimal[0].tolist())
     variance, constant = fit.crossed(floor=method.floor)
     left, error = CrossValidation(weights=plan.weights), (fit.target - fit.mean).double()
     return _predictor(
         network,
         plan,
-        measured.sites,
+        fitted.sites,
         fit,
         fit.left_out(variance),
-        rate=rate,
-        table=table,
+        rate=fitted.rate,
+        table=fitted.table,
         criterion=method.criterion,
         mean=method.mean,
-        output_shape=tuple(measured.target.shape[1:]),
-        shares=shares,
+        output_shape=tuple(fit.target.shape[1:]),
+        shares=fitted.shares,
         verdict=judged(error, variance, constant, fitted="cross-validation", rows=left),
         constant=tuple(fit.constant().tolist()),
         draws=method.draws if isinstance(method, Sampling) else 0,

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.weights import Weights
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
@@ -26,6 +25,7 @@ from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output, try_prefix
 from latedrop.files import write_aside
 from latedrop.network.network import Network, Readout, check_finite
+from latedrop.network.weights import Weights
 from latedrop.prediction.beyond import failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.prediction.exporting import export

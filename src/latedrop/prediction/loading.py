@@ -13,12 +13,12 @@ from torch import nn
 
 from latedrop.calibration.class_record import CLASSES, ClassCalibration
 from latedrop.calibration.record import CALIBRATION, Calibration
-from latedrop.calibration.weights import fingerprint
 from latedrop.data.items import Collate
 from latedrop.errors import FileError, LatedropWarning
 from latedrop.files import read_text
 from latedrop.network.network import Readout
 from latedrop.network.sites import missing_sites
+from latedrop.network.weights import fingerprint
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 from latedrop.records import naming

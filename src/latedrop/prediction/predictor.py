@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.intervals import Conformal, residuals
-from latedrop.calibration.measure import moments
+from latedrop.calibration.rates import moments
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.data.arrays import check_inputs, floating

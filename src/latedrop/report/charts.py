@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from latedrop.calibration.groups import Floats, Group
 from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput
+from latedrop.metrics.groups import Floats, Group
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
 from latedrop.report.html import Figure

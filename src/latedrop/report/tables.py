@@ -8,11 +8,11 @@ from typing import Any
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.fitted_terms import FittedTerms
-from latedrop.calibration.groups import Group
 from latedrop.calibration.record import Calibration, rate_text
 from latedrop.evaluation.class_judgement import ClassScores
 from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput
+from latedrop.metrics.groups import Group
 from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
 

@@ -61,7 +61,7 @@ class Dropout(Term):
         self.draws, self.seed = checked_draws(self.draws), checked_seed(self.seed)
 
     def prepared(self, rows: BatchContext) -> Dropout:
-        """See `Term`."""
+        """Return the term with the way to measure it: draws where first order is dear or cannot be had."""
         if self.way is not None:
             return self
         way: _Way = "first order"
@@ -76,11 +76,11 @@ class Dropout(Term):
         return replace(self, way=way)
 
     def columns(self, rows: BatchContext) -> dict[str, Tensor]:
-        """See `Term`."""
+        """Return the first-order variance of every site, or one variance over draws."""
         if self.way != "draws":
             by_site = rows.linear.variance_by_site
             named = zip(rows.sites, by_site.unbind(-1), strict=True)
             return {site.name: column.reshape(rows.mean.shape) for site, column in named}
         options = Sampling(self.draws, self.seed, rows.readout)
-        (found,) = sample_rates(rows.network, rows.x, [self.rate], rows.sites, options)
-        return {"": found.variance}
+        (moments,) = sample_rates(rows.network, rows.x, [self.rate], rows.sites, options)
+        return {"": moments.variance}

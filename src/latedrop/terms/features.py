@@ -71,7 +71,7 @@ class Features:
         return cls(tuple(names))
 
     def are_loose(self, sites: Sites) -> bool:
-        """Whether it takes a backward pass to tell which entries are whose."""
+        """Return True if it takes a backward pass to tell which entries are whose."""
         return any(site.batch_axis is None for site in sites if site.name in self.sites)
 
     def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
@@ -101,14 +101,14 @@ class Features:
         rows = row_count(x)
         together = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
-        kept = vectors or self.sites
+        names = vectors or self.sites
         for i in range(0, rows, max(1, rows // _ALONE)):
             try:
                 alone = self._noted(network, take_rows(x, slice(i, i + 1)), sites)
             except Exception:  # a model may raise anything where it cannot take a single row, as squeeze() makes it
-                return Features(kept)
-            kept = tuple(name for name in kept if together.agrees(alone, name, i))
-        return Features(kept) if kept else None
+                return Features(names)
+            names = tuple(name for name in names if together.agrees(alone, name, i))
+        return Features(names) if names else None
 
     def _noted(
         self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
@@ -143,31 +143,31 @@ class Noted:
 
     def __init__(self, channels: dict[str, int]) -> None:
         self._channels = channels
-        self._found: dict[str, list[Tensor]] = {name: [] for name in channels}
+        self._vectors: dict[str, list[Tensor]] = {name: [] for name in channels}
         self.positions: set[str] = set()  # sites whose input has more than one vector for a row
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Note `value`; see `Thinner`."""
-        if axis is not None and site.name in self._found:
+        if axis is not None and site.name in self._vectors:
             channels = self._channels[site.name] % value.dim()
             moved = widened(value.detach()).movedim(axis, 0)
             self.positions |= {site.name} if moved.dim() > 2 else set()
-            self._found[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
+            self._vectors[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
         return value
 
     def note_entries(self, name: str, entries: Tensor, owner: Tensor, rows: int) -> None:
         """Note `entries` `(P, channels)` of a site, each of the row `owner`: mean and standard deviation by row."""
-        if name not in self._found:
+        if name not in self._vectors:
             return
         count = torch.bincount(owner, minlength=rows + 1)[:, None].to(entries)
         mean = entries.new_zeros(rows + 1, entries.shape[1]).index_add(0, owner, entries) / count.clamp_min(1)
         squares = torch.zeros_like(mean).index_add(0, owner, (entries - mean[owner]).square())
-        self._found[name].append(torch.cat([mean, (squares / (count - 1).clamp_min(1)).sqrt()], 1)[:-1])
+        self._vectors[name].append(torch.cat([mean, (squares / (count - 1).clamp_min(1)).sqrt()], 1)[:-1])
 
     def agrees(self, alone: Noted, name: str, row: int) -> bool:
         """Whether a row has the same features of a site alone, up to rounding, also in half precision."""
-        found, other = self._found[name], alone._found[name]
-        wide = [part.shape[1:] for part in found]
+        vectors, other = self._vectors[name], alone._vectors[name]
+        wide = [part.shape[1:] for part in vectors]
         if len(set(wide)) != 1 or wide != [part.shape[1:] for part in other]:  # calls with more axes have more features
             return False
         together = self.features(name)
@@ -176,13 +176,13 @@ class Noted:
 
     def features(self, name: str) -> Tensor:
         """Return the features of one site, `(N, features)`: the mean over its calls."""
-        found = self._found[name]
-        if not found or any(part.shape != found[0].shape for part in found):
+        vectors = self._vectors[name]
+        if not vectors or any(part.shape != vectors[0].shape for part in vectors):
             raise SiteError(
                 f"expected features of the same shape in every call of {name!r}; found "
-                f"{[tuple(part.shape) for part in found]}. Leave the site out with select=, or name others with at=."
+                f"{[tuple(part.shape) for part in vectors]}. Leave the site out with select=, or name others with at=."
             )
-        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+        return vectors[0] if len(vectors) == 1 else torch.stack(vectors).mean(0)
 
 
 WIDEST_GRADIENTS = 512

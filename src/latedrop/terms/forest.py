@@ -196,7 +196,7 @@ class ErrorForest(Term):
                 raise ArgumentError(f"expected {name} to be a whole number of at least {least}; found {value!r}.")
 
     def prepared(self, rows: BatchContext) -> ErrorForest:
-        """See `Term`."""
+        """Return the forest, or raise where outputs are too many or nothing is to be looked at."""
         shape = tuple(rows.mean.shape[1:])
         if len(shape) > 1 or rows.mean[0].numel() > _MOST_OUTPUTS:
             raise ArgumentError(
@@ -210,36 +210,36 @@ class ErrorForest(Term):
         return self
 
     def learned_from_errors(self, rows: BatchContext, error: Tensor) -> ErrorForest:
-        """See `Term`."""
+        """Return the forest after it has grown on squared errors, with its values out of bag."""
         if len(error) < LEAST_ROWS:
             raise DataError(
                 f"expected at least {LEAST_ROWS} validation rows for an error forest; found {len(error)}. Leave "
                 "'forest' out."
             )
-        found = self.looking_at(rows)
+        forest = self.looking_at(rows)
         # Columns of spread 1 in steps of 1/4096: splits then do not follow the last bit of a number.
-        inputs = np.round(found.numbers(rows).cpu().numpy() * np.float32(4096)) / np.float32(4096)
+        inputs = np.round(forest.numbers(rows).cpu().numpy() * np.float32(4096)) / np.float32(4096)
         squares = error.reshape(len(error), -1).double().square().cpu().numpy()
         weights = None if rows.weights is None else rows.weights.double().cpu().numpy()
         size = np.average(squares, 0, weights)
         grown, bag = grow(inputs, squares / np.where(size > 0, size, 1), weights, self.trees, self.seed)
         grown = replace(grown, leaves=(grown.leaves * torch.from_numpy(size)).float())
-        found = replace(found, grown=grown, least=tuple((_LEAST * size).tolist()))
-        found.out_of_bag = torch.from_numpy(np.maximum(bag, _LEAST) * size).reshape(error.shape)  # type: ignore[misc]
-        return found
+        forest = replace(forest, grown=grown, least=tuple((_LEAST * size).tolist()))
+        forest.out_of_bag = torch.from_numpy(np.maximum(bag, _LEAST) * size).reshape(error.shape)  # type: ignore[misc]
+        return forest
 
     def looking_at(self, rows: BatchContext) -> ErrorForest:
         """Return a forest that looks at the table of rows, or components of features, and at terms before it."""
-        found = replace(self, beside=tuple(rows.totals), spread=None)
+        forest = replace(self, beside=tuple(rows.totals), spread=None)
         if rows.table is None:
             features = rows.features.double()
             center = features.mean(0)
             sizes, basis = torch.linalg.svd(features - center, full_matrices=False)[1:]
             count = min(_COMPONENTS, max(1, int((sizes > _SMALLEST * sizes[0]).sum())))
-            found = replace(found, center=center, basis=basis[:count].T.contiguous())
-        plain = found.numbers(rows, narrow=False)
+            forest = replace(forest, center=center, basis=basis[:count].T.contiguous())
+        plain = forest.numbers(rows, narrow=False)
         spread = (plain / plain.abs().amax(0).clamp_min(1e-300)).std(0, correction=0) * plain.abs().amax(0)
-        return replace(found, spread=torch.where(spread > 0, spread, 1.0))
+        return replace(forest, spread=torch.where(spread > 0, spread, 1.0))
 
     def numbers(self, rows: BatchContext, *, narrow: bool = True) -> Tensor:
         """Return the inputs of trees, `(n, inputs)` in float32, in units of their spread over the validation rows."""
@@ -263,14 +263,14 @@ class ErrorForest(Term):
         return joined.clamp(-_HUGE, _HUGE).float() if narrow else joined
 
     def values(self, rows: BatchContext) -> Tensor:
-        """See `Term`."""
+        """Return the predicted squared errors; of the validation rows themselves out of bag."""
         if rows.index is not None and self.out_of_bag is not None:
             return self.out_of_bag[rows.index].to(rows.mean)
         if self.grown is None:
             raise DataError("expected a term that has seen the validation errors; found one that has not.")
-        found = self.grown.sums(self.numbers(rows))
-        found = torch.maximum(found, constants(self.least).to(found))
-        return found.to(rows.mean.dtype).reshape(rows.mean.shape)
+        squares = self.grown.sums(self.numbers(rows))
+        squares = torch.maximum(squares, constants(self.least).to(squares))
+        return squares.to(rows.mean.dtype).reshape(rows.mean.shape)
 
     def checked(self) -> ErrorForest:
         """Check fields against each other after reading."""
@@ -288,7 +288,7 @@ class ErrorForest(Term):
 
     @property
     def needs_features(self) -> bool:  # type: ignore[override]
-        """Whether it looks at components of features."""
+        """Return True if it looks at components of features."""
         return self.basis is not None
 
 

@@ -72,12 +72,12 @@ class _Leverage(Term):
         diagonal += ridge * diagonal.mean(1, keepdim=True)
         root = torch.linalg.inv(torch.linalg.cholesky(gram))
         root[:, :, -1] *= constant[:, None]
-        found = replace(self, root=root.contiguous(), rows=count, own=own)
+        learned = replace(self, root=root.contiguous(), rows=count, own=own)
         if not own:
             step = 2 ** max(0, math.ceil(math.log2(count / _SAMPLE)))
             some = _with_one(torch.cat(parts)[::step])
-            found.sample = _left_out((some @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
-        return found
+            learned.sample = _left_out((some @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
+        return learned
 
     def directions(self, vectors: Tensor) -> Tensor:
         """Return `(K, n, D)` from rows `(n, K, D - 1)`: in the metric, where squares add up to the leverage."""
@@ -129,7 +129,7 @@ class Leverage(_Leverage):
     needs_features: ClassVar[bool] = True
 
     def values(self, rows: BatchContext) -> Tensor:
-        """See `Term`."""
+        """Return the leverage of the features, `(N,)`."""
         return self._measured(rows.features[:, None], rows.index)[:, 0]
 
 
@@ -147,7 +147,7 @@ class GradientLeverage(_Leverage):
     needs_gradients: ClassVar[bool] = True
 
     def prepared(self, rows: BatchContext) -> GradientLeverage:
-        """See `Term`."""
+        """Return the term, or raise where outputs are too many or cannot be differentiated."""
         if rows.mean[0].numel() > _MOST_OUTPUTS:
             raise ArgumentError(
                 f"expected at most {_MOST_OUTPUTS} outputs for leverage of mask gradients, as each costs a backward "
@@ -157,7 +157,7 @@ class GradientLeverage(_Leverage):
         return self
 
     def values(self, rows: BatchContext) -> Tensor:
-        """See `Term`."""
+        """Return the leverage of the mask gradients, for each output or once for all."""
         value = self._measured(rows.gradients, rows.index)
         return value.reshape(rows.mean.shape) if value.numel() == rows.mean.numel() else value[:, 0]
 

@@ -56,7 +56,7 @@ class Neighbours(Term):
             raise ArgumentError(f"expected points (n, d) with their center and spread (d,); found {shapes}.")
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Neighbours:
-        """See `Term`."""
+        """Return the term with the reference rows, standardised."""
         features = torch.cat([part.cpu().float() for part in reference])
         if len(features) < 3:
             raise DataError(f"expected at least 3 reference rows for neighbours; found {len(features)}.")
@@ -66,7 +66,7 @@ class Neighbours(Term):
         return replace(self, own=own, points=(features[places] - center) / spread, center=center, spread=spread)
 
     def values(self, rows: BatchContext) -> Tensor:
-        """See `Term`."""
+        """Return the mean squared distance to the nearest reference rows, `(N,)`."""
         return self.distances(rows.features, rows.index)
 
     def distances(self, features: Tensor, index: Tensor | None = None) -> Tensor:

@@ -61,7 +61,7 @@ class VarianceHead(Term):
         self.level = checked_level(self.level)
 
     def values(self, rows: BatchContext) -> Tensor:
-        """See `Term`."""
+        """Return the variance that the model gives, in the shape of the mean."""
         value = own_output(rows.model, rows.x, self.readout)
         if self.upper is not None:
             wide = own_output(rows.model, rows.x, self.upper) - value
@@ -106,5 +106,5 @@ class Size(Term):
             raise ArgumentError(f"expected a power of 1 or 2; found {self.power!r}.")
 
     def values(self, rows: BatchContext) -> Tensor:
-        """See `Term`."""
+        """Return the size of the prediction, or its square."""
         return rows.mean.abs() if self.power == 1 else rows.mean.square()

@@ -1,4 +1,4 @@
-"""A scaled variance of one rate for numbers: every rate is fitted, and the best one taken.
+"""A scaled variance of one rate for numbers: every rate is measured and fitted, and the best one taken.
 
 The scaled criterion takes the rate with the smallest NLL of `scale(rate) · variance(rate) (+ floor)`, each rate with
 its own best scale (Ledda, Fumera, Roli 2023); the unscaled one takes the rate with the smallest NLL of the variance as
@@ -8,18 +8,19 @@ it is (Loquercio et al. 2020). To first order one pass serves all rates, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 from warnings import warn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed
 from latedrop.calibration.intervals import Isotonic, residuals
-from latedrop.calibration.measure import MeasuredRates
-from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Terms
+from latedrop.calibration.measure import validation_batches
+from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import Choice, RateRow
 from latedrop.calibration.scale import (
     TradeoffPoint,
@@ -32,13 +33,19 @@ from latedrop.calibration.scale import (
     relaxed_scale,
     tradeoff,
 )
-from latedrop.calibration.targets import warn_of_poor_fit
+from latedrop.calibration.targets import as_output, check_rows, check_shapes, warn_of_poor_fit
 from latedrop.calibration.transforms import Transform
+from latedrop.dropout.first_order import linearize
+from latedrop.dropout.moments import Moments
+from latedrop.dropout.moments import Sampling as DrawOptions
+from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import LatedropWarning, OutputError
 from latedrop.metrics.entries import average, by_output, weights_of
-from latedrop.network.sites import Rate
+from latedrop.network.network import Network
+from latedrop.network.sites import Rate, Sites
+from latedrop.propagation.propagate import propagate
 
-__all__ = ["ScaleFit", "fit_rates", "fit_scale"]
+__all__ = ["FittedRates", "ScaleFit", "draw_options", "fit_rates", "fit_scale", "moments"]
 
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 _NOMINAL_ODDS = 0.01  # of first order where a floor explains everything
@@ -200,27 +207,41 @@ def _likeliest(
     return scale, torch.zeros_like(scale)
 
 
-def fit_rates(
-    measured: MeasuredRates, plan: Plan
-) -> tuple[Rate, ScaleFit, tuple[RateRow, ...], dict[str, float] | None]:
-    """Fit scale and floor at every rate, and take the best.
+@dataclass(frozen=True)
+class FittedRates:
+    """The best rate, and all that were tried.
 
-    Returns:
-        The best rate, its fit, a row for each rate, and each site's share of the raw variance to first order; None
-        where the sites are not told apart.
+    Attributes:
+        sites: where dropout goes.
+        rate: the best one.
+        fit: its scale.
+        table: a row for each rate.
+        shares: each site's share of the raw variance to first order; None where the sites are not told apart.
     """
-    method, target, shares = plan.method, measured.target, None
-    per_output = plan.has_outputs(target.shape)
+
+    sites: Sites
+    rate: Rate
+    fit: ScaleFit
+    table: tuple[RateRow, ...]
+    shares: dict[str, float] | None
+
+
+def fit_rates(network: Network, data: Any, plan: Plan) -> FittedRates:
+    """Measure all validation rows at every rate, fit scale and floor, and take the best."""
+    method = plan.method
     assert not isinstance(method, Terms)
+    rates = () if isinstance(method, FirstOrder) else method.rates or PAPER_RATES
+    sites, target, pairs = _measured(network, data, plan, rates)
+    per_output, shares = plan.has_outputs(target.shape), None
     fits: list[tuple[Rate, ScaleFit | None]]
     if isinstance(method, FirstOrder):
-        fits, shares = [_first_order(measured, plan, per_output)], _site_shares(measured)
+        ((mean, by_site),) = pairs
+        fits, shares = [_first_order(mean, by_site, target, plan)], _site_shares(sites, by_site)
     else:
-        triples = zip(method.rates or PAPER_RATES, measured.means, measured.variances, strict=True)
-        fits = [(rate, fit_scale(mean, variance, target, plan, per_output)) for rate, mean, variance in triples]
+        fits = [(rate, fit_scale(*pair, target, plan, per_output)) for rate, pair in zip(rates, pairs, strict=True)]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
     if not usable:
-        _refuse_no_variance(measured.variances[-1], per_output)
+        _refuse_no_variance(pairs[-1][1], per_output)
     table = tuple(fit.row(rate) for rate, fit in usable)
     touched = [row.zero_variances <= _MOST_UNTOUCHED * target.numel() for row in table]
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
@@ -229,15 +250,77 @@ def fit_rates(
     if table[best].zero_variances or len(table) < len(fits):
         _warn_of_zeros(table, len(fits), target.numel())
     warn_of_poor_fit(
-        fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL, hint=plan.target is None
+        fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL - 1, hint=plan.target is None
     )
-    return rate, fit, table, shares
+    return FittedRates(sites, rate, fit, table, shares)
 
 
-def _first_order(measured: MeasuredRates, plan: Plan, per_output: bool) -> tuple[Rate, ScaleFit | None]:
+def _measured(
+    network: Network, data: Any, plan: Plan, rates: Sequence[Rate]
+) -> tuple[Sites, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Return sites, targets, and mean and raw variance `(N, ...)` at every rate, with the same random numbers.
+
+    To first order there is one pair, whose variance is `(N, outputs, sites)` per unit of `rate / (1 - rate)`.
+    """
+    method, sites = plan.method, Sites()
+    targets: list[Tensor] = []
+    pairs: list[list[tuple[Tensor, Tensor]]] = []
+    with closing(validation_batches(network.model, data, plan, per_batch=max(1, len(rates)))) as stream:
+        for x, y, sites, tick in stream:
+            if isinstance(method, FirstOrder):
+                result = linearize(network, x, sites, plan.readout)
+                each = [(result.mean, result.variance_by_site)]
+                tick()
+            else:
+                own = own_output(network, x, plan.readout) if method.mean == "model" else None
+                drawn = moments(network, x, rates, sites, method.name, draw_options(plan), tick)
+                each = [(rate.mean if own is None else own, rate.variance) for rate in drawn]
+            targets.append(as_output(each[0][0], y).cpu())
+            pairs.append([(mean.cpu(), variance.cpu()) for mean, variance in each])
+    check_rows(sum(map(len, targets)), stacklevel=_LEVEL)
+    check_shapes(target.shape[1:] for target in targets)
+    by_rate = [zip(*rate, strict=True) for rate in zip(*pairs, strict=True)]
+    joined = [(torch.cat(means), torch.cat(variances)) for means, variances in by_rate]
+    return sites, torch.cat(targets), joined
+
+
+def moments(
+    model: nn.Module | Network,
+    x: Any,
+    rates: Sequence[Rate],
+    sites: Sites,
+    method: str,
+    options: DrawOptions,
+    tick: Callable[[], Any] = lambda: None,
+) -> list[Moments]:
+    """Return mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each.
+
+    Calibration and prediction measure in the same way, so that a scale fitted to one holds for the other. Methods other
+    than `"sample"` use the readout of the options alone; terms are not measured here.
+    """
+    if method == "sample":
+        return sample_rates(model, x, rates, sites, options, tick)
+    if method == "linear":
+        result = linearize(model, x, sites, options.readout)
+        return [Moments(result.mean, result.variance(rate), 0) for rate in rates]
+    propagated = []
+    for rate in rates:
+        propagated.append(propagate(model, x, rate, sites, options.readout))
+        tick()
+    return propagated
+
+
+def draw_options(plan: Plan) -> DrawOptions:
+    """Return how draws of a method are run; methods without draws need the readout alone."""
+    method = plan.method
+    if not isinstance(method, Sampling):
+        return DrawOptions(2, method.seed, plan.readout)
+    return DrawOptions(method.draws, method.seed, plan.readout, method.chunk, method.shared, engine=plan.engine)
+
+
+def _first_order(mean: Tensor, by_site: Tensor, target: Tensor, plan: Plan) -> tuple[Rate, ScaleFit | None]:
     """Fit the variance at one rate of all sites: its odds are the (geometric) mean of the outputs' scales."""
-    (mean,), (by_site,), target = measured.means, measured.variances, measured.target
-    total = by_site.double().sum(-1).reshape(target.shape)
+    total, per_output = by_site.double().sum(-1).reshape(target.shape), plan.has_outputs(target.shape)
     least = least_positive(total, per_output)
     if bool(least.isinf().any()):
         return 0.0, None
@@ -246,11 +329,11 @@ def _first_order(measured: MeasuredRates, plan: Plan, per_output: bool) -> tuple
     return odds / (1 + odds), fit_scale(mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors))
 
 
-def _site_shares(measured: MeasuredRates) -> dict[str, float]:
+def _site_shares(sites: Sites, by_site: Tensor) -> dict[str, float]:
     """Return the share of every site in the first-order variance, on average over rows and outputs."""
-    by_site = measured.variances[0].double().flatten(0, -2)
+    by_site = by_site.double().flatten(0, -2)
     shares = by_site / by_site.sum(-1, keepdim=True).clamp_min(torch.finfo(by_site.dtype).tiny)
-    return dict(zip([site.name for site in measured.sites], shares.mean(0).tolist(), strict=True))
+    return dict(zip([site.name for site in sites], shares.mean(0).tolist(), strict=True))
 
 
 def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:
@@ -273,5 +356,5 @@ def _warn_of_zeros(table: Sequence[RateRow], tried: int, values: int) -> None:
         "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen where "
         "another is there; more draws, larger rates or floor=True avoid it.",
         LatedropWarning,
-        stacklevel=_LEVEL + 1,
+        stacklevel=_LEVEL,
     )
