@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    asked,
     console,
     crowd_regions,
     gpu_round,
@@ -34,7 +35,18 @@ from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
 _NAMES = ("performance", "variance", "evidence", "stream", "console", "trained")
-_NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification", "potentials")
+_NAMES += (
+    "serving",
+    "command_line",
+    "cluster",
+    "onnx",
+    "crowd",
+    "classification",
+    "potentials",
+    "several_outputs",
+    "another_population",
+    "several_labels",
+)
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -95,6 +107,9 @@ TABLES: dict[str, Callable[[], str]] = {
             ("long_tables.ray", "long_tables_ray", long_tables.ray_table),
             ("gpu_round", "gpu_round", gpu_round.step_table),
             ("hops", "hops", hops.table),
+            ("asked.regions", "asked_regions", asked.regions_table),
+            ("asked.shift", "asked_shift", asked.shift_table),
+            ("asked.labels", "asked_labels", asked.labels_table),
         )
     },
 }

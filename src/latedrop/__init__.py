@@ -25,16 +25,27 @@ if TYPE_CHECKING:
     from latedrop.network.sites import Site, Sites
     from latedrop.network.weights import fingerprint
     from latedrop.onnx_files.predictor import load_onnx
+    from latedrop.prediction.adapted import AdaptedPrediction
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
     from latedrop.prediction.class_prediction import ClassPrediction
     from latedrop.prediction.class_predictor import ClassPredictor
+    from latedrop.prediction.joint import JointPrediction, Region
     from latedrop.prediction.loading import load
+    from latedrop.prediction.multilabel import (
+        MultiLabelCalibration,
+        MultiLabelPrediction,
+        MultiLabelPredictor,
+        calibrate_multilabel,
+        load_multilabel,
+    )
     from latedrop.prediction.prediction import Explanation, Prediction
-    from latedrop.prediction.predictor import Predictor
+    from latedrop.prediction.predictor import AdaptedPredictor, JointPredictor, Predictor
     from latedrop.programs import load_program
     from latedrop.propagation.propagate import propagate
 
 __all__ = [
+    "AdaptedPrediction",
+    "AdaptedPredictor",
     "Batches",
     "Calibration",
     "ClassCalibration",
@@ -43,15 +54,21 @@ __all__ = [
     "Classification",
     "Explanation",
     "FirstOrder",
+    "JointPrediction",
+    "JointPredictor",
     "LatedropError",
     "LatedropWarning",
     "Linearization",
     "Log",
     "Moments",
+    "MultiLabelCalibration",
+    "MultiLabelPrediction",
+    "MultiLabelPredictor",
     "Network",
     "Prediction",
     "Predictor",
     "Propagation",
+    "Region",
     "Sampling",
     "Site",
     "Sites",
@@ -59,11 +76,13 @@ __all__ = [
     "Terms",
     "calibrate",
     "calibrate_cross_fitted",
+    "calibrate_multilabel",
     "find_sites",
     "fingerprint",
     "inject",
     "linearize",
     "load",
+    "load_multilabel",
     "load_onnx",
     "load_program",
     "metrics",
@@ -82,7 +101,16 @@ _HOMES = {
     "prediction.loading": ("load",),
     "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
     "prediction.prediction": ("Explanation", "Prediction"),
-    "prediction.predictor": ("Predictor",),
+    "prediction.adapted": ("AdaptedPrediction",),
+    "prediction.joint": ("JointPrediction", "Region"),
+    "prediction.multilabel": (
+        "MultiLabelCalibration",
+        "MultiLabelPrediction",
+        "MultiLabelPredictor",
+        "calibrate_multilabel",
+        "load_multilabel",
+    ),
+    "prediction.predictor": ("AdaptedPredictor", "JointPredictor", "Predictor"),
     "prediction.calibrate": ("calibrate", "calibrate_cross_fitted"),
     "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),

@@ -27,6 +27,7 @@ with contextlib.suppress(ImportError), warnings.catch_warnings():
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print; the numbers themselves may differ in the last digits from machine to machine.
 HEADLINES = {
+    "another_population": "of the new machines",
     "band": "in the gap     the 90 % interval holds",
     "count_people": "the 90 % interval holds",
     "conformal": "share of 5000 fresh rows inside the interval",
@@ -44,9 +45,11 @@ HEADLINES = {
     "lightning_predict": "20 batches with mean, std, low, high",
     "onnx_file": "largest difference between torch and onnxruntime",
     "pitch_of_tones": "90 % interval holds  other notes",
+    "regions": "share of 2000 fresh paths",
     "potential": "the dynamics stopped after",
     "save_load": "same predictions after loading: True",
     "segmentation": "of 200 fresh images",
+    "several_labels": "labels missing a tenth",
     "sklearn_pipeline": "of 111 test rows",
     "tabular": "of 110 test rows",
     "timm_images": "of 500 fresh images",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,15 +24,19 @@ from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
+from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
 from latedrop.prediction.calibrated import Calibrated
 from latedrop.prediction.explaining import explained
+from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
 from latedrop.prediction.prediction import Explanation, Prediction
 from latedrop.records import plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import BatchContext
 
-__all__ = ["Predictor"]
+__all__ = ["AdaptedPredictor", "JointPredictor", "Predictor"]
+
+_Kind = TypeVar("_Kind", bound="Predictor")
 
 
 class Predictor(Calibrated[Calibration, Prediction]):
@@ -79,6 +83,35 @@ class Predictor(Calibrated[Calibration, Prediction]):
         joined = [torch.cat(column) for column in zip(*columns, strict=True)]
         seen = merged(calibration.seen, sketch(np.concatenate(marks)))
         return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors), seen=seen))
+
+    def joint(self, data: Any, unpack: Unpack | None = None, *, seed: int = 0) -> JointPredictor:
+        """Describe several outputs together: predictions then have `region(level)` and `bands(level)`.
+
+        Args:
+            data: labelled rows, in the form of `calibrate`'s, which must have served for nothing else.
+            unpack: from a batch to `(inputs, targets)`.
+            seed: divides the rows: one half tells how errors go together, the other how far they reach.
+        """
+        check_outputs(self.calibration)
+        made = self._become(JointPredictor)
+        made.joint_errors = fit_joint(made, data, unpack, seed)
+        return made
+
+    def adapted(self, x_target: Any, data: Any, unpack: Unpack | None = None) -> AdaptedPredictor:
+        """Follow rows of another population that has no labels: its scale, and intervals that hold there.
+
+        It holds where the inputs are distributed otherwise and targets given the inputs are not (covariate shift), and
+        where labelled rows overlap with the target; `DataError` where they do too little.
+
+        Args:
+            x_target: inputs of the target.
+            data: labelled rows, in the form of `calibrate`'s, which must have served for nothing else.
+            unpack: from a batch of these to `(inputs, targets)`.
+        """
+        check_adaptable(self.calibration)
+        made = self._become(AdaptedPredictor)
+        made.shift, made.calibration = fit_shift(made, x_target, data, unpack)
+        return made
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
         """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
@@ -135,3 +168,30 @@ class Predictor(Calibrated[Calibration, Prediction]):
 
     def _truth(self, prediction: Prediction, y: Tensor) -> Tensor:
         return align_target(prediction.mean, y)
+
+    def _become(self, kind: type[_Kind]) -> _Kind:
+        """Return the same calibrated model as a predictor of another kind."""
+        if type(self) is not Predictor:
+            raise ArgumentError(
+                f"expected a predictor as calibrate() or load() gives it; found a {type(self).__name__}. Start again "
+                "from that one."
+            )
+        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
+        options |= {"collate": self.collate, "cross_validated": self.cross_validated}
+        return kind(self.model, self.calibration, self.readout, **options)
+
+
+class JointPredictor(JointSteps, Predictor):  # type: ignore[misc]
+    """A predictor of several outputs together, which `Predictor.joint` makes; `save` writes the calibration alone.
+
+    Attributes:
+        joint_errors: how the errors of labelled rows go together, and how far they lie.
+    """
+
+
+class AdaptedPredictor(AdaptedSteps, Predictor):  # type: ignore[misc]
+    """A predictor for rows of a target, which `Predictor.adapted` makes; `save` writes the calibration alone.
+
+    Attributes:
+        shift: how labelled rows are weighed, and what they tell.
+    """

@@ -1,0 +1,295 @@
+"""Several outputs of a row together: an ellipsoid, and bands that hold all outputs at once.
+
+With the calibrated standard deviations s of a row and its standardised errors `z = (target - mean) / s`, the errors
+have the correlation
+
+    R(x) = a · I + (1 - a) · (b · C + (1 - b) · P(x)),
+
+C that of the standardised errors of labelled rows, the same for all rows, and P(x) that of the outputs to first order
+over shared masks: with mask gradients phi_k of each output, `P_kl = phi_k · phi_l / (|phi_k| |phi_l|)`. Each has a
+diagonal of 1, so the variance of every output stays as it was calibrated. Half of the labelled rows choose a and b by
+likelihood, on rows left out of C. On the n rows of the other half
+
+    region: z' R^-1 z <= q,      bands: |z_k| <= r for all k,
+
+where q and r are the `ceil((n + 1) level)`-th smallest value: a new exchangeable row then lies inside with probability
+`level` at least, whether R is right or not.
+
+References: Johnstone and Cox (2021), conformal ellipsoids; Messoudi, Destercke and Rousseau (2022), with a covariance
+for each row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.cross_validation import CrossValidation
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
+from latedrop.calibration.transforms import Log
+from latedrop.data.datasets import Unpack
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics.levels import checked_level
+from latedrop.prediction.prediction import Prediction
+from latedrop.quantiles import conformal_score
+from latedrop.terms import BatchContext
+
+__all__ = ["Joint", "JointPrediction", "JointSteps", "Region", "check_outputs", "fit_joint"]
+
+_MOST_OUTPUTS = 64
+_FEWEST_ROWS = 20
+_MOST_ROWS = 1000  # that choose the weights
+_ALONE = (0.01, 0.03, 0.1, 0.3)  # shares of independent errors
+_COMMON = (0.0, 0.25, 0.5, 0.75, 1.0)
+_FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Region:
+    """An ellipsoid for each of N rows, which holds the whole target `(K,)` with a probability.
+
+    Attributes:
+        level: that probability.
+        mean: `(N, K)`, the centres.
+        root: `(N, K, K)`, lower triangular: the points are `mean + root @ u` with `|u| <= 1`.
+    """
+
+    level: float
+    mean: Tensor
+    root: Tensor
+
+    def contains(self, target: Tensor) -> Tensor:
+        """Return `(N,)`, True where the target `(N, K)` lies inside."""
+        target = torch.as_tensor(target)
+        if target.shape != self.mean.shape:
+            raise DataError(
+                f"expected targets of shape {tuple(self.mean.shape)}, one vector for each row; found "
+                f"{tuple(target.shape)}. Pass them in the order of the outputs."
+            )
+        off = (target.to(self.mean) - self.mean)[..., None]
+        inside: Tensor = torch.linalg.solve_triangular(self.root, off, upper=False)[..., 0].square().sum(1) <= 1
+        return inside
+
+    @property
+    def log_volume(self) -> Tensor:
+        """`(N,)`, the logarithm of the volume, in the product of the outputs' units."""
+        outputs = self.mean.shape[1]
+        ball = outputs / 2 * math.log(math.pi) - math.lgamma(outputs / 2 + 1)
+        return ball + self.root.diagonal(dim1=1, dim2=2).log().sum(1)
+
+    @property
+    def volume(self) -> Tensor:
+        """`(N,)`, in the product of the outputs' units."""
+        return self.log_volume.exp()
+
+    def box(self) -> tuple[Tensor, Tensor]:
+        """Return both ends `(N, K)` of the smallest box around each ellipsoid."""
+        width = self.root.square().sum(2).sqrt()
+        return self.mean - width, self.mean + width
+
+    def outline(self, first: int = 0, second: int = 1, points: int = 100) -> Tensor:
+        """Return `(N, points, 2)`, the edge of each ellipsoid as seen along two outputs, to draw it."""
+        pair = self.root[:, [first, second]]
+        edge = torch.linalg.cholesky(pair @ pair.mT)
+        angle = torch.linspace(0, 2 * math.pi, points, dtype=edge.dtype, device=edge.device)
+        circle = torch.stack([angle.cos(), angle.sin()])
+        points_around: Tensor = self.mean[:, None, [first, second]] + (edge @ circle).mT
+        return points_around
+
+
+@dataclass(frozen=True)
+class Joint:
+    """How the errors of several outputs go together.
+
+    Attributes:
+        alone: the weight a of independent errors.
+        common: `(K, K)`, the correlation C of the errors of all rows.
+        share: the weight b of C beside that of each row.
+        distances: `(n,)`, sorted values of `z' R^-1 z`.
+        largest: `(n,)`, sorted values of the largest `|z_k|`.
+    """
+
+    alone: float
+    common: Tensor
+    share: float
+    distances: tuple[float, ...] = ()
+    largest: tuple[float, ...] = ()
+
+    def correlation(self, by_row: Tensor) -> Tensor:
+        """Return R `(N, K, K)` from P."""
+        common = self.common.to(by_row)
+        mixed = self.share * common + (1 - self.share) * by_row
+        return self.alone * torch.eye(len(common)).to(by_row) + (1 - self.alone) * mixed
+
+
+@dataclass(frozen=True)
+class JointPrediction(Prediction):
+    """Predictions of several outputs with the correlation of their errors.
+
+    Attributes:
+        by_row: `(N, K, K)`, the correlation of the outputs to first order over shared masks.
+        joint: how errors go together, and how far they lie on labelled rows.
+    """
+
+    by_row: Tensor | None = None
+    joint: Joint | None = None
+
+    @property
+    def correlation(self) -> Tensor:
+        """`(N, K, K)`, of the errors of each row."""
+        assert self.joint is not None
+        assert self.by_row is not None
+        return self.joint.correlation(self.by_row)
+
+    @property
+    def covariance(self) -> Tensor:
+        """`(N, K, K)`, of the errors of each row; its diagonal is `variance`."""
+        std = self.std.double()
+        return std[:, :, None] * self.correlation * std[:, None, :]
+
+    def region(self, level: float = 0.9) -> Region:
+        """Return the ellipsoid of each row that holds all of its outputs together with that probability."""
+        assert self.joint is not None
+        radius = _score(self.joint.distances, level) ** 0.5
+        root = radius * self.std.double()[..., None] * torch.linalg.cholesky(self.correlation)
+        return Region(checked_level(level), self.mean.double(), root)
+
+    def bands(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Return both ends `(N, K)` of intervals that hold all outputs of a row at once with that probability."""
+        assert self.joint is not None
+        width = _score(self.joint.largest, level) * self.std
+        return self.mean - width, self.mean + width
+
+    def cpu(self) -> JointPrediction:
+        """The same on the CPU."""
+        return replace(super().cpu(), joint=self.joint)
+
+    def scaled(self, choice: Any) -> NoReturn:
+        """Refuse another scale, which regions and bands do not follow."""
+        _refuse_other_scale()
+
+
+class JointSteps:
+    """Adds the correlation of each row to the predictions of a `Predictor`, which it is mixed into."""
+
+    kind: ClassVar[type[Prediction]] = JointPrediction
+    joint_errors: Joint | None = None
+
+    def _step(self, x: Any, **options: Any) -> JointPrediction:
+        p = super()._step(x, **options)  # type: ignore[misc]
+        me: Any = self
+        rows = BatchContext(me._network, x, me.calibration.sites, me.readout, None, gradients=True)
+        return JointPrediction(
+            p.output, p.raw_variance, p.calibration, p.novelty, shares=p.shares, by_row=_correlation(rows.gradients)
+        )
+
+    def _is_whole(self, **options: Any) -> bool:
+        return False
+
+    def predict(self, x: Any, **options: Any) -> JointPrediction:
+        """Predict N rows; see `Predictor.predict`. The prediction also has `covariance`, `region` and `bands`."""
+        p: JointPrediction = super().predict(x, **options)  # type: ignore[misc]
+        return replace(p, joint=self.joint_errors)
+
+    def _with(self, calibration: Any) -> NoReturn:
+        _refuse_other_scale()
+
+
+def check_outputs(calibration: Calibration) -> None:
+    """Raise `ArgumentError` where outputs are not vectors of numbers in their own unit or a linear one."""
+    shape = calibration.output_shape
+    if len(shape) != 1 or not 2 <= shape[0] <= _MOST_OUTPUTS:
+        raise ArgumentError(
+            f"expected 2 to {_MOST_OUTPUTS} outputs for each row to describe them together; found outputs of shape "
+            f"{shape}. Pass a readout that gives as many."
+        )
+    if isinstance(calibration.target, Log):
+        raise ArgumentError(
+            "expected targets that were not transformed, or Standardized; found Log(), under which an ellipsoid is "
+            "none. Calibrate in logarithms: leave target= out and pass log targets."
+        )
+
+
+def fit_joint(uq: Any, data: Any, unpack: Unpack | None, seed: int) -> Joint:
+    """Fit `Joint` to labelled rows; `uq` is a predictor with `JointSteps`."""
+    p, target = uq.predict_labelled(data, unpack)
+    if len(target) < _FEWEST_ROWS:
+        raise DataError(
+            f"expected at least {_FEWEST_ROWS} rows to see how errors go together; found {len(target)}. Pass more rows "
+            "to joint(...)."
+        )
+    unit = p.calibration.target
+    marks = marks_of(p.in_model_unit().mean, target if unit is None else unit.forward(target))
+    warn_of_fitted_rows(p.calibration.seen, marks, stacklevel=3)
+    z = (target.double() - p.mean.double()) / p.std.double()
+    order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
+    half = len(z) // 2
+    chosen, held = order[:half][:_MOST_ROWS], order[half:]
+    joint = _weights(z[chosen], p.by_row[chosen], p.calibration.degrees)
+    distances = _distances(joint.correlation(p.by_row[held]), z[held])[0]
+    largest = z[held].abs().amax(1)
+    return replace(
+        joint, distances=tuple(distances.sort().values.tolist()), largest=tuple(largest.sort().values.tolist())
+    )
+
+
+def _weights(z: Tensor, by_row: Tensor, degrees: float | None) -> Joint:
+    """Choose a and b by the likelihood of rows that C was not made from; C of all rows."""
+    identity = torch.eye(z.shape[1], dtype=z.dtype)
+    options = [(1.0, 1.0), *product(_ALONE, _COMMON)]
+    losses = dict.fromkeys(options, 0.0)
+    for rest, out in CrossValidation(count=_FOLDS).splits(len(z)):
+        common = _common(z[rest])
+        for alone, share in options:
+            by_option = Joint(alone, identity if alone == 1 else common, share).correlation(by_row[out])
+            distance, log_det = _distances(by_option, z[out])
+            losses[alone, share] += float((log_det / 2 + _tail(distance, z.shape[1], degrees)).sum())
+    alone, share = min(options, key=losses.__getitem__)
+    return Joint(alone, _common(z), share)
+
+
+def _tail(distance: Tensor, outputs: int, degrees: float | None) -> Tensor:
+    """Return minus the logarithm of the density at squared distances, Gaussian or Student, up to a constant."""
+    if degrees is None:
+        return distance / 2
+    return (degrees + outputs) / 2 * torch.log1p(distance / (degrees - 2))
+
+
+def _distances(correlation: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `z' R^-1 z` and the logarithm of the determinant of R, `(N,)` each."""
+    root = torch.linalg.cholesky(correlation)
+    distance = torch.linalg.solve_triangular(root, z[..., None], upper=False)[..., 0].square().sum(1)
+    return distance, 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+
+
+def _common(z: Tensor) -> Tensor:
+    """Return the correlation of standardised errors around 0, `(K, K)`."""
+    return _correlation(z.mT[None])[0]
+
+
+def _correlation(vectors: Tensor) -> Tensor:
+    """Return `(N, K, K)`, the cosines of vectors `(N, K, D)`; a vector of zeros has that of 0 with all others."""
+    vectors = vectors.double()
+    unit = vectors / vectors.norm(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    cosines: Tensor = unit @ unit.mT
+    cosines.diagonal(dim1=1, dim2=2).fill_(1)
+    return cosines
+
+
+def _score(scores: tuple[float, ...], level: float) -> float:
+    level = checked_level(level)
+    remedy = "Pass twice as many rows to joint(...), or ask for a lower level."
+    return conformal_score(scores, level, 0.0, " in the second half of those of joint(...)", remedy)
+
+
+def _refuse_other_scale() -> NoReturn:
+    raise ArgumentError(
+        "expected the scale that regions and bands were made with; found a call for another one. Call uq.scaled(...) "
+        "or uq.conformal(...) first, then joint(rows)."
+    )
