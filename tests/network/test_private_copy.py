@@ -237,6 +237,38 @@ def test_a_graph_module_keeps_its_hooks() -> None:
         assert_same_up_to_rounding(private_copy(model)(x), model(x))
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class MakesItsGraphAnew(nn.Module):
+    """Leaves its generated code out of its state, as layers of e3nn do, and with it out of the memo of a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.code = nn.Parameter(torch.ones(3)), torch.fx.symbolic_trace(Scaled())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_modules": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.code = torch.fx.symbolic_trace(Scaled())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.code(x * self.weight)  # type: ignore[no-any-return]
+
+
+def test_a_layer_may_make_its_graph_module_anew() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), MakesItsGraphAnew()).eval()
+    made, x = private_copy(model), torch.ones(2, 3)
+    with torch.no_grad():
+        model[1].weight.mul_(3)
+    torch.testing.assert_close(made(x), model(x), rtol=0, atol=0)
+    assert made[1].code is not model[1].code
+
+
 def test_a_network_follows_the_weights_and_notices_those_that_are_replaced() -> None:
     model, x = net().eval(), torch.randn(5, 4)
     network = Network(model)

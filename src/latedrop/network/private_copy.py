@@ -62,7 +62,8 @@ def private_copy(model: nn.Module, *, gradients: bool = False, buffers: bool = T
                     memo[id(module)] = copy.deepcopy(bare(module), memo)
             made: nn.Module = copy.deepcopy(model, memo)
             for graph in graphs:
-                _complete(graph, memo)
+                if id(graph) in memo:  # else its owner makes it anew, as e3nn does with its generated code
+                    _complete(graph, memo)
         except Exception as error:
             culprit = _culprit(model, _memo(model, gradients, buffers))
             raise SiteError(
