@@ -141,8 +141,8 @@ class TableBatches:
     """Batches (inputs, targets), or of inputs alone where no targets were chosen, read anew by each iteration.
 
     Of the part "fit" or "held" each row is in one half by chance, the same for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`; those of weight 0 are left out before. `notice` is shown
-    the rows of every batch.
+    are an error, or with `drop` left out and counted in `dropped`; those of weight 0 are left out before. `notice` is
+    shown the rows of every batch.
     """
 
     source: Source

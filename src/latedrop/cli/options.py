@@ -28,7 +28,7 @@ LEVEL = 0.9
 """Of intervals, where no level is given."""
 _in_model, _in_data, _in_output = (partial(option, rich_help_panel=name) for name in ("Model", "Data", "Output"))
 
-_FILES = "csv, parquet, feather, npz, pt, or a folder of these"
+_FILES = "csv, parquet, npz, pt, or a folder of these"
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
@@ -67,7 +67,7 @@ Level = Annotated[
     float | None,
     _in_output(f"Probability that the interval or set holds the target; {LEVEL} by default."),
 ]
-Predictions = Annotated[str, _in_output("File: csv, parquet, feather or npz; - is csv to stdout.", "--output", "-o")]
+Predictions = Annotated[str, _in_output("File: csv, parquet or npz; - is csv to stdout.", "--output", "-o")]
 Report = Annotated[str | None, _in_output("Also write a page about it, HTML.")]
 MadeDetector = Annotated[str | None, _in_output("Also write a detector of strange rows, JSON.")]
 Unit = Annotated[str | None, _in_output("Unit of the target, or one for each, separated by commas.")]
