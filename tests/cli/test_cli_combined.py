@@ -91,6 +91,16 @@ class TestWeights:
         assert call(*asked)[::2] == (0, "")
         assert without == json.loads(Path("cal.json").read_text())["latedrop"]["table"]
 
+    def test_rows_of_weight_0_are_as_if_absent(self, call: Run, rows: list[list[object]]) -> None:
+        asked = ("calibrate", "combined_model:net", "--data", "some.csv", *self.OPTIONS, "--intervals", "conformal")
+        tables = []
+        for some in (rows, [*rows[:7], [1, 2, "", "", 0], *rows[7:], [1, 2, 3, "NA", 0]]):
+            written("some.csv", some)
+            code, out, err = call(*asked)
+            assert (code, err, "left out" in out) == (0, "", False)
+            tables.append(json.loads(Path("cal.json").read_text())["latedrop"]["table"])
+        assert tables[0] == tables[1]
+
     def test_conformal_rows_need_none(self, call: Run) -> None:
         asked = ("calibrate", "combined_model:net", "--data", "val.csv", *self.OPTIONS, "--intervals", "conformal")
         assert call(*asked)[::2] == (0, "")

@@ -1,4 +1,4 @@
-"""Folders of files as one table, and feather files: the same rows in the same order as one csv file has."""
+"""Folders of files as one table: the same rows in the same order as one csv file has."""
 
 import gzip
 import tracemalloc
@@ -10,7 +10,7 @@ import pytest
 
 from latedrop.cli.tables import Columns, choose, open_table, read_batches
 from latedrop.cli.writing import write_rows
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError
 
 NAMES = ("id", "a", "y")
 
@@ -22,15 +22,9 @@ def part(first: int, count: int = 4) -> dict[str, list[Any]]:
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
     """A file of one of the kinds, by its ending."""
-    if path.suffix in (".parquet", ".feather"):
+    if path.suffix == ".parquet":
         pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import feather, parquet
-
-        table = pyarrow.table(columns)
-        if path.suffix == ".parquet":
-            parquet.write_table(table, path, row_group_size=2)
-        else:
-            feather.write_feather(table, path, chunksize=2)
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path, row_group_size=2)
         return
     text = "\n".join(",".join(map(str, row)) for row in [tuple(columns), *zip(*columns.values(), strict=True)]) + "\n"
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
@@ -53,14 +47,14 @@ def seen(path: str, size: int = 3) -> tuple[list[float], list[float], list[str]]
     return inputs, [v for b in rows for v in b.target.tolist()], [str(name) for name in kept]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".parquet", ".feather"])
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".parquet"])
 def test_files_of_a_folder_are_one_table(tmp_path: Path, ending: str) -> None:
     path = folder(tmp_path, f"b{ending}", f"a{ending}", f"c{ending}", part0=part(4), part1=part(0), part2=part(8))
     for name in ("_SUCCESS", ".hidden.csv", "readme.txt"):
         (Path(path) / name).write_text("x")
     table = open_table(path)
     assert table.names == NAMES
-    assert table.count == (12 if ending in (".parquet", ".feather") else None)
+    assert table.count == (12 if ending == ".parquet" else None)
     inputs, target, kept = seen(path)
     assert inputs == list(range(12))
     assert target == [2.0 * i for i in range(12)]
@@ -129,18 +123,9 @@ def test_a_thousand_files_are_not_open_at_once(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-class TestFeather:
-    def test_another_file(self, tmp_path: Path) -> None:
-        pytest.importorskip("pyarrow")
-        path = tmp_path / "rows.feather"
-        path.write_text("id,a\n1,2\n")
-        with pytest.raises(FileError, match=r"expected a feather file at .*damaged or another one"):
-            open_table(str(path))
-
-
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather"])
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet"])
 def test_what_is_written_can_be_read(tmp_path: Path, ending: str) -> None:
-    if ending in (".parquet", ".feather"):
+    if ending == ".parquet":
         pytest.importorskip("pyarrow")
     path, rows = str(tmp_path / f"out{ending}"), part(0, 6)
     with write_rows(path) as append:
@@ -163,9 +148,7 @@ def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:
             append({"id": pyarrow.array(["x"])})
 
 
-@pytest.mark.parametrize(
-    "ending", [".csv", *(pytest.param(e, marks=pytest.mark.slow) for e in (".parquet", ".feather"))]
-)
+@pytest.mark.parametrize("ending", [".csv", pytest.param(".parquet", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_files(tmp_path: Path, ending: str) -> None:
     """Of numpy and Python; a row of the data takes 24 bytes, and at most two batches are held."""
     pytest.importorskip("pyarrow")

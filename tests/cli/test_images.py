@@ -90,20 +90,17 @@ def test_from_photos_to_intervals(call: Run, place: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("ending", ["parquet", "feather"])
-def test_names_in_other_tables(call: Run, place: Path, ending: str) -> None:
+def test_names_in_another_table(call: Run, place: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import feather, parquet
+    from pyarrow import parquet
 
     with open("val.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     table = pyarrow.table({"path": [row["file"] for row in rows], "y": [float(row["y"]) for row in rows]})
-    (parquet.write_table if ending == "parquet" else feather.write_feather)(table, f"val.{ending}")
-    words = ("--data", f"val.{ending}", "--images", "photos", "--column", "path", "--transform", "size=8")
+    parquet.write_table(table, "val.parquet")
+    words = ("--data", "val.parquet", "--images", "photos", "--column", "path", "--transform", "size=8")
     assert call("calibrate", "pictured_model:net", *words, "--target", "y", "-o", "cal.json", *QUICK)[0] == 0
-    assert (
-        call("predict", "pictured_model:net", "cal.json", *words[:4], "--keep", "path", "-o", f"out.{ending}")[0] == 0
-    )
+    assert call("predict", "pictured_model:net", "cal.json", *words[:4], "--keep", "path", "-o", "out.parquet")[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -143,7 +140,7 @@ def deepen(name: str) -> None:
         (lambda: None, "size=8 --column path", "expected column 'path' in val.csv; it is not there."),
         (lambda: None, "size=8 --inputs size", "expected --inputs or --images; found both."),
         (lambda: None, "size=8 --images none", "expected a folder of images at none; there is none."),
-        (lambda: None, "size=8 --data val.npz", "expected a table with names of images, csv, parquet or feather"),
+        (lambda: None, "size=8 --data val.npz", "expected a table with names of images, csv or parquet"),
     ],
     ids=range(11),
 )

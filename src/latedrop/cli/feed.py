@@ -141,8 +141,8 @@ class TableBatches:
     """Batches (inputs, targets), or of inputs alone where no targets were chosen, read anew by each iteration.
 
     Of the part "fit" or "held" each row is in one half by chance, the same for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`. Rows of weight 0 are left out. `notice` is shown the
-    rows of every batch.
+    are an error, or with `drop` left out and counted in `dropped`; those of weight 0 are left out before. `notice` is
+    shown the rows of every batch.
     """
 
     source: Source
@@ -159,6 +159,8 @@ class TableBatches:
         dice = np.random.default_rng(self.seed)
         self.dropped, self.counts = 0, []
         for rows in self.source.read(self.batch_size):
+            if rows.weights is not None:  # those of weight 0 are as if they were not there
+                rows = rows.where(rows.weights != 0)
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
             if not (self.drop or rows.finite.all()):
@@ -169,9 +171,7 @@ class TableBatches:
             self.dropped += int((~rows.finite).sum())
             rows = rows.where(rows.finite)
             if rows.weights is not None:
-                counted = rows.weights != 0  # the others are left out here, as no weight is known ahead
-                self.counts.append(rows.weights[counted])
-                rows = rows.where(counted)
+                self.counts.append(rows.weights)
             if not len(rows):
                 continue
             self.notice(rows)

@@ -7,14 +7,14 @@ are read, predicted and written a batch at a time.
 import json
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from latedrop.cli import options as opt
 from latedrop.cli.command import again, command, read_files, typed
 from latedrop.cli.options import readout_of, split
 from latedrop.cli.printing import broken, print_calibration, print_judgement, print_sites
 from latedrop.errors import ArgumentError
-from latedrop.terminal import need
+from latedrop.terminal import need, option
 
 __all__ = ["calibrate", "evaluate", "export", "predict", "sites"]
 
@@ -43,7 +43,6 @@ def sites(
         from latedrop.named import load_model
         from latedrop.network.find_sites import find_sites
 
-        _either(data, input_shape)
         network = load_model(model, weights, trust=trust, device=device, untrained=True)
         with table.example(network, data, input_shape, target=target) as rows:
             found = find_sites(network, rows, select=select or None, kind=kind)
@@ -54,25 +53,32 @@ def sites(
 def calibrate(
     *,
     model: opt.Model,
-    data: opt.Validation,
-    output: opt.Written,
+    data: Annotated[str, option(f"Validation rows: {opt.FILES}.")],
+    output: Annotated[str, option("The calibration to write, JSON.", "--output", "-o")],
     target: opt.Target = None,
     table: opt.Tabled,
-    reference: opt.Reference = None,
+    reference: Annotated[
+        str | None, opt.in_data("Training rows, whose inputs tell what is usual. Recommended.")
+    ] = None,
     classes: opt.Classes,
     unit: opt.TargetUnit,
     row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = _SOME,
     fitting: opt.Fitting,
-    intervals: opt.Intervals = None,
-    conformal_data: opt.Held = None,
-    seed: opt.Seed = 0,
+    intervals: Annotated[
+        Literal["student", "gaussian", "isotonic", "conformal"] | None,
+        option("How the intervals are shaped; by default as suits the method."),
+    ] = None,
+    conformal_data: Annotated[
+        str | None, opt.in_data("Rows for conformal intervals or sets; by default half of --data.")
+    ] = None,
+    seed: Annotated[int, option("Fixes all masks, and which rows are held out.")] = 0,
     loading: opt.Loading,
     select: opt.Select = None,
     kind: opt.Kind = "element",
     report: opt.Report = None,
-    detector: opt.MadeDetector = None,
+    detector: Annotated[str | None, opt.in_output("Also write a detector of strange rows, JSON.")] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -84,8 +90,7 @@ def calibrate(
         from latedrop.cli.tasks import remembering, task_of, with_labels
         from latedrop.cli.writing import check_outputs
 
-        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference}
-        read |= {"MODEL": model, "--weights": loading.weights, "--readout": loading.readout}
+        read = loading.files(model, data=data, conformal_data=conformal_data, reference=reference)
         check_outputs({"--output": output, "--report": report, "--detector": detector}, read)
         if conformal_data is not None and intervals not in (None, "conformal"):
             raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
@@ -135,16 +140,20 @@ def predict(
     *,
     model: opt.Model,
     calibration: opt.Record,
-    data: opt.New,
-    output: opt.Predictions = _STANDARD,
+    data: Annotated[str, option(f"Rows: {opt.FILES}; - is csv from stdin.")],
+    output: Annotated[
+        str, opt.in_output("File: csv, parquet or npz; - is csv to stdout.", "--output", "-o")
+    ] = _STANDARD,
     level: opt.Level = None,
     table: opt.Tabled,
-    keep: opt.Keep = None,
+    keep: Annotated[list[str] | None, opt.in_data("Columns to carry along, separated by commas.")] = None,
     drop_nan: opt.DropNan = False,
-    batch_size: opt.RowsAtOnce = None,
-    detector: opt.UsedDetector = None,
+    batch_size: Annotated[
+        int | None, opt.in_data("Rows at once; 8192 of tables, 256 of arrays and images.", min=1)
+    ] = None,
+    detector: Annotated[str | None, option("What `calibrate --detector` wrote: adds p-values.")] = None,
     loading: opt.Loading,
-    ray: opt.OnRay = None,
+    ray: Annotated[str | None, option("On Ray: local, auto or an address; writes parquet.", "--ray")] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -161,8 +170,7 @@ def predict(
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
-        read = {"MODEL": model, "CALIBRATION": calibration, "--weights": loading.weights, "--data": data}
-        read |= {"--readout": loading.readout, "--detector": detector}
+        read = loading.files(model, calibration, data=data, detector=detector)
         if ray is not None:
             check_ray(output, images=table.images is not None, detector=detector is not None, drop=drop_nan)
         elif output == _STANDARD and as_json:
@@ -197,7 +205,7 @@ def evaluate(
     *,
     model: opt.Model,
     calibration: opt.Record,
-    data: opt.Test,
+    data: Annotated[str, option(f"Test rows: {opt.FILES}; - is csv from stdin.")],
     target: opt.Target = None,
     table: opt.Tabled,
     row_weights: opt.RowWeights = None,
@@ -205,8 +213,10 @@ def evaluate(
     batch_size: opt.BatchSize = _SOME,
     loading: opt.Loading,
     level: opt.Level = None,
-    unit: opt.Unit = None,
-    require: opt.Require = None,
+    unit: Annotated[str | None, opt.in_output("Unit of the target, or one for each, separated by commas.")] = None,
+    require: Annotated[
+        str | None, opt.in_output('Bounds, such as "coverage90>=0.85,gain>=0"; exit code 3 where one does not hold.')
+    ] = None,
     report: opt.Report = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -221,8 +231,7 @@ def evaluate(
 
         _ = level is None or checked_level(level)
         _ = require is None or parsed_requirements(require)
-        read: dict[str, str | None] = {"--data": data, "CALIBRATION": calibration, "MODEL": model}
-        read |= {"--weights": loading.weights, "--readout": loading.readout}
+        read = loading.files(model, calibration, data=data)
         check_outputs({"--report": report}, read)
         uq = loading.load_calibrated(model, calibration, batch_size)
         check_options(uq, level=level, row_weights=row_weights, unit=unit)
@@ -243,7 +252,7 @@ def export(
     *,
     model: opt.Model,
     calibration: opt.Record,
-    output: opt.Exported,
+    output: Annotated[str, option("The ONNX file to write.", "--output", "-o")],
     data: opt.Example = None,
     input_shape: opt.InputShape = None,
     table: opt.Tabled,
@@ -263,12 +272,10 @@ def export(
         from latedrop.quantiles import checked_level
 
         checked_level(level)
-        read = {"MODEL": model, "CALIBRATION": calibration, "--weights": loading.weights, "--data": data}
-        check_outputs({"--output": output}, {**read, "--readout": loading.readout}, (".onnx",))
-        _either(data, input_shape)
+        check_outputs({"--output": output}, loading.files(model, calibration, data=data), (".onnx",))
         uq: Any = loading.load_calibrated(model, calibration)
         columns = (uq.calibration.columns or {}).get("inputs")
-        shapes = input_shape or ([str(len(columns))] if columns else None)
+        shapes = input_shape or ([str(len(columns))] if columns and data is None else None)
         with table.example(uq.model, data, shapes, record=uq.calibration) as rows:
             path = uq.to_onnx(output, rows, **({} if hasattr(uq.calibration, "classes") else {"level": level}))
         size = path.stat().st_size
@@ -276,8 +283,3 @@ def export(
             print(json.dumps({"file": str(path), "bytes": size}, indent=1), file=out)
         else:
             print(f"compared with torch on 1, 4 and 7 rows\nwritten: {path}, {size / 1024:.0f} KB", file=out)
-
-
-def _either(data: str | None, input_shape: list[str] | None) -> None:
-    if data is not None and input_shape:
-        raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")

@@ -22,67 +22,45 @@ if TYPE_CHECKING:
     from latedrop.prediction.class_predictor import ClassPredictor
     from latedrop.prediction.predictor import Predictor
 
-__all__ = ["LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "readout_of", "split"]
+__all__ = ["FILES", "LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "readout_of", "split"]
 
 LEVEL = 0.9
 """Of intervals, where no level is given."""
-_in_model, _in_data, _in_output = (partial(option, rich_help_panel=name) for name in ("Model", "Data", "Output"))
+in_model, in_data, in_output = (partial(option, rich_help_panel=name) for name in ("Model", "Data", "Output"))
 
-_FILES = "csv, parquet, feather, npz, pt, or a folder of these"
+FILES = "csv, parquet, npz, pt, or a folder of these"
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
-Validation = Annotated[str, option(f"Validation rows: {_FILES}.")]
-New = Annotated[str, option(f"Rows: {_FILES}; - is csv from stdin.")]
-Test = Annotated[str, option(f"Test rows: {_FILES}; - is csv from stdin.")]
-Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o")]
-Exported = Annotated[str, option("The ONNX file to write.", "--output", "-o")]
 
-Weights = Annotated[str | None, _in_model("Weights: .safetensors, or .pt of a state_dict.")]
-Trust = Annotated[bool, _in_model("Unpickle model files, which can run any code.", "--trust")]
-Device = Annotated[str, _in_model("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"])]
-Select = Annotated[list[str] | None, _in_model("Only sites of this name pattern; may be repeated.")]
-Kind = Annotated[Literal["element", "channel"], _in_model("Masks per element or per channel.")]
+Weights = Annotated[str | None, in_model("Weights: .safetensors, or .pt of a state_dict.")]
+Trust = Annotated[bool, in_model("Unpickle model files, which can run any code.", "--trust")]
+Device = Annotated[str, in_model("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"])]
+Select = Annotated[list[str] | None, in_model("Only sites of this name pattern; may be repeated.")]
+Kind = Annotated[Literal["element", "channel"], in_model("Masks per element or per channel.")]
 
-Example = Annotated[str | None, _in_data(f"Example rows: {_FILES}.")]
-InputShape = Annotated[list[str] | None, _in_data("Or random rows of this shape, such as 3,224,224.")]
-Target = Annotated[str | None, _in_data("Target columns, or the column of labels; y for arrays.")]
-Reference = Annotated[str | None, _in_data("Training rows, whose inputs tell what is usual. Recommended.")]
-Held = Annotated[str | None, _in_data("Rows for conformal intervals or sets; by default half of --data.")]
-RowWeights = Annotated[str | None, _in_data("Column with the weight of each row.")]
-DropNan = Annotated[bool, _in_data("Leave out rows with NaN or missing values.", "--drop-nan")]
-Keep = Annotated[list[str] | None, _in_data("Columns to carry along, separated by commas.")]
-BatchSize = Annotated[int, _in_data("Rows that are read and run at once.", min=1)]
-RowsAtOnce = Annotated[int | None, _in_data("Rows at once; 8192 of tables, 256 of arrays and images.", min=1)]
+Example = Annotated[str | None, in_data(f"Example rows: {FILES}.")]
+InputShape = Annotated[list[str] | None, in_data("Or random rows of this shape, such as 3,224,224.")]
+Target = Annotated[str | None, in_data("Target columns, or the column of labels; y for arrays.")]
+RowWeights = Annotated[str | None, in_data("Column with the weight of each row.")]
+DropNan = Annotated[bool, in_data("Leave out rows with NaN or missing values.", "--drop-nan")]
+BatchSize = Annotated[int, in_data("Rows that are read and run at once.", min=1)]
 
-Intervals = Annotated[
-    Literal["student", "gaussian", "isotonic", "conformal"] | None,
-    option("How the intervals are shaped; by default as suits the method."),
-]
-Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
-UsedDetector = Annotated[str | None, option("What `calibrate --detector` wrote: adds p-values.")]
-OnRay = Annotated[str | None, option("On Ray: local, auto or an address; writes parquet.", "--ray")]
 
 Level = Annotated[
     float | None,
-    _in_output(f"Probability that the interval or set holds the target; {LEVEL} by default."),
+    in_output(f"Probability that the interval or set holds the target; {LEVEL} by default."),
 ]
-Predictions = Annotated[str, _in_output("File: csv, parquet, feather or npz; - is csv to stdout.", "--output", "-o")]
-Report = Annotated[str | None, _in_output("Also write a page about it, HTML.")]
-MadeDetector = Annotated[str | None, _in_output("Also write a detector of strange rows, JSON.")]
-Unit = Annotated[str | None, _in_output("Unit of the target, or one for each, separated by commas.")]
-Require = Annotated[
-    str | None, _in_output('Bounds, such as "coverage90>=0.85,gain>=0"; exit code 3 where one does not hold.')
-]
-Json = Annotated[bool, _in_output("Print JSON, and nothing else, to stdout.", "--json")]
+Report = Annotated[str | None, in_output("Also write a page about it, HTML.")]
+Json = Annotated[bool, in_output("Print JSON, and nothing else, to stdout.", "--json")]
 Verbose = Annotated[
     int,
-    _in_output("Say what is done, on stderr; -vv says more.", "--verbose", "-v", count=True, show_default=False),
+    in_output("Say what is done, on stderr; -vv says more.", "--verbose", "-v", count=True, show_default=False),
 ]
-Debug = Annotated[bool, _in_output("Show the traceback of an error.", "--debug")]
+Debug = Annotated[bool, in_output("Show the traceback of an error.", "--debug")]
 ImageTransform = Annotated[
     str | None,
-    _in_data("From image to input: size=224,normalize=imagenet; timm:MODEL; package.module:function."),
+    in_data("From image to input: size=224,normalize=imagenet; timm:MODEL; package.module:function."),
 ]
 
 
@@ -91,9 +69,14 @@ class Loading(NamedTuple):
 
     weights: Weights = None
     trust: Trust = False
-    untrained: Annotated[bool, _in_model("Accept random weights, an error otherwise.", "--untrained")] = False
+    untrained: Annotated[bool, in_model("Accept random weights, an error otherwise.", "--untrained")] = False
     device: Device = "auto"
-    readout: Annotated[str | None, _in_model("Output to use: a name, an index, or package.module:function.")] = None
+    readout: Annotated[str | None, in_model("Output to use: a name, an index, or package.module:function.")] = None
+
+    def files(self, model: str, calibration: str | None = None, **others: str | None) -> dict[str, str | None]:
+        """Return the files that a command reads by the names of its arguments; `conformal_data` is --conformal-data."""
+        files = {"MODEL": model, "CALIBRATION": calibration, "--weights": self.weights, "--readout": self.readout}
+        return files | {f"--{name.replace('_', '-')}": path for name, path in others.items()}
 
     def load(self, model: str) -> "nn.Module":
         """Load the network that MODEL names."""
@@ -115,11 +98,11 @@ class Tabled(NamedTuple):
 
     inputs: Annotated[
         str | None,
-        _in_data("Input columns; by default all others, or array x.", "--inputs", "--input"),
+        in_data("Input columns; by default all others, or array x.", "--inputs", "--input"),
     ] = None
-    ignore: Annotated[str | None, _in_data("Columns that are not inputs, separated by commas.")] = None
-    images: Annotated[str | None, _in_data("Folder of images that a column names: the inputs.")] = None
-    column: Annotated[str | None, _in_data("Column with the images' names; file by default.")] = None
+    ignore: Annotated[str | None, in_data("Columns that are not inputs, separated by commas.")] = None
+    images: Annotated[str | None, in_data("Folder of images that a column names: the inputs.")] = None
+    column: Annotated[str | None, in_data("Column with the images' names; file by default.")] = None
     transform: ImageTransform = None
 
     def source(
@@ -163,6 +146,8 @@ class Tabled(NamedTuple):
         target: str | None = None,
     ) -> Iterator[Any]:
         """Give rows to run a network on: of a file, random ones, or those of an exported program."""
+        if data is not None and shapes:
+            raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
         if data is None:
             yield _random_rows(network, shapes)
             return
@@ -174,9 +159,9 @@ class Tabled(NamedTuple):
 class TargetUnit(NamedTuple):
     """The options that say how targets were transformed for training, of one parameter."""
 
-    target_mean: Annotated[str | None, _in_data("Mean of the targets that training took away.")] = None
-    target_std: Annotated[str | None, _in_data("Standard deviation that training divided by.")] = None
-    target_log: Annotated[bool, _in_data("Training was on the targets' logarithm.", "--target-log")] = False
+    target_mean: Annotated[str | None, in_data("Mean of the targets that training took away.")] = None
+    target_std: Annotated[str | None, in_data("Standard deviation that training divided by.")] = None
+    target_log: Annotated[bool, in_data("Training was on the targets' logarithm.", "--target-log")] = False
 
     def transform(self) -> "Transform | None":
         """Return what they mean; `ArgumentError` where they contradict each other."""
@@ -238,11 +223,11 @@ class Classes(NamedTuple):
     """The options that speak of classes, of one parameter."""
 
     task: Annotated[
-        Literal["auto", "regression", "classification"], _in_data("By default as the target's values tell.")
+        Literal["auto", "regression", "classification"], in_data("By default as the target's values tell.")
     ] = "auto"
     class_names: Annotated[
         str | None,
-        _in_data("Names in the order of the outputs; by default sorted."),
+        in_data("Names in the order of the outputs; by default sorted."),
     ] = None
     sets: Annotated[
         Literal["lac", "aps", "raps"] | None,

@@ -1,4 +1,4 @@
-"""Rows out to a file, a few at a time: csv, parquet, feather or npz.
+"""Rows out to a file, a few at a time: csv, parquet or npz.
 
 `write_rows` gives a function that takes some rows after another, as columns by name. The file is written aside and
 renamed at the end: nobody finds half of it, whatever comes in between. Standard output, `-`, takes csv as it comes.
@@ -21,7 +21,6 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import pyarrow.ipc
 import pyarrow.parquet
 from pyarrow import compute
 
@@ -32,7 +31,7 @@ from latedrop.files import FORMULA, aside, safe_cell
 
 __all__ = ["ROW_FILES", "check_apart", "check_output", "check_outputs", "write_rows"]
 
-ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".npz")
+ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".npz")
 
 _Append: TypeAlias = "Callable[[Mapping[str, Any]], None]"
 _GROUP = 16_384  # rows of a parquet row group: few and large ones are quick to read
@@ -109,8 +108,8 @@ def _writer(part: Path, name: str) -> Iterator[_Append]:
     with ExitStack() as stack:
         if name.endswith(".npz"):
             yield stack.enter_context(_npz_writer(part))
-        elif name.endswith((".parquet", ".feather")):
-            yield stack.enter_context(_arrow_writer(part, feather=name.endswith(".feather")))
+        elif name.endswith(".parquet"):
+            yield stack.enter_context(_parquet_writer(part))
         else:
             raw: Any = stack.enter_context(part.open("wb"))
             if name.endswith(".gz"):  # without name and time in its head: the same rows give the same bytes
@@ -167,12 +166,7 @@ def _cells(values: Any, between: str) -> Any:
 
 
 @contextmanager
-def _arrow_writer(part: Path, *, feather: bool) -> Iterator[_Append]:
-    def opened(schema: Any) -> Any:
-        if feather:
-            return pyarrow.ipc.new_file(str(part), schema, options=pyarrow.ipc.IpcWriteOptions(compression="lz4"))
-        return pyarrow.parquet.ParquetWriter(part, schema)
-
+def _parquet_writer(part: Path) -> Iterator[_Append]:
     with ExitStack() as stack:
         writer: Any = None
         schema: Any = None
@@ -181,7 +175,7 @@ def _arrow_writer(part: Path, *, feather: bool) -> Iterator[_Append]:
         def flush() -> None:
             nonlocal writer
             if waiting:
-                writer = writer or stack.enter_context(opened(schema))
+                writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(part, schema))
                 writer.write_table(pyarrow.Table.from_batches(waiting).combine_chunks())
                 waiting.clear()
 

@@ -1,7 +1,7 @@
-"""Rows in files, a few at a time: columns of csv, parquet and feather, arrays of npz and pt, images that a table names.
+"""Rows in files, a few at a time: columns of csv and parquet, arrays of npz and pt, images that a table names.
 
 `open_table` looks at a file's names alone; `read_batches` then yields `Rows`, of which it holds one at a time, so that
-the file may be larger than memory. A folder is its files, one after the other. pyarrow reads csv, parquet and feather;
+the file may be larger than memory. A folder is its files, one after the other. pyarrow reads csv and parquet;
 their inputs are columns of numbers. In a npz or pt file inputs are arrays whose first axis counts the rows. Nothing is
 unpickled. Images need Pillow (`pip install "latedrop[images]"`).
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latedrop.cli.tables.array_files import open_npz, open_pt
-from latedrop.cli.tables.arrow_files import open_csv, open_feather, open_parquet
+from latedrop.cli.tables.arrow_files import open_csv, open_parquet
 from latedrop.cli.tables.images import image_transform, open_images
 from latedrop.cli.tables.labels import Labels, distinct
 from latedrop.cli.tables.rows import STANDARD, Block, Columns, Place, Rows, Table, choose, read_batches
@@ -39,7 +39,6 @@ __all__ = [
 _OPENERS: dict[str, Callable[[str], Table]] = {
     **dict.fromkeys((".csv", ".tsv", ".csv.gz", ".tsv.gz"), open_csv),
     ".parquet": open_parquet,
-    ".feather": open_feather,
     ".npz": open_npz,
     **dict.fromkeys((".pt", ".pth"), open_pt),
 }

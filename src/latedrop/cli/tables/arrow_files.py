@@ -1,4 +1,4 @@
-"""Rows of csv, parquet and feather files, read by pyarrow.
+"""Rows of csv and parquet files, read by pyarrow.
 
 pyarrow parses csv in chunks of whole rows that are cut here, so that a row's line number is known and memory does not
 grow with the file. Where a cell is not plainly a number, the column of that chunk is looked at cell by cell, which
@@ -12,21 +12,20 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.csv
-import pyarrow.ipc
 import pyarrow.parquet
 
 from latedrop.cli.tables.labels import is_number, number_of
 from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table
 from latedrop.errors import ArgumentError, DataError, FileError
 
-__all__ = ["open_csv", "open_feather", "open_parquet"]
+__all__ = ["open_csv", "open_parquet"]
 
 _LINE_BYTES = 128  # of a row, typically
 _MIN_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 22  # bytes of csv that are parsed at once
@@ -257,59 +256,31 @@ def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) 
 def open_parquet(path: str) -> Table:
     """Open a parquet file; columns that are no numbers can only be carried along."""
 
-    def batches(size: int, names: list[str]) -> Iterator[Any]:
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
-            yield from file.iter_batches(batch_size=size, columns=names, use_threads=False)
-
-    with _explained(path, "parquet"), pyarrow.parquet.ParquetFile(path) as file:
-        return _table(path, "parquet", file.schema_arrow, file.metadata.num_rows, batches)
-
-
-def open_feather(path: str) -> Table:
-    """Open a feather file, of which one of its own batches is in memory at a time; the first version is refused."""
-
-    def opened(names: Sequence[str] = ()) -> Any:
-        fields = [schema.names.index(name) for name in names]  # none is all
-        options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(fields))
-        return pyarrow.ipc.open_file(pyarrow.memory_map(path), options=options)
-
-    def batches(size: int, names: list[str]) -> Iterator[Any]:
-        with opened(names) as file:
-            for index in range(file.num_record_batches):
-                whole = file.get_batch(index)
-                yield from (whole.slice(start, size) for start in range(0, len(whole), size))
-
-    with _explained(path, "feather"), opened() as file:
-        schema = file.schema
-        return _table(path, "feather", schema, getattr(file, "count_rows", lambda: None)(), batches)
-
-
-def _table(
-    path: str, kind: str, schema: Any, count: int | None, batches: Callable[[int, list[str]], Iterator[Any]]
-) -> Table:
     def read(columns: Columns, size: int) -> Iterator[Block]:
         for name in columns.numbers:
-            found = schema.field(name).type
-            if not any(test(found) for test in _NUMBERS):
+            kind = schema.field(name).type
+            if not any(test(kind) for test in _NUMBERS):
                 raise DataError(
-                    f"expected numbers in column {name!r} of {path}; its type is {found}. Encode it as numbers, or "
+                    f"expected numbers in column {name!r} of {path}; its type is {kind}. Encode it as numbers, or "
                     f"leave it out: --ignore {name}."
                 )
         first = 0
-        with _explained(path, kind):
-            for batch in batches(size, columns.all):
+        with _explained(path), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+            for batch in file.iter_batches(batch_size=size, columns=columns.all, use_threads=False):
                 wide = {name: batch.column(name).cast("float64", safe=False) for name in columns.numbers}
                 numbers = {name: values.to_numpy(zero_copy_only=False) for name, values in wide.items()}
                 places = range(first, first + len(batch))
                 yield places, numbers, {name: batch.column(name) for name in columns.carried}
                 first += len(batch)
 
+    with _explained(path), pyarrow.parquet.ParquetFile(path) as file:
+        schema, count = file.schema_arrow, file.metadata.num_rows
     return Table(path, tuple(schema.names), arrays=False, count=count, unit="index", read=read)
 
 
 @contextmanager
-def _explained(path: str, kind: str) -> Iterator[None]:
+def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except pyarrow.ArrowException as error:
-        raise FileError(f"expected a {kind} file at {path}; it is damaged or another one: {error}") from error
+        raise FileError(f"expected a parquet file at {path}; it is damaged or another one: {error}") from error

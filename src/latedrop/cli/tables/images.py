@@ -41,7 +41,7 @@ def open_images(table: Table, folder: str, column: str, transform: str = "") -> 
     change = image_transform(transform)
     if table.arrays:
         raise DataError(
-            f"expected a table with names of images, csv, parquet or feather; found {table.path}, which holds arrays."
+            f"expected a table with names of images, csv or parquet; found {table.path}, which holds arrays."
         )
     if not Path(folder).is_dir():
         raise DataError(f"expected a folder of images at {folder}; there is none.")
