@@ -2,7 +2,6 @@
 
     python -m benchmarks.crowd_regions --data ../shared/data        # measures, then writes results/crowd_regions.json
     python -m benchmarks.crowd_regions --data ../shared/data --ship    # also writes the rules into the calibrations
-    python -m benchmarks.crowd_regions --tables                     # from the JSON alone
 
 The shipped counters read every k-th test frame of their sets. Rules are chosen on the first half of these frames (on
 validation frames for the scenes, whose counter was not trained on them), all numbers are of the second half. A region
@@ -110,11 +109,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--sets", nargs="+", default=[*FOLDERS, "scenes"], choices=[*FOLDERS, "scenes"])
     parser.add_argument("--ship", action="store_true", help="write the rules into the calibrations of the package")
-    parser.add_argument("--tables", action="store_true")
     words = parser.parse_args()
     path = RESULTS / "crowd_regions.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"sets": {}}
-    for name in [] if words.tables else words.sets:
+    for name in words.sets:
         record["sets"][name] = measured(name, words.data, ship=words.ship)
         write("crowd_regions", {**record, "machine": machine(torch.device("cpu"))})
     print(region_table(record))

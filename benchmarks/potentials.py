@@ -1,7 +1,6 @@
 """A potential under graded shift: the default beside leverage of the last layer and a committee of five.
 
     python -m benchmarks.potentials            # trains five networks, measures, writes results/potentials.json
-    python -m benchmarks.potentials --table    # from the JSON alone
 
 Clusters of 8 to 13 atoms held by a Morse potential are shaken; the networks learn energies and forces of small
 displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters.
@@ -14,8 +13,6 @@ trained neural networks".
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -26,7 +23,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, markdown_table, write
+from benchmarks.timing import machine, markdown_table, write
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
 """Displacements are up to `HOME` in training, and as large as a level in a test; the distance of a bond is 1."""
@@ -42,11 +39,9 @@ if find_spec("torch_geometric") is not None:  # the table is drawn without it
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Standard deviations of a potential under shift.")
-    parser.add_argument("--table", action="store_true", help="print the table of the JSON that is there")
-    if not parser.parse_args().table:
-        write("potentials", measured())
-    print(markdown(json.loads((RESULTS / "potentials.json").read_text(encoding="utf-8"))))
+    record = measured()
+    write("potentials", record)
+    print(markdown(record))
 
 
 def ground_states() -> list[Tensor]:

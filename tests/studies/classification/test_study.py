@@ -79,12 +79,6 @@ def test_pages_come_from_the_json_alone(folder: Path) -> None:
         assert {f"{name}.png" for name in captions("classification")} <= {path.name for path in folder.iterdir()}
 
 
-def test_finished_repeats_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classification, "measure", lambda *_: pytest.fail("computed again"))
-    files = run(STUDY, parsed(STUDY, ["--quick", "--device", "cpu", "--out", str(folder)]))
-    assert files[:2] == [folder / f"digits-mlp-{i}.json" for i in (0, 1)]
-
-
 def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="expected data for one of the sets; found none"):
         run(STUDY, parsed(STUDY, ["--sets", "mnist-cnn", "--out", str(tmp_path)]))

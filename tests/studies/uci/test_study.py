@@ -1,6 +1,5 @@
 """The whole study in small: what it writes, and that its measures agree with one another."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError
 from studies.__main__ import main
 from studies.driver import parsed, read_record, run
 from studies.pages import captions
 from studies.regression.data import SETS, load
 from studies.uci import study as uci
 from studies.uci.study import DEEP_RATES, PARTS, RATES, STUDY, Settings
-from uci_records import made_record
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 DATA = FOLDER if FOLDER.is_dir() else None
@@ -159,21 +157,3 @@ def test_tables_are_checked_before_any_training(tmp_path: Path, monkeypatch: pyt
         again(tmp_path / "out", "--draws", "1")
     with pytest.raises(ArgumentError, match="expected --sets of yacht"):
         again(tmp_path / "out", "--sets", "moon")
-
-
-def test_pages_come_from_the_json_alone(quick: Path) -> None:
-    before = {name: (quick / name).read_text(encoding="utf-8") for name in ("tables.md", "claims.md")}
-    assert main(["uci", "--figures", "--out", str(quick)]) == 0
-    assert all((quick / name).read_text(encoding="utf-8") == text for name, text in before.items())
-    assert "| injected, floor |" in before["tables.md"]
-    assert all(f"({name}.png)" in before["tables.md"] for name in captions("uci"))
-    assert "decide nothing" in before["claims.md"]
-
-
-def test_results_with_wrong_fields_are_refused(tmp_path: Path) -> None:
-    record = {"schema": uci.SCHEMA, "set": "yacht", "published_splits": True, **made_record()}
-    for field in ("methods", "settings", "machine", "seconds", "rows"):
-        for value in (None, [1], "x"):
-            (tmp_path / "yacht.json").write_text(json.dumps({**record, field: value}))
-            with pytest.raises(FileError, match=r"expected results of this study with all fields in .*; (a )?field"):
-                run(STUDY, parsed(STUDY, ["--figures", "--out", str(tmp_path)]))
