@@ -9,14 +9,16 @@ The service is a process of its own; eight clients send rows as JSON and npy, ma
 `/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
 looks at synthetic frames as a camera would send them over two days, while a client asks for pages, pictures and
 timelines of 24 hours, moves zones and labels frames. Every label fits the counts to all labels anew, which takes memory
-for each of them: at most eight are kept, the oldest is taken back. A fit leaves memory to the allocator in pieces of
-other sizes, so that one label in 2000 frames makes steps; `labels` has many of them, with three frames before each.
+for each of them: at most eight are kept, the oldest is taken back. A fit gives memory back in pieces of other sizes, of
+which the allocator keeps some: resident memory makes steps, while the bytes in use stay the same. `labels` has many of
+them, with three frames before each, and records both.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import io
 import json
@@ -58,6 +60,7 @@ DAYS = 2  # of the console's frames: the timeline of one is full after half of t
 LABELS = 8
 FITS = 400  # labels of the part with many
 SIZE = (72, 112)  # of the console's frames, in pixels
+_MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 HERE = "http://127.0.0.1:8765"
 
 
@@ -79,7 +82,7 @@ def main() -> None:
     for part in () if options.figure else options.parts:
         with tempfile.TemporaryDirectory() as folder:
             result = measured(part, Path(folder), requests, frames, 60 * options.minutes)
-        print(json.dumps({**result, "samples": "..."}, indent=1))
+        print(json.dumps({**result, "samples": "...", "in_use_mb": "..."}, indent=1))
         record[part] = {"machine": machine(torch.device("cpu")), **result}
     if not options.quick:
         write("soak", record)
@@ -102,6 +105,22 @@ def megabytes(process: int | str = "self") -> float:
     """Resident memory of a process."""
     text = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+class _Mallinfo(ctypes.Structure):
+    """What `mallinfo2` of glibc returns."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO)
+
+
+def megabytes_in_use() -> float:
+    """Memory of this process that was asked for and not given back; NaN where the C library does not tell."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return float("nan")
+    mallinfo.restype = _Mallinfo
+    info = mallinfo()
+    return float(info.uordblks + info.hblkhd) / (1 << 20)
 
 
 def summary(samples: list[tuple[int, float]], seconds: float, answers: Counter[str]) -> dict[str, Any]:
@@ -194,7 +213,7 @@ def console(path: Path, frames: int, limit: float, label_every: int = 2000) -> d
     watch.zones_changed(view)
     answers, dice = Counter[str](), random.Random(0)
     step, begun, start = DAYS * 86400 / frames, time.time() - DAYS * 86400, time.perf_counter()
-    samples = [(0, megabytes())]
+    samples, in_use = [(0, megabytes())], []
     for number in range(frames):
         watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
         if number % 10 == 0:
@@ -205,14 +224,15 @@ def console(path: Path, frames: int, limit: float, label_every: int = 2000) -> d
             store.tidy()
             gc.collect()
             samples.append((number + 1, megabytes()))
-            print(samples[-1], file=sys.stderr, flush=True)
+            in_use.append(round(megabytes_in_use(), 1))
+            print(samples[-1], in_use[-1], file=sys.stderr, flush=True)
             if time.perf_counter() - start > limit:
                 break
     if label_every < 10:
         samples = [(count // label_every, value) for count, value in samples]
     result = summary(samples, time.perf_counter() - start, answers)
     store.close()
-    return {**result, "file_mb": round(path.stat().st_size / 1e6, 2)}
+    return {**result, "in_use_mb": in_use, "file_mb": round(path.stat().st_size / 1e6, 2)}
 
 
 def asked(page: Any, number: int, dice: random.Random) -> list[int]:
@@ -251,7 +271,10 @@ def figure(record: dict[str, Any], path: Path) -> Path:
     )
     for axis, (name, title) in zip(axes[0], titles.items(), strict=True):
         counts, values = zip(*record[name]["samples"], strict=True)
-        axis.plot(counts, values, color="#0072B2")
+        axis.plot(counts, values, color="#0072B2", label="resident")
+        if in_use := record[name].get("in_use_mb"):
+            axis.plot(counts[1:], in_use, color="#D55E00", label="in use")
+            axis.legend(fontsize=8)
         axis.set(xlabel=title, ylim=(0, 1.3 * max(values)))
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.locator_params(axis="x", nbins=4)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import latedrop
-from latedrop.cli import app as cli
 from latedrop.cli import demo as room
 from latedrop.cli import main
 from latedrop.errors import LatedropWarning
@@ -24,19 +23,6 @@ needs_demo = pytest.mark.skipif(
 )
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            cli.main(arguments)
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

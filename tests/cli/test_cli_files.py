@@ -156,15 +156,6 @@ def calibrate(call: Run, data: str, *words: str) -> tuple[int, str, str]:
 
 
 class TestCells:
-    def test_truths_are_one_and_zero(self, call: Run) -> None:
-        lines = ["a,b,y"] + [f"{a},{i / 40},{i % 3}" for i, a in enumerate(["True", "FALSE", "true", "0", "1"] * 8)]
-        Path("truths.csv").write_text("\n".join(lines))
-        Path("numbers.csv").write_text("\n".join(lines).replace("True", "1").replace("FALSE", "0").replace("true", "1"))
-        for name in ("truths", "numbers"):
-            words = ("--data", f"{name}.csv", "-o", f"{name}-out.csv")
-            assert call("predict", "filed_model:net", "cal.json", *words)[0] == 0
-        assert Path("truths-out.csv").read_bytes() == Path("numbers-out.csv").read_bytes()
-
     def test_gzip_in_and_out(self, call: Run) -> None:
         Path("val.csv.gz").write_bytes(gzip.compress(Path("val.csv").read_bytes()))
         for data, output in (("val.csv.gz", "out.csv.gz"), ("val.csv", "out.csv"), ("val.csv", "again.csv.gz")):

@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             writer.writerows([f"r{i}", *map(float, x[i]), y[i], -y[i]] for i in range(60))
     yield tmp_path
     sys.modules.pop("user_model", None)
+
+
+def written(path: str, rows: list[list[object]], head: Sequence[str] = ("a", "b", "c", "y", "w")) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+
+
+@pytest.fixture
+def weighted() -> list[list[object]]:
+    """The rows of `test.csv`, for `written`, each with a weight of 1 to 3."""
+    return [[*(row[name] for name in "abcy"), 1 + i % 3] for i, row in enumerate(rows_of("test.csv"))]
 
 
 @pytest.fixture
@@ -454,13 +465,32 @@ class TestEvaluate:
         assert Path("page.html").exists()
         assert call(*arguments, "rows>=60")[0] == 0
 
-    @pytest.mark.parametrize("text", ["coverag>=1", "gain", "gain[y]>=0"])
+    @pytest.mark.parametrize("text", ["coverag>=1", "gain", "gain[y]>=0", "", "  ", "coverage0>=0.1"])
     def test_requirements_that_make_no_sense(self, call: Run, calibrated: str, text: str) -> None:
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--require", text)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "expected" in err
 
+    def test_a_folder_is_evaluated_as_one_file(self, call: Run, calibrated: str, weighted: list[list[object]]) -> None:
+        Path("parts").mkdir()
+        written("parts/p1.csv", weighted[:20])
+        written("parts/p2.csv", weighted[20:])
+        asked = ("evaluate", "user_model:net", calibrated, "--json", "--report", "page.html", "--data")
+        code, out, err = call(*asked, "parts")
+        assert (code, err) == (0, "")
+        found, whole = json.loads(out), json.loads(call(*asked, "test.csv")[1])
+        assert found["measures"] == whole["measures"]
+        lines = [row["row"] for row in whole["worst"]]
+        assert [row["row"] for row in found["worst"]] == [
+            f"p1.csv:{line}" if line <= 21 else f"p2.csv:{line - 20}" for line in lines
+        ]
+        assert found["read"]["data"]["path"] == "parts"
+        assert len(found["read"]["data"]["sha256"]) == 64
+
     def test_one_line(self, call: Run, calibrated: str) -> None:
+        units = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--unit", "m,s")
+        message = "latedrop: expected one unit, or one for each of 1 outputs; found 2: ['m', 's'].\n"
+        assert units == (2, "", message)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--report", "page.pdf")
         message = "latedrop: expected an output that ends in .html or .htm; found 'page.pdf'.\n"
         assert (code, out, err) == (2, "", message)
@@ -542,6 +572,7 @@ class TestData:
     """What the commands know of the data beside its numbers: transformed targets, names, weights, rows seen before."""
 
     COLUMNS = ("--data", "val.csv", "--target", "y", "--ignore", "id,z")
+    OPTIONS = ("--target", "y", "--row-weights", "w", "--method", "linear", "-o", "cal.json")
 
     def calibrated(self, call: Run, *options: str, model: str = "net") -> Any:
         code, _, err = call("calibrate", f"user_model:{model}", *self.COLUMNS, *options, "-o", "cal.json")
@@ -624,3 +655,40 @@ class TestData:
         again = ("--data", "val.csv", "--target", "y", "--ignore", "id,z", "--reference", "val.csv", "-o", "cal.json")
         code, _, err = call("calibrate", "user_model:net", *again)
         assert (code, "of the validation rows are among the reference rows" in err) == (0, True)
+
+    @pytest.mark.parametrize("cell", ["", "nan", "NA"], ids=["empty", "nan", "NA"])
+    def test_missing_ones_are_missing_values(self, call: Run, weighted: list[list[object]], cell: str) -> None:
+        written("gaps.csv", [*weighted[:5], [*weighted[5][:-1], cell], *weighted[6:]])
+        asked = ("calibrate", "user_model:net", "--data", "gaps.csv", *self.OPTIONS)
+        code, _, err = call(*asked)
+        assert code == 1
+        assert "expected finite numbers in gaps.csv; found NaN, infinite or missing ones, first at line 7" in err
+        assert call(*asked, "--drop-nan")[::2] == (0, "")
+        without = json.loads(Path("cal.json").read_text())["latedrop"]["table"]
+        written("gaps.csv", weighted[:5] + weighted[6:])
+        assert call(*asked)[::2] == (0, "")
+        assert without == json.loads(Path("cal.json").read_text())["latedrop"]["table"]
+
+    def test_rows_of_weight_0_are_as_if_absent(self, call: Run, weighted: list[list[object]]) -> None:
+        asked = ("calibrate", "user_model:net", "--data", "some.csv", *self.OPTIONS, "--intervals", "conformal")
+        tables = []
+        for some in (weighted, [*weighted[:7], [1, 2, "", "", 0], *weighted[7:], [1, 2, 3, "NA", 0]]):
+            written("some.csv", some)
+            code, out, err = call(*asked)
+            assert (code, err, "left out" in out) == (0, "", False)
+            tables.append(json.loads(Path("cal.json").read_text())["latedrop"]["table"])
+        assert tables[0] == tables[1]
+
+    @pytest.mark.filterwarnings("always::latedrop.LatedropWarning")  # the network is not trained
+    def test_names_with_commas_stand_in_quotes(self, call: Run, weighted: list[list[object]]) -> None:
+        head = ["a", "b", "c", "<i>y</i>", 'the "width", in %']
+        for name in ("val.csv", "test.csv"):
+            written(name, weighted, head)
+        target = '<i>y</i>,"the ""width"", in %"'
+        asked = ("calibrate", "user_model:two", "--data", "val.csv", "--target", target, "-o", "cal.json")
+        assert call(*asked, "--report", "cal.html")[0] == 0
+        asked = ("evaluate", "user_model:two", "cal.json", "--data", "test.csv", "--report", "page.html")
+        assert call(*asked, "--unit", '"<b>m, s</b>",%')[0] == 0
+        page = Path("page.html").read_text()
+        assert "&lt;b&gt;m, s&lt;/b&gt;" in page
+        assert not [tag for tag in ("<i>y", "<b>m") if tag in page + Path("cal.html").read_text()]

@@ -12,7 +12,6 @@ import torch
 
 import latedrop
 from latedrop.cli import demo
-from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import Evaluation, verdict
 from latedrop.records import checked
 from rounding import assert_same_up_to_rounding
@@ -93,16 +92,3 @@ def test_write(result: demo.Demo, tmp_path: Path) -> None:
     assert re.findall(rb'<tr class="?marked"?><th scope="row">([^<]*)', page)[0] == b"terms"
     assert image.startswith(b"\x89PNG")
     assert json.loads(record) == json.loads(json.dumps(result.record()))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"draws": 1}, "expected at least 2 draws"),
-        ({"seed": 0.5}, "expected seed to be a whole number"),
-        ({"rates": []}, "expected at least one rate"),
-    ],
-)
-def test_wrong_arguments(arguments: dict, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        demo.run(**{"epochs": 1, "draws": 5, "progress": False, **arguments})

@@ -143,12 +143,6 @@ class TestBatches:
 
 
 class TestSource:
-    def test_targets(self, tmp_path: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"expected --target, the column of .*data.csv"):
-            Source.of(csv_file(tmp_path, 2), labelled=True)
-        np.savez(tmp_path / "data.npz", x=np.zeros(2), y=np.zeros(2))
-        assert Source.of(str(tmp_path / "data.npz"), labelled=True).columns.targets == ("y",)
-
     def test_several_arrays(self, tmp_path: Path) -> None:
         class Add(nn.Module):
             def forward(self, left: Tensor, right: Tensor) -> Tensor:
@@ -157,22 +151,6 @@ class TestSource:
         np.savez(tmp_path / "data.npz", right=np.ones((3, 1)), left=np.zeros((3, 1)))
         x: Any = Source.of(str(tmp_path / "data.npz"), ["right", "left"]).example(Add())
         assert {name: value.tolist() for name, value in x.items()} == {"right": [[1]] * 3, "left": [[0]] * 3}
-
-    def test_what_the_model_was_given(self, tmp_path: Path) -> None:
-        source = Source.of(csv_file(tmp_path, 3), ["a"], ["y"])
-        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        with (
-            pytest.raises(DataError, match=r"it raised RuntimeError.*Its input was column a of .*csv: see --inputs\.$"),
-            source.explained(),
-        ):
-            latedrop.find_sites(net, source.example(net))
-        with (
-            pytest.raises(DataError, match=r"expected target of .*It was column y of .*csv: see --target\.$"),
-            source.explained(),
-        ):
-            latedrop.metrics.align_target(torch.zeros(3, 2), torch.zeros(3))
-        with pytest.raises(DataError, match=r"^other$"), source.explained():
-            raise DataError("other")
 
 
 def test_places() -> None:

@@ -1,7 +1,6 @@
 """Folders of files as one table: the same rows in the same order as one csv file has."""
 
 import gzip
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -146,23 +145,6 @@ def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:
         append({"id": pyarrow.array([1])})
         with pytest.raises(DataError, match="expected values of one kind in 'id'; found int64 and string"):
             append({"id": pyarrow.array(["x"])})
-
-
-@pytest.mark.parametrize("ending", [".csv", pytest.param(".parquet", marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_files(tmp_path: Path, ending: str) -> None:
-    """Of numpy and Python; a row of the data takes 24 bytes, and at most two batches are held."""
-    pytest.importorskip("pyarrow")
-    rows = 20_000
-    path = folder(tmp_path, *(f"{i}{ending}" for i in range(5)), **{f"part{i}": part(rows * i, rows) for i in range(5)})
-    table = open_table(path)
-    tracemalloc.start()
-    try:
-        count = sum(len(batch) for batch in read_batches(table, Columns(("a",), ("y",)), 500))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert count == 5 * rows
-    assert peak < 5 * rows * 16 / 2  # half of the numbers alone
 
 
 def test_no_output_into_the_folder_that_is_read(tmp_path: Path) -> None:

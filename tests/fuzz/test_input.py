@@ -10,12 +10,14 @@ import io
 import json
 import os
 import random
+import socket
 import sqlite3
 import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ import latedrop
 from latedrop.cli.tables import choose, open_table, read_batches
 from latedrop.errors import FileError, LatedropError
 from latedrop.records import checksum_of
+from rounding import assert_same_up_to_rounding
 
 FACTOR, SEED = int(os.environ.get("LATEDROP_FUZZ", "1")), os.environ.get("LATEDROP_FUZZ_SEED", "0")
 STRANGE: list[Any] = [None, True, "x", "", -1, 0, 0.5, float("nan"), 1e300, 10**400, -(10**12), [], [[]], {}, "\ud800"]
@@ -228,6 +231,57 @@ def test_requests_to_the_service(predictor: Any) -> None:
                 dice.choice((kind, kind, "application/json")), damaged(body, dice), dice.choice(("/predict", "/update"))
             )
         assert client.post("/predict", json={"rows": X[:1].tolist()}).status_code == 200
+
+
+def http(kind: str, body: bytes, path: str = "/predict") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body
+
+
+def answered(place: tuple[str, int], message: bytes, seconds: float) -> bytes:
+    """What comes back until the server closes the connection, or says nothing for some time."""
+    found = b""
+    with suppress(OSError), socket.create_connection(place, seconds) as wire:
+        wire.sendall(message)
+        while part := wire.recv(65536):
+            found += part
+    return found
+
+
+PATHS = ("/", "/update", "/predict/x", "/predict?level=nan", "/../etc/passwd", "/%ff%00", "http://evil/predict")
+KINDS = ("", "text/html", "application/x-pickle", "multipart/form-data", "application/json; charset=utf-16")
+
+
+def test_bytes_on_the_wire(predictor: Any) -> None:
+    """Anything may be sent to the port: what is no request is refused or closed, and then others are answered."""
+    pytest.importorskip("fastapi")
+    uvicorn = pytest.importorskip("uvicorn")
+    from latedrop.serving import Service
+    from latedrop.serving.app import make_app
+    from latedrop.web.listening import listening
+
+    found, _ = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(Service(predictor)), log_level="critical"))
+    thread = Thread(target=server.run, args=([found],), daemon=True)
+    thread.start()
+    place = found.getsockname()
+    for dice in tries("wire", 60):
+        kind, body = dice.choice(BODIES)
+        message = dice.choice(
+            (
+                dice.randbytes(dice.randrange(1, 200)) + b"\r\n\r\n",
+                http(kind, body, dice.choice(PATHS)),
+                http(dice.choice(KINDS), body),
+                damaged(http(kind, body), dice),
+            )
+        )
+        assert answered(place, message, 0.2)[9:10] in (b"", b"1", b"2", b"4"), message
+    answer = answered(place, http("application/json", json.dumps({"rows": X[:3].tolist()}).encode()), 60.0)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert_same_up_to_rounding(np.array(strict(body)["mean"], np.float32), predictor.predict(X[:3]).mean.numpy())
+    server.should_exit = True
+    thread.join(30)
 
 
 SQUARE = [[0, 0], [0.6, 0], [0.6, 1], [0, 1]]

@@ -102,14 +102,7 @@ class Metadata:
     model: Annotated[RegressionRecord | ClassRecord, Tagged("task")]
 
 
-METADATA = Format(
-    Metadata,
-    "latedrop",
-    "the metadata of an ONNX file",
-    AGAIN,
-    "metadata",
-    sealed=False,
-)
+METADATA = Format(Metadata, "latedrop", "the metadata of an ONNX file", AGAIN, "metadata", sealed=False)
 
 
 def record_in(metadata: Mapping[str, str], path: object) -> RegressionRecord | ClassRecord:

@@ -20,11 +20,7 @@ import numpy as np
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import readable
 from latedrop.onnx_files.metadata import AGAIN, ClassRecord, RegressionRecord, check_seal, record_in
-from latedrop.quantiles import (
-    checked_level,
-    conformal_score,
-    student_quantile,
-)
+from latedrop.quantiles import checked_level, conformal_score, student_quantile
 from latedrop.terminal import need
 
 __all__ = ["OnnxClassPrediction", "OnnxPrediction", "OnnxPredictor", "load_onnx"]
@@ -153,7 +149,26 @@ class OnnxPredictor:
 
 
 @dataclass(frozen=True)
-class OnnxPrediction:
+class _Outputs:
+    """What predictions of numbers and of classes share."""
+
+    outputs: dict[str, Array]
+    record: Any
+
+    @property
+    def novelty(self) -> Array | None:
+        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
+        return self.outputs.get("novelty")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.outputs.values())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self)} rows, with {', '.join(self.outputs)}"
+
+
+@dataclass(frozen=True, repr=False)
+class OnnxPrediction(_Outputs):
     """Predictions with their uncertainty, as arrays.
 
     Attributes:
@@ -161,7 +176,6 @@ class OnnxPrediction:
         record: what the file says of its calibration.
     """
 
-    outputs: dict[str, Array]
     record: RegressionRecord
 
     @property
@@ -179,11 +193,6 @@ class OnnxPrediction:
         """`(N, ...)`."""
         return self.std**2
 
-    @property
-    def novelty(self) -> Array | None:
-        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
-        return self.outputs.get("novelty")
-
     def interval(self, level: float | None = None) -> tuple[Array, Array]:
         """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
         level = self.record.level if level is None else checked_level(level)
@@ -200,12 +209,6 @@ class OnnxPrediction:
         low, high = self.interval(level)
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
         return named if self.novelty is None else {**named, "novelty": self.novelty}
-
-    def __repr__(self) -> str:
-        return f"OnnxPrediction of {len(self)} rows, mean {self.mean.shape}, with {', '.join(self.outputs)}"
-
-    def __len__(self) -> int:
-        return len(self.mean)
 
     def _at(self, q: float) -> Array:
         unit = self.record.target
@@ -228,8 +231,8 @@ class OnnxPrediction:
         return [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
 
 
-@dataclass(frozen=True)
-class OnnxClassPrediction:
+@dataclass(frozen=True, repr=False)
+class OnnxClassPrediction(_Outputs):
     """Predictions among classes, as arrays.
 
     Attributes:
@@ -237,7 +240,6 @@ class OnnxClassPrediction:
         record: what the file says of its calibration.
     """
 
-    outputs: dict[str, Array]
     record: ClassRecord
 
     @property
@@ -271,11 +273,6 @@ class OnnxClassPrediction:
         """`(N,)`, minus the log of the sum of exponentials of the logits: large for strange rows."""
         return self.outputs["energy"]
 
-    @property
-    def novelty(self) -> Array | None:
-        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
-        return self.outputs.get("novelty")
-
     def kept(self) -> Array:
         """`(N,)`, True for rows that the rule of the file keeps, which `ClassPredictor.reject` made."""
         if "kept" not in self.outputs:
@@ -300,12 +297,6 @@ class OnnxClassPrediction:
     def to_dict(self) -> dict[str, Array]:
         """Named results, as `ClassPrediction.to_dict` gives them."""
         return dict(self.outputs)
-
-    def __repr__(self) -> str:
-        return f"OnnxClassPrediction of {len(self)} rows, with {', '.join(self.outputs)}"
-
-    def __len__(self) -> int:
-        return len(self.label)
 
 
 def _known(values: Array, q: float) -> Array:
