@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +28,7 @@ from latedrop_crowd.regions import Policy, find_regions, usual_threshold
 __all__ = ["Count", "LiveCounter", "fitted"]
 
 _ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
 
 
@@ -84,7 +89,8 @@ class LiveCounter:
         if self.calibration.pixels is None:
             return None
         ready = self.trained.prepared("the frame", count.image)
-        return self.calibration.read(self.trained, ready).std
+        with _memory_returned():
+            return self.calibration.read(self.trained, ready).std
 
     def faint(self, count: Count) -> npt.NDArray[np.bool_]:
         """Cells `(h, w)` of faint regions, and of those that the calibration rejects."""
@@ -103,10 +109,31 @@ class LiveCounter:
         begun, shares, known = time.monotonic(), self._shares, self._measured_for
         same = known is not None and known[0] is calibration and known[1] == zones
         if shares is None or not same or begun > self._due or shares.masks.shape[1:] != density.shape:
-            shares = self._shares = Shares.measured(self.trained, calibration, image, density, zones)
+            with _memory_returned():
+                shares = self._shares = Shares.measured(self.trained, calibration, image, density, zones)
             now = time.monotonic()
             self._measured_for, self._due = (calibration, zones), now + max(_AGAIN, (now - begun) / _PART)
         return shares
+
+
+@contextmanager
+def _memory_returned() -> Iterator[None]:
+    """Give freed memory back to the system at once, inside; outside, keep it for the next frame. For glibc alone.
+
+    What is measured now and then needs hundreds of megabytes. A plain pass does not, and to ask the system for its
+    memory anew, frame by frame, costs more processor time than the pass.
+    """
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "malloc_trim"):
+        yield
+        return
+    libc.malloc_trim(0)
+    libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_TRIM_THRESHOLD, 512 << 20)
 
 
 def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:

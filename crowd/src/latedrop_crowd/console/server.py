@@ -6,10 +6,8 @@ A `Hub` hands messages from the counting thread to every open page; a slow page 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -391,9 +389,6 @@ class Hub:
             page.put_nowait(text)
 
 
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
-
-
 def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], say: Callable[[str], object]) -> None:
     """Open the address and serve; returns when the process is asked to stop.
 
@@ -412,9 +407,6 @@ def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], 
         raise ArgumentError("expected another token for each role; found one twice. Change one.")
     if given or not is_loopback(host):
         given.setdefault(ROLES[-1], secrets.token_urlsafe(18))
-    if sys.platform == "linux":
-        # Freed maps go back to the system at once; glibc would keep hundreds of megabytes of them.
-        getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_MMAP_THRESHOLD, 1 << 20)
     found, address = listening(host, port)
     for role, token in given.items():
         say(f"the console, to {role}, is at {address}?token={quote(token, safe='')}")
