@@ -20,12 +20,13 @@ import numpy as np
 import torch
 
 from benchmarks.timing import RESULTS, machine, markdown_table, write
+from latedrop.records import plain
 from latedrop_crowd.calibration import load_calibration, read_maps
 from latedrop_crowd.layouts import open_as_trained
 from latedrop_crowd.mcnn import load_weights, shipped
-from latedrop_crowd.regions import fit_policy, near_cells
-from latedrop_crowd.regions.table import RegionTable, auc
+from latedrop_crowd.regions import RegionTable, fit_policy, near_cells
 from latedrop_crowd.scenes import make_scenes
+from studies.crowd.rejection import auc
 
 FOLDERS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
 FRAMES = 60
@@ -57,7 +58,7 @@ def measured(name: str, data: Path, *, ship: bool) -> dict[str, Any]:
     unsure = asked & (table.ratio >= np.quantile(table.ratio[asked], 0.9))
     return {
         "frames": {"rule": len(first), "judged": len(second)},
-        "policy": policy.to_dict(),
+        "policy": plain(policy),
         "regions": len(false),
         "false": int(false.sum()),
         "auc": {

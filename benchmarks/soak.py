@@ -36,13 +36,12 @@ import torch
 from benchmarks.serve import Client, free_port, message, prepared, started
 from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop_crowd.calibration import load_calibration
-from latedrop_crowd.console.alarms import Rule
-from latedrop_crowd.console.camera import Camera, Shot
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.server import make_app
-from latedrop_crowd.console.sources import Source
+from latedrop_crowd.console.sources import Camera, Shot, Source
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.console.watch import Settings, Watch
+from latedrop_crowd.console.zones import Rule
 from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 

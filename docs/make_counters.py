@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latedrop_crowd.mcnn import shipped
-from latedrop_crowd.training.log import read_log
+from latedrop_crowd.training.network import read_log
 
 DOCS = Path(__file__).parent
 MARK = "<!-- the logs of the weights -->"

@@ -28,10 +28,11 @@ from latedrop.metrics.levels import central_quantile
 from latedrop.terminal import need, number_list
 from latedrop_crowd.layouts import CrowdSet, open_as_trained
 from latedrop_crowd.mcnn import Trained, load_weights, shipped
-from latedrop_crowd.regions import Maps, measure_rejection, near_cells, to_cells
+from latedrop_crowd.regions import Maps, near_cells, to_cells
 from latedrop_crowd.scenes import make_scenes
 from studies.crowd.measures import COVERAGES, KINDS, agreement, levels
 from studies.crowd.pages import pages
+from studies.crowd.rejection import measure_rejection
 from studies.crowd.stages import (
     FREE_COST,
     PARTS,

@@ -55,22 +55,6 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_help(call: Run) -> None:
-    code, out, _ = call("crowd", "--help")
-    assert code == 0
-    assert all(name in out for name in ("count", "calibrate", "train", "watch"))
-    for name, options in {
-        "count": ("--weights", "--calibration", "--level", "--skip-bad", "--resume", "--every"),
-        "calibrate": ("--set", "--data", "--input-scale", "--density-scale", "--relu"),
-        "recalibrate": ("--labels", "--weights", "--output"),
-        "train": ("--set", "--data", "--epochs", "--folds", "--fresh"),
-    }.items():
-        code, out, _ = call("crowd", name, "--help")
-        assert code == 0
-        assert f"Example: latedrop crowd {name}" in out
-        assert all(option in out for option in options)
-
-
 def test_help_loads_nothing_heavy() -> None:
     code = """
 import sys
@@ -326,14 +310,3 @@ def test_one_run_at_a_time_adds_to_a_file_of_counts(call: Run, home: Path, tmp_p
         assert one_line(call, f"expected {path} for this run alone; another one writes to it", *words) == ""
     assert call(*words)[0] == 0
     assert len(rows(path)) == 3
-
-
-def test_names_that_are_formulas(call: Run, home: Path, tmp_path: Path) -> None:
-    frames = tmp_path / "frames"
-    frames.mkdir()
-    (frames / "=1+1.png").write_bytes((home / "frames" / "f0.png").read_bytes())
-    words = ("crowd", "count", frames, "--weights", home / "w.safetensors", "--out", tmp_path)
-    assert call(*words)[0] == 0
-    assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["'=1+1.png"]
-    code, out, _ = call(*words, "--resume")
-    assert (code, "=1+1.png:" in out) == (0, False)

@@ -12,9 +12,8 @@ pytest.importorskip("safetensors")
 
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
 from latedrop_crowd.calibration import calibrate_counter
-from latedrop_crowd.counters import as_counter
 from latedrop_crowd.counting import count_people
-from latedrop_crowd.mcnn import MCNN, Trained, load_weights, save_weights, shipped
+from latedrop_crowd.mcnn import MCNN, Trained, as_counter, load_weights, save_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding
 
@@ -44,24 +43,6 @@ def test_wrong_settings_of_a_counter(wrong: dict[str, float]) -> None:
         as_counter(MCNN())
 
 
-@pytest.mark.parametrize(
-    "about",
-    [{"channels": 3, "network": "other"}, {}, {"note": [1, "two"]}],
-    ids=["contradiction", "nothing", "more"],
-)
-def test_what_is_saved_can_be_loaded(about: dict[str, object], tmp_path: Path) -> None:
-    path = tmp_path / "w.safetensors"
-    model = MCNN().half() if not about else MCNN()
-    save_weights(path, Trained(model, torch.ones(4, 4, dtype=torch.bool), about))
-    again = load_weights(path)
-    assert again.channels == 1
-    assert {name: again.about[name] for name in about if name not in ("channels", "network")} == {
-        name: value for name, value in about.items() if name not in ("channels", "network")
-    }
-    x = torch.rand(1, 1, 16, 16)
-    assert_same_up_to_rounding(again.model(x), model.float()(x))
-
-
 @pytest.mark.parametrize("about", [{"sigma": "adaptive"}, {"sigma": float("nan")}, {"set": 3}, {"where": Path()}])
 def test_what_could_not_be_loaded_is_not_saved(about: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
@@ -70,14 +51,6 @@ def test_what_could_not_be_loaded_is_not_saved(about: dict[str, object], tmp_pat
     with pytest.raises(ArgumentError, match=r"expected an MCNN, .*found Counter"):
         save_weights(path, as_counter(nn.Conv2d(1, 1, 4, stride=4)))
     assert not path.exists()
-
-
-def test_other_scaling_is_another_counter() -> None:
-    from latedrop.network.weights import fingerprint
-
-    net = nn.Conv2d(1, 1, 4, stride=4)
-    marks = {fingerprint(as_counter(net, **changed).model) for changed in ({}, {"input_scale": 255.0}, {"relu": True})}  # type: ignore[arg-type]
-    assert len(marks) == 3
 
 
 class Sharp(nn.Module):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latedrop_crowd import CrowdCalibration, Trained, load_calibration, load_weights, make_scenes, open_set, shipped
+from latedrop_crowd.calibration.counter import recalibrate_counter
 from latedrop_crowd.calibration.record import Reading
-from latedrop_crowd.recalibrating import recalibrate_counter
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRAMES, LABELS, TRIALS = 80, 20, 10

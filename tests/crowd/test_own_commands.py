@@ -114,19 +114,6 @@ def test_their_counter_on_own_frames(call: Run, camera: Path) -> None:
     assert "expected the people of 5 frames or more, better of 20 spread over the scene; found 2" in err
 
 
-def test_no_output_takes_the_place_of_a_frame_or_its_heads(call: Run, camera: Path) -> None:
-    frame, heads = camera / "frames" / "f1.png", camera / "heads.csv"
-    (camera / "labels.csv").write_text("frame,count\nf1,3\n")
-    scene = ("crowd", "recalibrate", camera / "frames", "--labels", camera / "labels.csv", *OURS)
-    calibrate = ("crowd", "calibrate", "--set", "own", "--data", camera, *OURS)
-    for command, output in ((scene, frame), (calibrate, frame), (calibrate, heads)):
-        before = output.read_bytes()
-        code, _, err = call(*command, "-o", output)
-        assert code == 2
-        assert "to be two files; found one" in err
-        assert output.read_bytes() == before
-
-
 def test_counts_are_enough(call: Run, camera: Path) -> None:
     (camera / "heads.csv").unlink()
     (camera / "counts.csv").write_text("frame,count\n" + "".join(f"f{k},{k % 7}\n" for k in range(50)))

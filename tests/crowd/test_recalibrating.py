@@ -12,9 +12,9 @@ pytest.importorskip("safetensors")
 from counters import network
 from latedrop.errors import FileError, OutputError
 from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter
+from latedrop_crowd.calibration.counter import recalibrate_counter
 from latedrop_crowd.calibration.record import Reading
 from latedrop_crowd.mcnn import Trained
-from latedrop_crowd.recalibrating import recalibrate_counter
 from latedrop_crowd.scenes import make_scenes
 
 SHAPE = (72, 96)

@@ -7,12 +7,7 @@ from scipy.stats import norm, t
 
 from latedrop.errors import DataError
 from latedrop.records import checked, plain
-from latedrop_crowd.calibration.recalibration import (
-    Recalibration,
-    effective_frames,
-    fit_recalibration,
-    t_quantile,
-)
+from latedrop_crowd.calibration.recalibration import Recalibration, effective_frames, fit_recalibration, t_quantile
 from rounding import rounding
 
 

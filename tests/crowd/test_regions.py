@@ -1,67 +1,19 @@
-"""Regions of density maps, their features, and the measured worth of rejecting some of them."""
+"""Regions of density maps and their features, and policies of rejecting some of them."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("scipy")
 
+from density_maps import SHAPE, as_heavy_as_people, bump, light, made
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import checked, plain
-from latedrop_crowd.regions import (
-    Maps,
-    Policy,
-    find_regions,
-    fit_policy,
-    measure_rejection,
-    to_cells,
-    usual_threshold,
-)
-from latedrop_crowd.regions.table import RegionTable
+from latedrop_crowd.regions import Maps, Policy, RegionTable, find_regions, fit_policy, to_cells, usual_threshold
 from rounding import rounding
-
-Array = npt.NDArray[np.float64]
-SHAPE = (30, 40)
-
-
-def bump(x: float, y: float, mass: float = 1.0, sigma: float = 1.2) -> Array:
-    rows, columns = np.indices(SHAPE)
-    found: Array = np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / (2 * sigma**2))
-    return mass * found / found.sum()
-
-
-def made(frames: int, seed: int, false: Callable[[np.random.Generator], tuple[float, float]], rate: float = 2) -> Maps:
-    """People on a loose grid, and false bumps between them; `false` draws their mass and ratio."""
-    rng = np.random.default_rng(seed)
-    mean, std, heads = np.zeros((frames, *SHAPE)), np.zeros((frames, *SHAPE)), []
-    places = [(x, y) for x in range(5, 40, 10) for y in range(5, 30, 10)]
-    for i in range(frames):
-        order = rng.permutation(len(places))
-        people, clutter = order[:6], order[6 : 6 + rng.poisson(rate)]
-        for k in people:
-            mass = rng.uniform(0.7, 1.3)
-            mean[i] += bump(*places[k], mass)
-            std[i] += bump(*places[k], rng.uniform(0.1, 0.3) * mass)
-        for k in clutter:
-            mass, ratio = false(rng)
-            mean[i] += bump(*places[k], mass)
-            std[i] += bump(*places[k], ratio * mass)
-        heads.append(np.array([places[k] for k in people], dtype=float))
-    return Maps(mean, std, heads)
-
-
-def as_heavy_as_people(rng: np.random.Generator) -> tuple[float, float]:
-    return rng.uniform(0.6, 0.95), rng.uniform(0.6, 0.9)
-
-
-def light(rng: np.random.Generator) -> tuple[float, float]:
-    return rng.uniform(0.15, 0.4), rng.uniform(0.1, 0.3)
 
 
 def test_features_of_two_regions() -> None:
@@ -190,67 +142,6 @@ def test_people_are_not_rejected_to_make_up_for_others() -> None:
     maps = made(40, 2, light, rate=0)
     heavy = Maps(1.3 * maps.mean, maps.std, maps.heads)
     assert fit_policy(heavy).rejects_nothing
-
-
-def test_helps_where_uncertainty_tells() -> None:
-    result = measure_rejection(made(60, 3, as_heavy_as_people), made(120, 4, as_heavy_as_people))
-    before, after, controls = result["before"], result["after"], result["controls"]
-    assert result["verdict"] == "helps"
-    assert after["mae"] < 0.7 * before["mae"]
-    assert after["mae"] < controls["low_density"]["mae"]
-    assert after["mae"] < controls["random"]["mae"]["mean"] - 3 * controls["random"]["mae"]["std"]
-    assert before["false_kept"] == result["regions"]["false"] > 150
-    assert after["false_kept"] < 0.2 * before["false_kept"]
-    assert after["true_rejected"] <= 5
-    assert after["rejected"] == before["false_kept"] - after["false_kept"] + after["true_rejected"]
-    assert controls["lowest_mass"]["rejected"] == controls["random"]["rejected"]["mean"] == after["rejected"]
-    assert result["separation"]["ratio"] > 0.99
-    assert result["separation"]["low_mass"] < 0.9
-    assert result["separation"]["all"] > 0.99
-    assert result["separation"]["without_ratio"] < 0.9
-    assert json.loads(json.dumps(result)) == result
-
-
-def test_low_density_gets_the_credit_where_it_tells_as_much() -> None:
-    result = measure_rejection(made(60, 5, light, rate=4), made(120, 6, light, rate=4))
-    assert result["verdict"] == "helps without uncertainty"
-    assert result["differences"]["after_minus_before"]["high"] < 0
-    assert result["separation"]["low_mass"] > 0.99
-
-
-def test_verdict_where_nothing_is_rejected() -> None:
-    result = measure_rejection(made(40, 7, light, rate=0), made(40, 8, light, rate=0))
-    assert result["verdict"] == "nothing rejected"
-    assert result["before"] == result["after"]
-    assert set(result["separation"].values()) == {None}
-
-
-def test_hurts_where_test_frames_are_unlike_validation() -> None:
-    """On the validation frames uncertain regions are clutter, on the test frames they are people."""
-    validation, test = made(60, 9, as_heavy_as_people), made(60, 10, as_heavy_as_people)
-    heads = [np.argwhere(find_regions(m, threshold=0.02).labels > 0)[:, ::-1] for m in test.mean]
-    result = measure_rejection(validation, Maps(test.mean, test.std, heads))
-    assert result["verdict"] == "hurts"
-
-
-def test_the_same_seed_gives_the_same_numbers() -> None:
-    validation, test = made(20, 11, as_heavy_as_people), made(20, 12, as_heavy_as_people)
-    first, second = (measure_rejection(validation, test, 5, repeats=10, resamples=50) for _ in range(2))
-    assert first == second
-    other = measure_rejection(validation, test, 6, repeats=10, resamples=50)
-    assert other["controls"]["random"] != first["controls"]["random"]
-    assert other["after"] == first["after"]
-
-
-def test_separation_is_the_area_under_the_roc_curve() -> None:
-    from scipy.stats import mannwhitneyu
-
-    from latedrop_crowd.regions.table import auc
-
-    rng = np.random.default_rng(0)
-    score, positive = rng.integers(0, 9, 200).astype(float), rng.random(200) < 0.3
-    statistic = mannwhitneyu(score[positive], score[~positive]).statistic
-    assert auc(score, positive) == pytest.approx(statistic / (positive.sum() * (~positive).sum()))
 
 
 def test_region_of_interest() -> None:

@@ -16,26 +16,12 @@ def some() -> CrowdSet:
     return make_scenes(12, 4, 6)
 
 
-def test_parts_follow_each_other(some: CrowdSet) -> None:
-    assert some.name == "scenes"
-    assert [len(part) for part in (some.train, some.validation, some.test)] == [12, 4, 6]
-    assert (*some.train, *some.validation, *some.test) == tuple(range(22))
-    assert len({frame.name for frame in some.frames}) == 22
-
-
 def test_seeded(some: CrowdSet) -> None:
     again, other = make_scenes(12, 4, 6), make_scenes(12, 4, 6, seed=1)
     for i in range(22):
         assert torch.equal(some.image(i), again.image(i))  # pixels of eight bits, from the same seed
         np.testing.assert_array_equal(some.frames[i].points, again.frames[i].points)
     assert not any(torch.equal(some.image(i), other.image(i)) for i in range(22))
-
-
-def test_the_global_random_state_is_left_alone() -> None:
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
-    make_scenes(1, 1, 1)
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert before[1] == np.random.get_state()[1].tolist()
 
 
 def test_a_smaller_set_is_the_beginning_of_a_larger_one(some: CrowdSet) -> None:
@@ -98,35 +84,6 @@ def test_heads_hidden_behind_others_do_not_count() -> None:
         seen = np.bincount(owner.ravel(), minlength=3)[1:]
         assert (seen[0] >= 0.5 * areas[0]) == left
         assert seen[1] >= 0.5 * areas[1]
-
-
-def test_people_grow_towards_the_camera() -> None:
-    assert scenes.height_at([0, 143], 144).tolist() == [10, 32]
-    assert scenes.height_at([0, 287], 288).tolist() == [20, 64]
-
-
-def test_validation_and_test_have_clutter_that_training_never_showed(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: dict[int, list[str]] = {0: [], 1: [], 2: []}
-    thing = scenes._thing
-    part = 0
-
-    def noted(rng: np.random.Generator, kind: str, *place: float) -> scenes.Figure:
-        kinds[part].append(kind)
-        return thing(rng, kind, *place)
-
-    monkeypatch.setattr(scenes, "_thing", noted)
-    for part in range(3):
-        make_scenes(*(20 * (number == part) for number in range(3)))
-    assert set(kinds[0]) == {"post", "bin", "shadow"}
-    for later in (1, 2):
-        assert set(kinds[later]) == {"post", "bin", "shadow", "bush", "torso", "lamp"}
-        assert len(kinds[later]) > 1.5 * len(kinds[0])
-
-
-def test_other_shapes() -> None:
-    odd = make_scenes(1, 1, 1, shape=(101, 131))
-    assert odd.image(2).shape == (1, 101, 131)
-    assert odd.density(2).shape == (1, 25, 32)
 
 
 def test_wrong_arguments() -> None:

@@ -17,9 +17,8 @@ import torch
 
 from latedrop.errors import FileError
 from latedrop_crowd.calibration import load_calibration
-from latedrop_crowd.counting import finished_frames
 from latedrop_crowd.mcnn import MCNN, load_weights, shipped
-from latedrop_crowd.training.log import read_log
+from latedrop_crowd.training.network import read_log
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STRANGE: list[Any] = [None, True, "x", -1, float("nan"), 1e300, 10**12, [], {}, [[1]]]
@@ -41,20 +40,6 @@ def test_other_files(tmp_path: Path, trained: Any, content: bytes) -> None:
     ):
         with pytest.raises(FileError, match=r"yacht\.json"):
             read()
-
-
-def test_folders(tmp_path: Path, trained: Any) -> None:
-    (tmp_path / "yacht.json").mkdir()
-    for read in (lambda: load_calibration(tmp_path, trained), lambda: read_log(tmp_path)):
-        with pytest.raises(FileError, match="the system says: Is a directory"):
-            read()
-
-
-def test_counts_nested_without_end(tmp_path: Path) -> None:
-    file = tmp_path / "counts.csv"
-    file.write_text("[" * 200_000 + "\n")
-    with pytest.raises(FileError, match="expected a file of counts in"):
-        finished_frames(file)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +69,7 @@ def test_every_field_of_a_log(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_something_else(tmp_path: Path) -> None:
-    from latedrop_crowd.training.checkpoint import Checkpoint, Fit
+    from latedrop_crowd.training.loop import Checkpoint, Fit
 
     model = MCNN()
     state = Fit(model, model, torch.optim.Adam(model.parameters()))

@@ -2,12 +2,8 @@
 
 import hashlib
 import json
-import subprocess
-import sys
-import time
 from copy import deepcopy
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +18,7 @@ from latedrop_crowd import mcnn
 from latedrop_crowd.layouts import CrowdSet, in_order, open_set
 from latedrop_crowd.mcnn import MCNN, Trained, load_weights
 from latedrop_crowd.scenes import make_scenes
-from latedrop_crowd.training import (
-    Settings,
-    batches,
-    evaluate_counts,
-    loop,
-    network,
-    predict_counts,
-    train,
-)
-from latedrop_crowd.training import log as logging
-from latedrop_crowd.training.checkpoint import Checkpoint
+from latedrop_crowd.training import Settings, evaluate_counts, loop, network, predict_counts, train
 from rounding import assert_same_up_to_rounding
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -98,11 +84,6 @@ def test_validation_frames_choose_no_epoch(
     assert same(quietly(scenes), plain)
 
 
-def test_all_frames_can_be_trained_on(scenes: CrowdSet) -> None:
-    whole = replace(scenes, train=(*scenes.train, *scenes.validation), validation=())
-    assert not same(quietly(whole), quietly(scenes))
-
-
 def test_seeded(scenes: CrowdSet) -> None:
     settings = replace(TINY, epochs=2, rate=0.1)
     first = quietly(scenes, settings)
@@ -139,27 +120,6 @@ def test_a_stopped_run_ends_with_the_same_weights(
     assert len(json.loads((tmp_path / "net.log.json").read_text())["history"]["loss"]) == 4
 
 
-def test_killed_and_started_again(tmp_path: Path) -> None:
-    """A process that is killed without warning leaves a checkpoint that another one goes on from."""
-    out = tmp_path / "net.safetensors"
-    code = f"""
-import sys
-from latedrop_crowd.scenes import make_scenes
-from latedrop_crowd.training import Settings, train
-from latedrop_crowd.training import loop
-loop._SAVE_EVERY = 0.0
-train(make_scenes(8, 3, 3, shape=(64, 64)), Settings(epochs=100_000, batch=4, crop=32), {str(out)!r}, progress=False)
-"""
-    process = subprocess.Popen([sys.executable, "-c", code])
-    checkpoint = tmp_path / "net.checkpoint.pt"
-    end = time.monotonic() + 60
-    while not checkpoint.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    assert len(torch.load(checkpoint, weights_only=True)["history"]) >= 1
-
-
 def test_a_finished_run_is_kept(scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "net.safetensors"
     settings = replace(TINY, epochs=1)
@@ -189,17 +149,6 @@ def test_a_checkpoint_of_other_settings_or_frames_is_refused(
     quietly(scenes, replace(TINY, epochs=1), out, fresh=True)
 
 
-def test_a_damaged_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "net.checkpoint.pt"
-    path.write_bytes(b"PK\x03\x04 half of it")
-    state = loop._start(TINY, torch.device("cpu"))
-    with pytest.raises(FileError, match=r"expected the checkpoint of a training in .*Pass --fresh"):
-        Checkpoint(path, {}).read(state)
-    torch.save({"weights": torch.ones(2)}, path)
-    with pytest.raises(FileError, match=r"it cannot be read \(KeyError\)"):
-        Checkpoint(path, {}).read(state)
-
-
 def test_a_dead_network(scenes: CrowdSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_validate", lambda *_: (torch.tensor(1.0), torch.tensor(0.0)))
     with pytest.raises(OutputError, match=r"all its maps are alike after epoch 1\. Lower --lr, or change --seed"):
@@ -219,7 +168,7 @@ def test_a_loss_that_is_not_finite(scenes: CrowdSet) -> None:
 
 
 def test_no_better_than_the_mean(scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "predict_counts", lambda *_: torch.full((3,), 1e3))
+    monkeypatch.setattr(network, "predict_counts", lambda *_: torch.full((3,), 1e3))
     with pytest.raises(OutputError, match=r"better than the mean of the training frames.*Train longer, or change --lr"):
         quietly(scenes, replace(TINY, epochs=1), tmp_path / "net.safetensors", checked=True)
     assert not (tmp_path / "net.safetensors").exists()
@@ -232,26 +181,18 @@ def bright() -> MCNN:
     return model
 
 
-def test_the_learning_rate_warms_up_and_comes_down() -> None:
-    shares = [loop._warm_then_cosine(20, epoch) for epoch in range(21)]
-    assert shares[0] < 0.05
-    assert shares[3] == 1
-    assert all(a > b for a, b in pairwise(shares[3:]))
-    assert shares[20] == pytest.approx(0)
-
-
 def test_crops_flips_and_masks_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that is its own target, made of the number of each cell, tells whether both were cut alike."""
-    monkeypatch.setattr(batches, "_JITTER", 0.0)
+    monkeypatch.setattr(loop, "_JITTER", 0.0)
     cells = torch.arange(16 * 16).reshape(1, 16, 16)
     image = cells.repeat_interleave(4, -1).repeat_interleave(4, -2).to(torch.uint8)
     roi = (cells[0] % 3) > 0
-    frames = batches.Frames(image[None].repeat(6, 1, 1, 1), cells[None].repeat(6, 1, 1, 1).float(), torch.zeros(6))
+    frames = loop.Frames(image[None].repeat(6, 1, 1, 1), cells[None].repeat(6, 1, 1, 1).float(), torch.zeros(6))
     for crop in (32, None):
         for mask in (roi, torch.ones_like(roi)):
-            data = batches.Data(frames, frames, mask[None].float(), 0.01)
-            plan = batches.plan_epoch(frames, crop, 5)
-            got, target, counted = batches.cut_batch(data, plan, slice(0, 6))
+            data = loop.Data(frames, frames, mask[None].float(), 0.01)
+            plan = loop.plan_epoch(frames, crop, 5)
+            got, target, counted = loop.cut_batch(data, plan, slice(0, 6))
             assert_same_up_to_rounding((got * 255)[..., ::4, ::4].round(), target)
             assert got.shape[-1] == (crop or 64)
             assert torch.equal(counted, torch.ones_like(target) if mask.all() else (target % 3 > 0).float())
@@ -259,11 +200,9 @@ def test_crops_flips_and_masks_stay_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_jitter_moves_the_light_and_nothing_else(scenes: CrowdSet) -> None:
-    frames = batches.Frames(
-        torch.full((50, 1, 16, 16), 128, dtype=torch.uint8), torch.ones(50, 1, 4, 4), torch.ones(50)
-    )
-    plan = batches.plan_epoch(frames, None, 3)
-    image, target, _ = batches.cut_batch(batches.Data(frames, frames, torch.ones(1, 4, 4), 0.01), plan, slice(0, 50))
+    frames = loop.Frames(torch.full((50, 1, 16, 16), 128, dtype=torch.uint8), torch.ones(50, 1, 4, 4), torch.ones(50))
+    plan = loop.plan_epoch(frames, None, 3)
+    image, target, _ = loop.cut_batch(loop.Data(frames, frames, torch.ones(1, 4, 4), 0.01), plan, slice(0, 50))
     assert torch.equal(target, frames.targets)
     assert (image - 0.5).abs().max() <= 0.101 + 1e-6
     assert image[:, 0, 0, 0].std() > 0.03

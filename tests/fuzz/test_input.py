@@ -306,10 +306,9 @@ def test_requests_to_the_console(tmp_path: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("scipy", reason="the console is an extra")
     from latedrop_crowd.calibration import load_calibration
-    from latedrop_crowd.console.camera import Camera, Shot
     from latedrop_crowd.console.notices import Notices
     from latedrop_crowd.console.server import make_app
-    from latedrop_crowd.console.sources import Source
+    from latedrop_crowd.console.sources import Camera, Shot, Source
     from latedrop_crowd.console.store import Store
     from latedrop_crowd.console.watch import Settings, Watch
     from latedrop_crowd.mcnn import load_weights, shipped

@@ -41,9 +41,9 @@ CROWD_ROOMS = [
     {"blocks", "frames"},
     {"density", "mcnn", "regions"},
     {"layouts"},
-    {"calibration", "counters", "scenes"},
-    {"counting", "training", "walks"},
-    {"panels", "recalibrating"},
+    {"calibration", "scenes"},
+    {"counting", "training"},
+    {"panels"},
     {"console"},
     {"cli"},
 ]

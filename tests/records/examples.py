@@ -98,10 +98,8 @@ def write_all(folder: Path) -> None:
 
 
 def write_crowd(path: Path, count: latedrop.Calibration, pixels: latedrop.Calibration) -> None:
-    from latedrop_crowd.calibration.cells import READOUTS
     from latedrop_crowd.calibration.recalibration import Recalibration
-    from latedrop_crowd.calibration.record import CrowdCalibration, Region
-    from latedrop_crowd.calibration.usual import Usual
+    from latedrop_crowd.calibration.record import READOUTS, CrowdCalibration, Region, Usual
     from latedrop_crowd.regions import Policy
 
     CrowdCalibration(

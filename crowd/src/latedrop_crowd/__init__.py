@@ -10,45 +10,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
-    from latedrop_crowd.counters import as_counter
+    from latedrop_crowd.calibration import (
+        CrowdCalibration,
+        calibrate_counter,
+        load_calibration,
+        read_maps,
+        recalibrate_counter,
+    )
     from latedrop_crowd.counting import CountedFrame, count_people, write_counts
     from latedrop_crowd.density import density_map
     from latedrop_crowd.frames import open_frames, read_image
     from latedrop_crowd.layouts import CrowdSet, Frame, open_set
-    from latedrop_crowd.mcnn import MCNN, Trained, load_weights, save_weights, shipped
+    from latedrop_crowd.mcnn import MCNN, Trained, as_counter, load_weights, save_weights, shipped
     from latedrop_crowd.panels import draw_panel, write_panel
-    from latedrop_crowd.recalibrating import recalibrate_counter
-    from latedrop_crowd.regions import (
-        Maps,
-        Policy,
-        find_regions,
-        fit_policy,
-        measure_rejection,
-        near_cells,
-    )
+    from latedrop_crowd.regions import Maps, Policy, find_regions, fit_policy, near_cells
     from latedrop_crowd.scenes import make_scenes
 
 __version__ = "0.3.0"
 
 _HOMES = {
-    "calibration": ("CrowdCalibration", "calibrate_counter", "load_calibration", "read_maps"),
-    "counters": ("as_counter",),
+    "calibration": ("CrowdCalibration", "calibrate_counter", "load_calibration", "read_maps", "recalibrate_counter"),
     "counting": ("CountedFrame", "count_people", "write_counts"),
     "density": ("density_map",),
     "frames": ("open_frames", "read_image"),
     "layouts": ("CrowdSet", "Frame", "open_set"),
-    "mcnn": ("MCNN", "Trained", "load_weights", "save_weights", "shipped"),
+    "mcnn": ("MCNN", "Trained", "as_counter", "load_weights", "save_weights", "shipped"),
     "panels": ("draw_panel", "write_panel"),
-    "recalibrating": ("recalibrate_counter",),
-    "regions": (
-        "Maps",
-        "Policy",
-        "find_regions",
-        "fit_policy",
-        "measure_rejection",
-        "near_cells",
-    ),
+    "regions": ("Maps", "Policy", "find_regions", "fit_policy", "near_cells"),
     "scenes": ("make_scenes",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -72,7 +60,6 @@ __all__ = [
     "load_calibration",
     "load_weights",
     "make_scenes",
-    "measure_rejection",
     "near_cells",
     "open_frames",
     "open_set",

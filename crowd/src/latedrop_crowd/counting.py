@@ -29,26 +29,13 @@ from latedrop.files import csv_line, locked, plain_cell, readable
 from latedrop.metrics.levels import checked_level
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.record import Reading
-from latedrop_crowd.frames import check_size, enlarged
 from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Policy, Regions, find_regions, usual_threshold
 
-__all__ = [
-    "COLUMNS",
-    "CountFile",
-    "CountedFrame",
-    "check_total",
-    "count_people",
-    "finished_frames",
-    "prepared",
-    "provenance_of",
-    "write_counts",
-]
+__all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "provenance_of", "write_counts"]
 
 COLUMNS = ("frame", "count", "std", "low", "high", "count_kept", "regions_rejected", "strangeness", "provenance")
 """Of a file of counts."""
-_BELOW = -0.5
-"""People: a count below is no rounding of an empty frame, but a network, or a scaling, that does not fit."""
 _Frame = tuple[str, Tensor]
 
 
@@ -72,7 +59,7 @@ class CountedFrame:
         faint: which of them are kept but faint, as a `Policy` has it, bool `(R,)`.
         reading: the calibrated count and map; other levels by its `interval`.
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
-        strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
+        strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.record`.
         reasons: what is strange about it, in words; none where it is usual.
         provenance: by which calibration and level it was counted, and a mark of the picture.
         mapped: whether `std_map` was worked out; without, it is zero.
@@ -151,7 +138,7 @@ def count_people(
         FileError: a frame to pass over is another picture than the one of that name which was counted.
     """
     level = checked_level(level)
-    device, made_by = trained.device, provenance_of(calibration, level)
+    made_by = provenance_of(calibration, level)
     for name, image in frames:
         if name in skip:
             if isinstance(skip, Mapping) and skip[name] not in ("", _mark(image)):
@@ -161,7 +148,7 @@ def count_people(
                 )
             continue
         try:
-            ready = prepared(trained, name, image).to(device)
+            ready = trained.prepared(name, image)
             counted = _counted(trained, calibration, name, image, ready, level, deviations)
             counted = replace(counted, provenance=f"{made_by}.{_mark(image)}")
         except (DataError, OutputError) as error:
@@ -298,9 +285,8 @@ def _counted(
     deviations: bool,
 ) -> CountedFrame:
     by_ratio = calibration.policy is not None and calibration.policy.least_ratio > 0
-    reading = calibration.read(trained, ready, deviations=deviations or by_ratio)
+    reading = calibration.read(trained, ready, deviations=deviations or by_ratio).check(name)
     low, high = reading.interval(level)
-    check_total(name, reading)
     count = reading.mean
     policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
     regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
@@ -326,37 +312,3 @@ def _counted(
         reasons=reading.reasons,
         mapped=calibration.pixels is not None and (deviations or by_ratio),
     )
-
-
-def check_total(name: str, reading: Reading) -> None:
-    """Raise `OutputError` where the density of a frame sums below 0; not of a strange one, which says so anyway."""
-    total = float(reading.count.mean)
-    if total < _BELOW and reading.strangeness <= 1:
-        raise OutputError(
-            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
-            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
-        )
-
-
-def prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
-    """The frame as the network takes it, enlarged as in training; `DataError` where it does not fit."""
-    channels, stride = trained.channels, trained.stride
-    if image.dim() != 3 or len(image) != channels:
-        raise DataError(
-            f"expected frames ({channels}, H, W), as the network takes; found {tuple(image.shape)} in {name}. Read "
-            f"them with {channels} channel{'s' if channels > 1 else ''}."
-        )
-    if not bool(image.isfinite().all()):
-        raise DataError(f"{name}: expected finite inputs; found NaN or inf. Leave the frame out.")
-    enlarge = trained.enlarge
-    image = enlarged(image, enlarge)
-    check_size(image.shape, name, trained.least_side)
-    cells = (image.shape[1] // stride, image.shape[2] // stride)
-    if trained.roi is not None and cells != tuple(trained.roi.shape):
-        h, w = (side * stride // enlarge for side in trained.roi.shape)
-        raise DataError(
-            f"expected frames of about {h} x {w} pixels, the size of the weights' region of interest; found "
-            f"{image.shape[1] // enlarge} x {image.shape[2] // enlarge} in {name}. Use the camera that the weights "
-            "were trained for, or resize its frames."
-        )
-    return image

@@ -29,7 +29,6 @@ from latedrop.terminal import need
 
 __all__ = [
     "RECEPTIVE_FIELD",
-    "FrameStream",
     "check_size",
     "enlarged",
     "image_shape",

@@ -121,12 +121,8 @@ def _draw_regions(ax: Axes, frame: CountedFrame, side: float, heads: npt.NDArray
         x, y = np.asarray(heads).T
         ax.scatter(x, y, s=14, facecolors="none", edgecolors=_HEAD)
         handles.append(Line2D([], [], color=_HEAD, marker="o", fillstyle="none", linestyle="", label="annotated head"))
-    _legend(ax, handles=handles)
-
-
-def _legend(ax: Axes, **settings: Any) -> None:
-    """Below the picture, so that it hides none of it."""
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, frameon=False, borderaxespad=0.2, **settings)
+    # Below the picture, so that it hides nothing of it.
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, frameon=False, borderaxespad=0.2)
 
 
 def _edges(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

@@ -3,7 +3,7 @@
 import pytest
 
 from latedrop.errors import ArgumentError
-from latedrop_crowd.console.alarms import Alarm, Rule
+from latedrop_crowd.console.zones import Alarm, Rule
 
 
 def test_colours_of_a_probability() -> None:

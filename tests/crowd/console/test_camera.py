@@ -11,17 +11,10 @@ import pytest
 from PIL import Image
 
 from latedrop.errors import ArgumentError, FileError, LatedropError
-from latedrop_crowd.console.camera import Camera, _rate
-from latedrop_crowd.console.sources import Pixels, Source, demo_sources, open_sources
+from latedrop_crowd.console.sources import Camera, Pixels, Source, _rate, demo_sources, open_sources
+from waiting import waited
 
 BLACK = np.zeros((8, 8), np.uint8)
-
-
-def waited(for_what: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not for_what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def camera_of(frames: Callable[[], Iterator[Pixels]], *, live: bool, wait: float = 0.01) -> tuple[Camera, list[str]]:
@@ -126,21 +119,6 @@ def test_a_folder_ends_or_begins_again(tmp_path: Path) -> None:
         open_sources([str(tmp_path), str(tmp_path)])
 
 
-def test_deep_and_see_through_images_are_read_as_everywhere_else(tmp_path: Path) -> None:
-    from latedrop_crowd.frames import read_image
-
-    deep = np.linspace(0, 65535, 48 * 64).reshape(48, 64).astype(np.uint16)
-    clear = np.full((48, 64, 4), 200, np.uint8)
-    clear[:24, :, 3] = 0
-    for number, pixels in enumerate((deep, clear, np.full((48, 64, 2), 128, np.uint8), np.zeros((1, 1), np.uint8))):
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    (source,) = open_sources([str(tmp_path)], fps=1000)
-    for number, pixels in enumerate(source.frames()):
-        assert pixels.dtype == np.uint8
-        expected = read_image(tmp_path / f"{number}.png", 3).permute(1, 2, 0).numpy()
-        np.testing.assert_allclose(np.broadcast_to(np.atleast_3d(pixels) / 255, expected.shape), expected, atol=2e-3)
-
-
 @pytest.mark.parametrize("layout", ["gray", "gray16le", "bgra"])
 def test_videos_of_other_layouts(tmp_path: Path, layout: str) -> None:
     av = pytest.importorskip("av")
@@ -199,7 +177,7 @@ def test_a_video_plays_at_its_own_pace(tmp_path: Path) -> None:
 
 
 def test_the_demo_moves_and_is_the_same_again() -> None:
-    from latedrop_crowd.walks import Walks
+    from latedrop_crowd.scenes import Walks
 
     walks = Walks(3)
     one, other = walks.picture(10.0), walks.picture(10.5)

@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from latedrop_crowd.console.heat import STEP, Heat
-from latedrop_crowd.console.store import Store
+from latedrop_crowd.console.store import STEP, Heat, Store
 
 
 def test_the_mean_over_a_chosen_time(tmp_path: Path) -> None:

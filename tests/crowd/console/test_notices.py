@@ -3,8 +3,6 @@
 import json
 import socket
 import struct
-import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -13,13 +11,7 @@ import pytest
 
 from latedrop.errors import ArgumentError
 from latedrop_crowd.console.notices import Notices, mail, publish
-
-
-def waited(for_what: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not for_what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+from waiting import waited
 
 
 def test_a_hook_that_fails_is_tried_again() -> None:

@@ -4,7 +4,7 @@ import io
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Thread
 from typing import Any
@@ -15,15 +15,8 @@ from PIL import Image
 
 av = pytest.importorskip("av", reason="PyAV reads streams")
 
-from latedrop_crowd.console.camera import Camera  # noqa: E402
-from latedrop_crowd.console.sources import open_sources  # noqa: E402
-
-
-def waited(for_what: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not for_what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+from latedrop_crowd.console.sources import Camera, open_sources  # noqa: E402
+from waiting import waited  # noqa: E402
 
 
 def grey(number: int, width: int = 64, height: int = 48) -> np.ndarray[Any, np.dtype[np.uint8]]:

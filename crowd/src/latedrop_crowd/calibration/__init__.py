@@ -4,13 +4,7 @@ The count is what an operator reads; its variance is that of the sum, not the su
 its own record, fitted on the set's validation frames.
 """
 
-from latedrop_crowd.calibration.counter import calibrate_counter, read_maps
-from latedrop_crowd.calibration.record import CrowdCalibration, Reading, load_calibration
+from latedrop_crowd.calibration.counter import calibrate_counter, read_maps, recalibrate_counter
+from latedrop_crowd.calibration.record import CrowdCalibration, load_calibration
 
-__all__ = [
-    "CrowdCalibration",
-    "Reading",
-    "calibrate_counter",
-    "load_calibration",
-    "read_maps",
-]
+__all__ = ["CrowdCalibration", "calibrate_counter", "load_calibration", "read_maps", "recalibrate_counter"]

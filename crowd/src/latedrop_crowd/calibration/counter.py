@@ -4,12 +4,15 @@ The variance of the count is a floor and terms: dropout, the size of the count, 
 layer. Candidates are compared on blocks of frames that were left out of their fits, as neighbouring frames err alike.
 Where a network was cross-fitted, each error is that of a network which left its frame's block out; coefficients are
 common, while each network's leverage is told by its own training frames. The variance of the map's cells is propagated.
+
+A calibrated counter comes to a new scene by a few of its frames whose people somebody counted: see `recalibration`.
+What is usual is told by these frames from then on.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,14 +36,14 @@ from latedrop.errors import DataError
 from latedrop.progress import shown_on
 from latedrop.terms import Dropout, Leverage, Size
 from latedrop_crowd.blocks import time_blocks
-from latedrop_crowd.calibration.cells import Cells, FrameBatches
-from latedrop_crowd.calibration.record import CrowdCalibration, roi_record
-from latedrop_crowd.calibration.usual import Usual
+from latedrop_crowd.calibration.recalibration import FEWEST, fit_recalibration
+from latedrop_crowd.calibration.record import Cells, CrowdCalibration, FrameBatches, Usual, roi_record
 from latedrop_crowd.layouts import CrowdSet
+from latedrop_crowd.layouts.own import names_of
 from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Maps, fit_policy, near_cells, to_cells
 
-__all__ = ["calibrate_counter", "read_maps"]
+__all__ = ["calibrate_counter", "read_maps", "recalibrate_counter"]
 
 _RATE = 0.01  # propagated variances are all but proportional to the rate, which the scale takes up
 _REFERENCE_FRAMES = 160
@@ -221,3 +224,59 @@ def _some(indices: Sequence[int], most: int) -> list[int]:
         return []
     at = np.unique(np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int))
     return [indices[i] for i in at]
+
+
+_FEW = 10  # labelled frames: fewer are warned of
+
+
+def recalibrate_counter(
+    trained: Trained,
+    calibration: CrowdCalibration,
+    frames: Iterable[tuple[str, Tensor]],
+    counts: Mapping[str, int],
+) -> CrowdCalibration:
+    """The calibration for a new scene; the old one stays as it is.
+
+    Args:
+        trained: the network.
+        calibration: made for it; an earlier recalibration is left out.
+        frames: pairs of a name and an image `(C, H, W)` in [0, 1], in their order in time. Those that are not labelled
+            are passed over.
+        counts: people by the name of a frame, or by that without its ending, or by its number in a video; 10 to 40
+            frames, spread over the scene.
+
+    Raises:
+        DataError: a labelled frame is not among the frames, or there are too few.
+        OutputError: the density of one sums below 0.
+    """
+    if len(counts) < FEWEST:
+        raise DataError(
+            f"expected the people of {FEWEST} frames or more, better of 20 spread over the scene; found {len(counts)}. "
+            "Count more."
+        )
+    before, left, rows, images = replace(calibration, recalibration=None), dict(counts), [], []
+    for name, image in frames:
+        key = next((key for key in names_of(name) if key in left), None)
+        if key is None:
+            continue
+        ready = trained.prepared(name, image)
+        reading = before.read(trained, ready, deviations=False).check(name)
+        features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)
+        rows.append((reading.mean, reading.fitted_variance, float(left.pop(key)), features))
+        images.append(ready)
+        if not left:
+            break
+    if left:
+        some = ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else "")
+        raise DataError(
+            f"expected all {len(counts)} labelled frames among the frames; missing: {some}. Check their names."
+        )
+    count, variance, truth, strange = np.array(rows).reshape(-1, 4).T
+    fitted = fit_recalibration(count, variance, truth, float(max(strange, default=1.0)))
+    if len(rows) < _FEW:
+        warnings.warn(
+            f"only {len(rows)} labelled frames: the new counts are rough. 20 frames spread over the scene serve well.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    return replace(calibration, recalibration=fitted, usual=Usual.of(images))

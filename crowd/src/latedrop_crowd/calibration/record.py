@@ -1,12 +1,19 @@
-"""The record of a calibrated counter: what it says about a frame, and how it is kept as JSON."""
+"""The record of a calibrated counter: what it says about a frame, and how it is kept as JSON.
+
+A frame's strangeness is the largest of three numbers: the leverage of its features beside the reference frames, 1
+where the usual ends (see `latedrop.terms`); how far its brightness is from the middle of what was seen; and the square
+of how many times larger or smaller it is. Inside of what was seen the last two are 0, so that frames like those of the
+validation have the strangeness that is on record of them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +27,12 @@ from latedrop.metrics.levels import central_quantile
 from latedrop.records import Format, Limits, match, naming, record
 from latedrop.stored_tensors import inline
 from latedrop.terms import BatchContext, Dropout, Size
-from latedrop_crowd.calibration.cells import READOUTS, Cells
 from latedrop_crowd.calibration.recalibration import Recalibration, t_quantile
-from latedrop_crowd.calibration.usual import STRANGE, Usual
+from latedrop_crowd.layouts import CrowdSet
 from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Policy
 
-__all__ = ["CrowdCalibration", "Reading", "load_calibration", "roi_record"]
+__all__ = ["STRANGE", "Cells", "CrowdCalibration", "FrameBatches", "Reading", "Usual", "load_calibration", "roi_record"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Reading:
         mean: the count, recalibrated for its scene where that was done.
         variance: of the count, wider where the frame is strange; of a t-distribution the squared scale.
         dof: degrees of freedom of its t-distribution; None: it is Gaussian.
-        strangeness: 1 where the usual ends, see `usual`.
+        strangeness: 1 where the usual ends, see above.
         reasons: what is strange, in words; none below `STRANGE`.
         fitted_variance: of the count, before guard and recalibration.
         uncountable: why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing.
@@ -63,6 +69,16 @@ class Reading:
                 f"expected a finite count and variances of at least 0; found a count of {self.mean:.4g}, a variance of "
                 f"{self.variance:.4g} and, before the guard, {self.fitted_variance:.4g}. Calibrate the counter again."
             )
+
+    def check(self, name: str) -> Reading:
+        """Raise `OutputError` where the density sums below 0; not of a strange frame, which says so anyway."""
+        total = float(self.count.mean)
+        if total < _BELOW and self.strangeness <= 1:
+            raise OutputError(
+                f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and "
+                "map (input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
+            )
+        return self
 
     @property
     def deviation(self) -> float:
@@ -129,7 +145,7 @@ class CrowdCalibration:
             return f"follows {', '.join(sorted(terms))}"
         if not terms - {Size.name}:
             what = "follows the count only" if terms else "is the same for every frame"
-            return f"{what}: nothing else that was tried ranks the errors of frames left out of the fit"
+            return f"{what}: neither dropout nor leverage tells more on frames left out of the fit"
         return f"follows {', '.join(sorted(terms))}; dropout adds nothing on frames left out of the fit"
 
     def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
@@ -278,3 +294,131 @@ def roi_record(trained: Trained) -> Region | None:
 
 
 CROWD = Format(CrowdCalibration, "crowd", "a crowd calibration", "Run `crowd calibrate` again.", "crowd")
+
+
+READOUTS = {"count": "Trained.count_of", "pixels": "_Cells"}
+"""Names of the readouts in files."""
+
+
+class Cells:
+    """The readout for cells: those inside the region of interest, flat, `(N, M)`; others have no variance to fit."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.__qualname__ = READOUTS["pixels"]
+        self.index = None if trained.roi is None else trained.roi.flatten().nonzero().flatten()
+
+    def __call__(self, density: Tensor) -> Tensor:
+        """The cells of maps `(N, 1, h, w)`."""
+        flat = self.trained.masked(density).flatten(1)
+        return flat if self.index is None else flat[:, self.index.to(flat.device)]
+
+    def spread(self, values: Tensor, image: Tensor) -> npt.NDArray[np.float64]:
+        """The map `(h, w)` of a frame `(..., H, W)` with these values in the cells that count, and zeros elsewhere."""
+        h, w = (side // self.trained.stride for side in image.shape[-2:])
+        flat = values.detach().cpu().double()
+        if self.index is not None:
+            flat = torch.zeros(h * w, dtype=torch.float64).index_copy(0, self.index.cpu(), flat)
+        grid: npt.NDArray[np.float64] = flat.reshape(h, w).numpy()
+        return grid
+
+
+class FrameBatches:
+    """Frames of a set as batches of one, with their targets `(1, ...)` where there is a function of a frame's index."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        crowd_set: CrowdSet,
+        indices: Sequence[int],
+        target: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        self.crowd_set, self.indices, self.target = crowd_set, indices, target
+        self.channels, self.device = trained.channels, trained.device
+
+    def image(self, index: int) -> Tensor:
+        """One frame, `(1, C, H, W)`."""
+        return self.crowd_set.image(index, self.channels)[None].to(self.device)
+
+    def images(self) -> Iterator[Tensor]:
+        """The frames without their targets."""
+        return (self.image(index) for index in self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def row_total(self) -> int:
+        """Number of frames."""
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.target is None:
+            return self.images()
+        target = self.target
+        return ((self.image(index), target(index)) for index in self.indices)
+
+
+STRANGE = 2.0
+"""From this strangeness on a frame is called strange; the variance grows from 1 on."""
+_BELOW = -0.5
+"""People: a count below is no rounding of an empty frame, but a network, or a scaling, that does not fit."""
+_WIDER = 0.5  # of the range of brightness: what lies outside of it by less is still usual
+_LEAST = 0.02
+_DARK = 0.25  # of the darkest brightness that is usual (of the distance to white for the brightest): no picture
+_FLAT = 0.02  # standard deviation of pixels, in [0, 1], below which there is nothing in a picture
+_Pixels: TypeAlias = Annotated[int, Limits(1)]
+_Share: TypeAlias = Annotated[float, Limits(0, 1)]
+
+
+@record
+@dataclass(frozen=True)
+class Usual:
+    """What frames were seen.
+
+    Attributes:
+        size: `(H, W)` in pixels as the network sees them; None where they differ.
+        darkest: mean of the darkest frame that is usual, in [0, 1].
+        brightest: of the brightest one.
+    """
+
+    size: tuple[_Pixels, _Pixels] | None
+    darkest: _Share
+    brightest: _Share
+
+    @classmethod
+    def of(cls, images: Iterable[Tensor]) -> Usual:
+        """What frames `(..., H, W)` are; their range of brightness made half as wide again on both sides."""
+        sizes, means = set(), []
+        for image in images:
+            sizes.add((int(image.shape[-2]), int(image.shape[-1])))
+            means.append(float(image.float().mean()))
+        more = max(_WIDER * (max(means) - min(means)), _LEAST)
+        return cls(sizes.pop() if len(sizes) == 1 else None, max(0.0, min(means) - more), min(1.0, max(means) + more))
+
+    def strangeness(self, image: Tensor) -> tuple[float, tuple[str, ...]]:
+        """Of size and brightness of a frame `(..., H, W)`: the larger one, 0 where usual, and what is strange."""
+        found, words = 0.0, []
+        height, width = image.shape[-2:]
+        if self.size is not None and (height, width) != self.size:
+            h, w = self.size
+            found = STRANGE * max(height / h, h / height, width / w, w / width) ** 2
+            words.append(f"{height} x {width} pixels, not {h} x {w}")
+        mean = float(image.float().mean())
+        middle, half = (self.darkest + self.brightest) / 2, max((self.brightest - self.darkest) / 2, 1e-6)
+        apart = abs(mean - middle) / half
+        if apart > 1:
+            words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
+            found = max(found, STRANGE, apart)
+        return found, tuple(words)
+
+    def uncountable(self, image: Tensor) -> str:
+        """Why a frame `(..., H, W)` cannot be counted at all, in words; empty where it can."""
+        pixels = image.float()
+        mean, spread = float(pixels.mean()), float(pixels.std())
+        usually = f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}"
+        if mean < _DARK * self.darkest:
+            return f"too dark: {usually}"
+        if 1 - mean < _DARK * (1 - self.brightest):
+            return f"too bright: {usually}"
+        return f"nothing in the picture: its pixels differ by {spread:.3f}" if spread < _FLAT else ""

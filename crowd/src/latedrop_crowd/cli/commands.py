@@ -7,29 +7,21 @@ Plain functions that parse, call and print. The command line of latedrop finds t
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from latedrop import LatedropError
 from latedrop.cli.command import bundled, typed
 from latedrop.errors import ArgumentError
-from latedrop.terminal import argument, folder, one_line, option, say
-from latedrop_crowd.cli.counters import (
-    CALIBRATION,
-    NO_OPTIONS,
-    WEIGHTS,
-    CounterOptions,
-    calibrated,
-    fold_networks,
-    load_counter,
-    weights_path,
-)
-from latedrop_crowd.cli.watch import crowd_watch
+from latedrop.terminal import argument, folder, need, one_line, option, say
 
 if TYPE_CHECKING:
     from latedrop_crowd.calibration import CrowdCalibration
+    from latedrop_crowd.console.sources import Source
+    from latedrop_crowd.console.watch import Settings
     from latedrop_crowd.counting import CountedFrame
     from latedrop_crowd.layouts import CrowdSet
     from latedrop_crowd.mcnn import Trained
@@ -43,15 +35,92 @@ _DATA = "Folder of the set, as it was released, or of your own frames; scenes ne
 _SET = "mall, ucsd, pets, own (frames of your own) or scenes."
 _ENLARGED = {"ucsd": 2}  # its people are small
 
+WEIGHTS = Annotated[
+    str,
+    option(
+        "A counter: a file that `crowd train` wrote, a shipped name such as mall, package.module:callable, or a .pt2 "
+        "file.",
+        "--weights",
+        "-w",
+    ),
+]
+CALIBRATION = Annotated[
+    Path | None,
+    option("What `crowd calibrate` wrote; by default the one beside the weights.", "--calibration", "-c"),
+]
+_OTHERS = "For a counter trained elsewhere:"
+
+
+class CounterOptions(NamedTuple):
+    """The options about a counter, which `command.bundled` makes of one parameter; None where they were not given."""
+
+    state: Annotated[str | None, option(f"{_OTHERS} its weights, for package.module:callable.", "--state")] = None
+    input_scale: Annotated[float | None, option(f"{_OTHERS} its frames are in [0, this]; 255 for bytes.")] = None
+    density_scale: Annotated[float | None, option(f"{_OTHERS} people for each unit of its map.")] = None
+    relu: Annotated[bool, option(f"{_OTHERS} cut off densities below 0.", "--relu")] = False
+    stride: Annotated[int | None, option(f"{_OTHERS} pixels on each side of a cell of its map; 4 by default.")] = None
+    channels: Annotated[int | None, option(f"{_OTHERS} 1 for grey frames, the default, 3 for colour.")] = None
+    roi: Annotated[
+        Path | None, option("Image: people are counted where it is not black; by default the weights' own.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Those about a counter of others that were given."""
+        said = {name: value for name, value in self._asdict().items() if name not in ("roi", "relu")}
+        found = {name: value for name, value in said.items() if value is not None}
+        return found | ({"relu": True} if self.relu else {})
+
+
+_SOURCES = "Videos, folders of images, numbers of cameras, rtsp:// and http:// streams."
+
+
+class AlarmOptions(NamedTuple):
+    """The options about alarms and labels, which `command.bundled` makes of one parameter."""
+
+    sure: Annotated[float, option("Probability from which on a zone is red; as sure of the opposite, green.")] = 0.9
+    hold: Annotated[float, option("Seconds that a change of colour must last.")] = 2.0
+    notify: Annotated[
+        list[str] | None,
+        option("Send alarms to http(s)://..., mqtt(s)://host/topic or smtp(s)://host/me@example.org; repeatable."),
+    ] = None
+    propose: Annotated[float, option("Propose at most one frame for a label within this many seconds.")] = 120.0
+    reports: Annotated[
+        Path | None, option("Folder for a report of every day, HTML and CSV; written after midnight.")
+    ] = None
+
+    def settings(self, level: float) -> "Settings":
+        """What can be chosen; `ArgumentError` where it cannot be so."""
+        from latedrop.metrics.levels import checked_level
+        from latedrop_crowd.console.watch import Settings
+        from latedrop_crowd.console.zones import Rule
+
+        if not self.propose > 0:
+            raise ArgumentError(f"expected --propose above 0 seconds; found {self.propose}.")
+        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose, reports=self.reports)
+
+
+class TokenOptions(NamedTuple):
+    """The options about who may do what, which `command.bundled` makes of one parameter."""
+
+    token: Annotated[
+        str | None, option("Token that a browser must know to do all; generated where others can reach it.")
+    ] = None
+    label_token: Annotated[str | None, option("Token to look, label and acknowledge.")] = None
+    view_token: Annotated[str | None, option("Token to look.")] = None
+
+    def by_role(self) -> dict[str, str | None]:
+        """The tokens by what they allow."""
+        return {"view": self.view_token, "label": self.label_token, "configure": self.token}
+
+
+_NO_OPTIONS, _USUAL, _NO_TOKENS = CounterOptions(), AlarmOptions(), TokenOptions()
+
 
 def make_app() -> typer.Typer:
     """The commands below `latedrop crowd`."""
     app = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
-    app.command("count")(bundled(crowd_count))
-    app.command("calibrate")(bundled(crowd_calibrate))
-    app.command("recalibrate")(bundled(crowd_recalibrate))
-    app.command("train")(bundled(crowd_train))
-    app.command("watch")(bundled(crowd_watch))
+    for command in (crowd_count, crowd_calibrate, crowd_recalibrate, crowd_train, crowd_watch):
+        app.command(command.__name__.removeprefix("crowd_"))(bundled(command))
     return app
 
 
@@ -68,7 +137,7 @@ def crowd_count(
     device: Annotated[str, option(_DEVICE)] = "auto",
     resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
-    counter: CounterOptions = NO_OPTIONS,
+    counter: CounterOptions = _NO_OPTIONS,
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -80,6 +149,7 @@ def crowd_count(
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
         from latedrop.metrics.levels import checked_level
+        from latedrop.progress import shown_on
         from latedrop_crowd.counting import CountFile, count_people, finished_frames, provenance_of
         from latedrop_crowd.frames import open_frames
         from latedrop_crowd.mcnn import faster
@@ -100,10 +170,11 @@ def crowd_count(
             say(f"note: the width of intervals {used.width}.")
         rows = count_people(faster(trained), used, images, level, deviations=panels, skip=done, on_bad=bad)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
-            for frame in _warned(_bar(rows, images.total, "counting")):
+            for frame in _warned(shown_on(rows, "counting", images.total, "frames", show=True)):
                 file.add(frame)
                 tally.append(frame.count)
-                _panel(where if panels else None, frame, trained)
+                if panels:
+                    _panel(where, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
         if not tally and not done:
             raise LatedropError(f"expected frames that can be counted; all {bad.number if bad else 0} were left out.")
@@ -118,7 +189,7 @@ def crowd_calibrate(
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
     ] = None,
     report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
-    counter: CounterOptions = NO_OPTIONS,
+    counter: CounterOptions = _NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -130,6 +201,7 @@ def crowd_calibrate(
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
         from latedrop_crowd.calibration import calibrate_counter
+        from latedrop_crowd.mcnn import load_weights
 
         path, shipped_name = weights_path(weights)
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
@@ -139,7 +211,9 @@ def crowd_calibrate(
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
         opened = _opened(set_name, data, trained)
-        found = calibrate_counter(trained, opened, folds=fold_networks(trained, path, chosen_device(device)))
+        names = [path.with_suffix(f".fold{number}.safetensors") for number in range(int(trained.about.get("folds", 0)))]
+        folds = [load_weights(name, chosen_device(device)) for name in names]  # beside a cross-fitted counter
+        found = calibrate_counter(trained, opened, folds=folds)
         found.save(target)
         _write_report(report, found, opened, path)
         print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")
@@ -150,7 +224,7 @@ def _write_report(report: Path | None, found: "CrowdCalibration", frames: "Crowd
         return
     from latedrop.cli.command import again, read_files
     from latedrop.report import write_report
-    from latedrop_crowd.training.log import described
+    from latedrop_crowd.training.network import described
 
     facts = again(typed.get(), read_files({"--weights": str(weights)}))
     write_report(
@@ -170,7 +244,7 @@ def crowd_recalibrate(
     output: Annotated[
         Path | None, option("File to write; by default NAME.scene.calibration.json.", "--output", "-o")
     ] = None,
-    counter: CounterOptions = NO_OPTIONS,
+    counter: CounterOptions = _NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -181,9 +255,9 @@ def crowd_recalibrate(
     with one_line(debug):
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
+        from latedrop_crowd.calibration import recalibrate_counter
         from latedrop_crowd.frames import open_frames
         from latedrop_crowd.layouts import read_counts
-        from latedrop_crowd.recalibrating import recalibrate_counter
 
         path, _ = weights_path(weights)
         target = output or Path.cwd() / f"{path.stem}.scene.calibration.json"
@@ -247,6 +321,116 @@ def crowd_train(
         print(summary(out, read_log(out.with_suffix(".log.json"))))
 
 
+def crowd_watch(
+    sources: Annotated[list[str] | None, argument(_SOURCES, metavar="SOURCE")] = None,
+    demo: Annotated[bool, option("Watch two synthetic squares; no data is needed.", "--demo")] = False,
+    weights: Annotated[
+        str | None,
+        option("A counter, as for `crowd count`: a file, mall, ucsd, pets, ....", "--weights", "--model", "-w"),
+    ] = None,
+    calibration: CALIBRATION = None,
+    level: Annotated[float, option("Probability that an interval holds the true count.")] = 0.9,
+    memory: Annotated[Path, option("File of all that is remembered.")] = Path("latedrop-console.sqlite"),
+    keep: Annotated[float, option("Megabytes that it may grow to.")] = 500.0,
+    host: Annotated[str, option("Address to listen on; others than the local one need a token.")] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen on; 0 takes a free one.")] = 8765,
+    tokens: TokenOptions = _NO_TOKENS,
+    alarms: AlarmOptions = _USUAL,
+    fps: Annotated[float | None, option("Frames per second of folders, or of videos instead of their own.")] = None,
+    loop: Annotated[bool, option("Begin videos and folders again when they end.", "--loop")] = False,
+    threads: Annotated[int | None, option("Threads of the network; by default as torch chooses.")] = None,
+    counter: CounterOptions = _NO_OPTIONS,
+    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
+    debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
+) -> None:
+    """Watch cameras on a local page: counts with intervals, zones with limits, alarms, labels.
+
+    Example: latedrop crowd watch rtsp://camera/stream --weights mall
+    """
+    with one_line(debug):
+        need("console", "fastapi", "uvicorn", of="latedrop-crowd")
+        import torch
+
+        from latedrop.devices import chosen_device
+        from latedrop_crowd.console.notices import Notices
+        from latedrop_crowd.console.server import serve
+        from latedrop_crowd.console.store import Store
+        from latedrop_crowd.console.watch import Watch
+        from latedrop_crowd.mcnn import faster
+
+        settings, found = alarms.settings(level), _watched(sources or [], demo, weights, fps, loop)
+        if threads is not None and threads < 1:
+            raise ArgumentError(f"expected --threads 1 or more; found {threads}.")
+        torch.set_num_threads(threads or torch.get_num_threads())
+        trained, used = calibrated(weights or "scenes", calibration, chosen_device(device), counter)
+        notices = Notices(alarms.notify or [])
+        store = Store(memory, keep * 1e6)
+        watch = Watch(found, faster(trained), used, store, settings, notices)
+        serve(watch, host, port, tokens.by_role(), say)
+
+
+def is_foreign(weights: str) -> bool:
+    """Whether code, or a program, is meant."""
+    return (not Path(weights).is_file() and ":" in weights) or Path(weights).suffix.lower() == ".pt2"
+
+
+def load_counter(weights: str, device: Any, options: CounterOptions) -> "Trained":
+    """The counter, on its device."""
+    from latedrop.named import load_model
+    from latedrop_crowd.mcnn import as_counter, load_weights
+
+    given = options.given()
+    if is_foreign(weights):
+        model = load_model(weights, given.pop("state", None), device=str(device))
+        trained = as_counter(model, **given, about={"network": weights})
+    elif given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ArgumentError(
+            f"expected {names} only with package.module:callable or a .pt2 file; {weights} says itself how its frames "
+            "and its map are scaled. Leave it out."
+        )
+    else:
+        trained = load_weights(weights_path(weights)[0], device)
+    if options.roi is None:
+        return trained
+    import torch
+
+    from latedrop_crowd.density import roi_cells
+    from latedrop_crowd.layouts import read_roi
+
+    mask = read_roi(options.roi).repeat(trained.enlarge, 0).repeat(trained.enlarge, 1)
+    return replace(trained, roi=torch.from_numpy(roi_cells(mask, trained.stride)).to(device))
+
+
+def weights_path(weights: str) -> tuple[Path, bool]:
+    """The file, and whether a calibration beside it is not the user's own; a path goes before a name."""
+    from latedrop_crowd.mcnn import shipped
+
+    if is_foreign(weights):
+        program = Path(weights).suffix.lower() == ".pt2"
+        return (Path(weights), False) if program else (Path(f"{weights.rpartition(':')[2]}.py"), True)
+    if Path(weights).is_file() or Path(weights).name != weights or weights.endswith(".safetensors"):
+        return Path(weights), False
+    return shipped(weights), True
+
+
+def calibrated(
+    weights: str, calibration: Path | None, device: Any, options: CounterOptions
+) -> "tuple[Trained, CrowdCalibration]":
+    """The counter with its calibration."""
+    from latedrop_crowd.calibration import load_calibration
+
+    trained = load_counter(weights, device, options)
+    path, _ = weights_path(weights)
+    beside = path.with_name(f"{path.stem}.calibration.json")
+    if calibration is None and not beside.is_file():
+        raise ArgumentError(
+            f"expected --calibration, as there is no {beside.name} beside the weights. Run: latedrop crowd calibrate "
+            f"--weights {weights} --set ..."
+        )
+    return trained, load_calibration(calibration or beside, trained)
+
+
 def _read(sources: Iterable[Path]) -> dict[str, Path]:
     """All files of the sources, which no output may take the place of."""
     found = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
@@ -308,9 +492,7 @@ def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
         say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")
 
 
-def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> None:
-    if where is None:
-        return
+def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
     from latedrop_crowd.panels import write_panel
 
     # A frame's name may be a path, and a video's has a number behind it.
@@ -318,7 +500,11 @@ def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> Non
     write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge, stride=trained.stride)
 
 
-def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":
-    from latedrop.progress import shown_on
+def _watched(sources: list[str], demo: bool, weights: str | None, fps: float | None, loop: bool) -> "list[Source]":
+    from latedrop_crowd.console.sources import demo_sources, open_sources
 
-    return shown_on(rows, label, total, "frames", show=True)
+    if demo == bool(sources):
+        raise ArgumentError("expected either sources to watch or --demo; found both, or none of them.")
+    if not demo and weights is None:
+        raise ArgumentError("expected --weights, the counter that suits the cameras: mall, ucsd, pets, or a file.")
+    return demo_sources() if demo else open_sources(sources, fps, loop=loop)

@@ -1,34 +1,34 @@
-"""Counts live frames: as large as the counter was calibrated on, in one pass, with labels taken into account."""
+"""Counts live frames: as large as the counter was calibrated on, in one pass."""
 
 from __future__ import annotations
 
-import hashlib
+import ctypes
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from latedrop.metrics.levels import central_quantile
-from latedrop.streams import Stream
 from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.recalibration import t_quantile
 from latedrop_crowd.calibration.record import Reading
 from latedrop_crowd.console.sources import Pixels
 from latedrop_crowd.console.zones import Amount, Points, Shares
-from latedrop_crowd.counting import check_total, prepared
 from latedrop_crowd.frames import to_tensor
 from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.regions import Policy, find_regions, usual_threshold
 
-__all__ = ["Count", "LiveCounter", "counts_stream", "fitted"]
+__all__ = ["Count", "LiveCounter", "fitted"]
 
 _ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
 
 
@@ -38,18 +38,12 @@ class Count:
 
     Attributes:
         amounts: of each zone that was asked for.
-        density: `(h, w)`, people per cell.
-        strangeness: 1 where the usual ends.
-        reasons: what is strange, in words.
         image: the frame as the network takes it, before it is enlarged, `(C, H, W)`.
         reading: what the calibrated counter said.
         ends: reach of the interval in scales.
     """
 
     amounts: list[Amount]
-    density: npt.NDArray[np.float64] = field(repr=False)
-    strangeness: float
-    reasons: tuple[str, ...]
     image: Tensor = field(repr=False)
     reading: Reading = field(repr=False)
     ends: float
@@ -69,21 +63,7 @@ class LiveCounter:
         self._shares: Shares | None = None
         self._measured_for: tuple[CrowdCalibration, tuple[Points, ...]] | None = None
         self._due = 0.0
-        self.use(calibration)
-
-    def use(self, calibration: CrowdCalibration) -> None:
-        """Count by this calibration from now on; what labels have moved before is forgotten."""
-        self._used = calibration, counts_stream(calibration, self.level)  # at once: a frame may be counted meanwhile
-
-    @property
-    def calibration(self) -> CrowdCalibration:
-        """The calibration in use."""
-        return self._used[0]
-
-    @property
-    def stream(self) -> Any:
-        """The stream that follows labels."""
-        return self._used[1]
+        self.calibration = calibration
 
     def image(self, pixels: Pixels) -> Tensor:
         """A picture as the network takes it, before it is enlarged: its channels, and the size that is usual."""
@@ -93,41 +73,30 @@ class LiveCounter:
             return image
         return fitted(image, tuple(side // self.trained.enlarge for side in usual.size))
 
-    def read(self, name: str, image: Tensor, calibration: CrowdCalibration | None = None) -> Reading:
-        """What the calibrated counter says, in as few passes as it takes."""
-        ready = prepared(self.trained, name, image).to(self.trained.device)
-        reading = (calibration or self.calibration).read(self.trained, ready, deviations=False)
-        check_total(name, reading)
-        return reading
-
     def count(self, name: str, pixels: Pixels, zones: Sequence[Points] = ((),)) -> Count:
         """Count a frame, and each zone of it; the first zone is the whole picture."""
-        image, (calibration, stream) = self.image(pixels), self._used
-        reading = self.read(name, image, calibration)
-        widening, bias = next(iter(stream.widening), 1.0), next(iter(stream.bias), 0.0)
-        whole = Amount(reading.mean + bias, reading.variance * widening**2, reading.dof)
-        shares = self._measured(image, reading.density, calibration, tuple(zones))
+        image, calibration = self.image(pixels), self.calibration  # others may set it meanwhile
+        ready = self.trained.prepared(name, image)
+        reading = calibration.read(self.trained, ready, deviations=False).check(name)
+        whole = Amount(reading.mean, reading.variance, reading.dof)
+        shares = self._measured(ready, reading.density, calibration, tuple(zones))
         ends = central_quantile(self.level) if reading.dof is None else t_quantile(self.level, reading.dof)
         amounts = shares.amounts(whole, reading.density)
-        return Count(amounts, reading.density, reading.strangeness, reading.reasons, image, reading, float(ends))
+        return Count(amounts, image, reading, float(ends))
 
     def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
         """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""
         if self.calibration.pixels is None:
             return None
-        ready = prepared(self.trained, "the frame", count.image).to(self.trained.device)
-        return self.calibration.read(self.trained, ready).std
+        ready = self.trained.prepared("the frame", count.image)
+        with _memory_returned():
+            return self.calibration.read(self.trained, ready).std
 
     def faint(self, count: Count) -> npt.NDArray[np.bool_]:
         """Cells `(h, w)` of faint regions, and of those that the calibration rejects."""
-        policy = self.calibration.policy or Policy(usual_threshold(count.density[None]))
-        regions = find_regions(count.density, threshold=policy.threshold)
+        policy = self.calibration.policy or Policy(usual_threshold(count.reading.density[None]))
+        regions = find_regions(count.reading.density, threshold=policy.threshold)
         return regions.mask(policy.faint(regions) | policy.rejects(regions))
-
-    def learn(self, name: str, reading: Reading, people: float) -> None:
-        """Move bias and width by a label."""
-        self.stream.follow(_Reported(reading), [name])
-        self.stream.update(people, name)
 
     def _measured(
         self,
@@ -140,49 +109,31 @@ class LiveCounter:
         begun, shares, known = time.monotonic(), self._shares, self._measured_for
         same = known is not None and known[0] is calibration and known[1] == zones
         if shares is None or not same or begun > self._due or shares.masks.shape[1:] != density.shape:
-            ready = prepared(self.trained, "the frame", image).to(self.trained.device)
-            shares = self._shares = Shares.measured(self.trained, calibration, ready, density, zones)
+            with _memory_returned():
+                shares = self._shares = Shares.measured(self.trained, calibration, image, density, zones)
             now = time.monotonic()
             self._measured_for, self._due = (calibration, zones), now + max(_AGAIN, (now - begun) / _PART)
         return shares
 
 
-def counts_stream(calibration: CrowdCalibration, level: float = 0.9) -> Stream:
-    """A stream for the counts of a calibration, which follows what is reported: after the guard and a recalibration.
+@contextmanager
+def _memory_returned() -> Iterator[None]:
+    """Give freed memory back to the system at once, inside; outside, keep it for the next frame. For glibc alone.
 
-    What was usual is known from the validation frames. After a recalibration it is not: the first frames of the
-    stream, and the first labels, then tell.
+    What is measured now and then needs hundreds of megabytes. A plain pass does not, and to ask the system for its
+    memory anew, frame by frame, costs more processor time than the pass.
     """
-    usual = calibration.count.usual() if calibration.recalibration is None else None
-    made_with = hashlib.sha256(calibration.to_json().encode()).hexdigest()
-    return Stream(None, level, None, usual=usual, made_with=made_with)
-
-
-@dataclass(frozen=True)
-class _Reported:
-    """What is reported of a frame, as `Stream.follow` takes it: one row, whose ends are not cut off at 0."""
-
-    reading: Reading
-
-    @property
-    def mean(self) -> Tensor:
-        return _row(self.reading.mean)
-
-    @property
-    def strangeness(self) -> Tensor:
-        return _row(self.reading.strangeness)
-
-    @property
-    def shares(self) -> dict[str, Tensor] | None:
-        return self.reading.count.shares
-
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        low, high = self.reading.interval(level)
-        return _row(low), _row(high)
-
-
-def _row(value: float) -> Tensor:
-    return torch.tensor([value], dtype=torch.float64)
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "malloc_trim"):
+        yield
+        return
+    libc.malloc_trim(0)
+    libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_TRIM_THRESHOLD, 512 << 20)
 
 
 def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:

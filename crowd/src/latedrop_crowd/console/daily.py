@@ -18,7 +18,7 @@ from latedrop.files import csv_line, write_aside
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.console.zones import Zone
 
-__all__ = ["Hour", "day_page", "hours_of", "hours_table", "write_reports"]
+__all__ = ["day_page", "hours_of", "hours_table", "write_reports"]
 
 _STEP = 10.0  # seconds, as the store keeps counts that are older than an hour
 _WIDE, _HIGH = 720, 120  # of a chart, in pixels

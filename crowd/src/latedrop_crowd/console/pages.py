@@ -1,13 +1,13 @@
 """What the console's pages share: files by name, headers on every answer, small requests, errors as JSON, tokens.
 
-A token leaves the address at once, and stays in a cookie. Several tokens may stand for several roles; which one a
-request has is in its scope, under `ROLE`.
+A token leaves the address at once, and stays in a cookie. Several tokens stand for several roles.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,16 @@ from latedrop import LatedropError
 from latedrop.errors import FileError
 from latedrop.web.access import bearer_token, foreign_page, from_elsewhere
 
-__all__ = ["HEADERS", "LARGEST", "ROLE", "make_pages"]
+__all__ = ["ROLES", "make_pages", "role_of"]
 
 LARGEST = 262_144
 """Bytes of a request."""
 COOKIE = "latedrop_token"
 """The name of the cookie that holds a token."""
-ROLE = "latedrop.role"
-"""Under which the scope of a request has the role of its token."""
+ROLES = ("view", "label", "configure")
+"""What a token allows: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
+_LABELLING = re.compile(r"/api/(alarms/.*|sources/\d+/(freeze|snapshot|frames/.*))")
+_ROLE = "latedrop.role"
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -50,25 +52,12 @@ _KINDS = {
 }
 
 
-def make_pages(
-    title: str,
-    folder: Path,
-    tokens: Mapping[str, str] = {},
-    lifespan: Any = None,
-    forbidden: Callable[[Request], str | None] = lambda request: None,
-) -> FastAPI:
-    """An application that serves `index.html` of a folder, and by name its other files.
-
-    Args:
-        title: of the application.
-        folder: with `index.html` and what it loads.
-        tokens: by role; without any the page is for this machine alone.
-        lifespan: of the application, as FastAPI takes it.
-        forbidden: why a request may not be answered, in words; None where it may. See `ROLE`.
-    """
-    app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_Guard, tokens=tokens, forbidden=forbidden)
+def make_pages(tokens: Mapping[str, str], lifespan: Any) -> FastAPI:
+    """An application that serves `index.html` and, by name, what it loads; `tokens` are by role, see `ROLES`."""
+    app = FastAPI(title="latedrop console", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_Guard, tokens=tokens)
     # Nothing that is asked for becomes a path.
+    folder = Path(__file__).parent / "page"
     files = {path.name: path for path in folder.iterdir() if path.suffix in _KINDS}
 
     @app.api_route("/", methods=["GET", "HEAD"])
@@ -113,7 +102,7 @@ def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:
         return answer
     role = _role(bearer_token(request) or request.cookies.get(COOKIE, "").encode("utf-8", "replace"), tokens)
     if role is not None:
-        request.scope[ROLE] = role
+        request.scope[_ROLE] = role
         return None
     return JSONResponse({"error": "expected a token: open the address that the command printed, with ?token=...."}, 401)
 
@@ -124,11 +113,25 @@ def _role(words: bytes, tokens: Mapping[str, str]) -> str | None:
     return roles[0] if roles else None
 
 
+def role_of(request: Request) -> str:
+    """The role of a request that was let in; without tokens everybody may do all."""
+    role: str = request.scope.get(_ROLE, ROLES[-1])
+    return role
+
+
+def _forbidden(request: Request) -> str | None:
+    """Why the role of a request does not allow it, in words; None where it does."""
+    wanted = "label" if _LABELLING.fullmatch(request.scope["path"]) else "configure"
+    if request.method in ("GET", "HEAD") or ROLES.index(role_of(request)) >= ROLES.index(wanted):
+        return None
+    return f"expected the token to {wanted}; this one is to {role_of(request)}. Open the console with another token."
+
+
 class _Guard:
     """Lets in who may ask, and no more bytes than `LARGEST`, counted as they come: a length need not be told."""
 
-    def __init__(self, app: Any, tokens: Mapping[str, str], forbidden: Callable[[Request], str | None]) -> None:
-        self._app, self._tokens, self._forbidden = app, tokens, forbidden
+    def __init__(self, app: Any, tokens: Mapping[str, str]) -> None:
+        self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -152,7 +155,7 @@ class _Guard:
             await send(message)
 
         answer = refused(request, self._tokens)
-        why = self._forbidden(request) if answer is None else None
+        why = _forbidden(request) if answer is None else None
         if why is not None:
             answer = _said(403, why)
         told = request.headers.get("content-length", "")

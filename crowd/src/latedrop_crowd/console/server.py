@@ -1,14 +1,19 @@
-"""The page and what it asks for, over HTTP: JSON, pictures, and a stream of server-sent events."""
+"""The page and what it asks for, over HTTP: JSON, pictures, and a stream of server-sent events.
+
+A `Hub` hands messages from the counting thread to every open page; a slow page misses some, and holds up nobody.
+"""
 
 from __future__ import annotations
 
-import re
+import asyncio
+import json
+import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import date, datetime, timezone
-from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -16,20 +21,18 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 
 from latedrop import LatedropError
-from latedrop.errors import DataError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.files import csv_line
+from latedrop.web import is_loopback
+from latedrop.web.listening import listening, serve_on
 from latedrop_crowd.console.daily import day_page, hours_table
-from latedrop_crowd.console.hub import Hub
-from latedrop_crowd.console.pages import ROLE, make_pages
+from latedrop_crowd.console.pages import ROLES, make_pages, role_of
 from latedrop_crowd.console.pictures import density_layer
 from latedrop_crowd.console.watch import View, Watch
 from latedrop_crowd.console.zones import cells_of, drawn_points
+from latedrop_crowd.regions import Policy
 
-__all__ = ["ROLES", "forbidden", "make_app"]
-
-ROLES = ("view", "label", "configure")
-"""What a token allows: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
-_LABELLING = re.compile(r"/api/(alarms/.*|sources/\d+/(freeze|snapshot|frames/.*))")
+__all__ = ["make_app", "serve"]
 
 _LONGEST = 86400.0 * 31
 _Id = Annotated[int, InPath(ge=0, lt=2**63)]
@@ -64,7 +67,7 @@ def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
         yield
         watch.close()
 
-    app = make_pages("latedrop console", Path(__file__).parent / "page", tokens, life, forbidden)
+    app = make_pages(tokens, life)
     app.state.hub = hub
 
     @app.get("/api/stream")
@@ -78,21 +81,10 @@ def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
     return app
 
 
-def forbidden(request: Request) -> str | None:
-    """Why the role of a request does not allow it, in words; None where it does."""
-    role = request.scope.get(ROLE, ROLES[-1])
-    if request.method in ("GET", "HEAD"):
-        return None
-    wanted = "label" if _LABELLING.fullmatch(request.scope["path"]) else "configure"
-    if ROLES.index(role) >= ROLES.index(wanted):
-        return None
-    return f"expected the token to {wanted}; this one is to {role}. Open the console with another token."
-
-
 def _note(watch: Watch, request: Request, source: str, text: str, zone: int | None = None) -> None:
     """Write an audit line: what was changed, by whom and from where."""
     client = "" if request.client is None else f" from {request.client.host}"
-    watch.store.add_event(source, "change", f"{text} (by {request.scope.get(ROLE, ROLES[-1])}{client})", zone)
+    watch.store.add_event(source, "change", f"{text} (by {role_of(request)}{client})", zone)
 
 
 def _looking(app: FastAPI, watch: Watch) -> None:
@@ -100,7 +92,7 @@ def _looking(app: FastAPI, watch: Watch) -> None:
     def state(request: Request) -> dict[str, Any]:
         rule = watch.settings.rule
         return {
-            "role": request.scope.get(ROLE, ROLES[-1]),
+            "role": role_of(request),
             "level": watch.settings.level,
             "sure": rule.sure,
             "hold": rule.hold,
@@ -206,7 +198,7 @@ def _labels(app: FastAPI, watch: Watch) -> None:
     @app.delete("/api/sources/{number}/frames/{frame}/label")
     def unlabel(number: int, frame: _Id, request: Request) -> dict[str, Any]:
         view = watch.view(number)
-        said = watch.unlabel(view, frame)
+        said = watch.label(view, frame, None)
         _note(watch, request, view.name, f"label of frame {frame} deleted")
         return {"said": said, **_learned(watch, view)}
 
@@ -277,35 +269,29 @@ def _files(app: FastAPI, watch: Watch) -> None:
 
 
 def _about(view: View) -> dict[str, Any]:
-    policy = view.counter.calibration.policy
+    calibration = view.counter.calibration
+    policy = calibration.policy or Policy(0.0)
     return {
         "number": view.number,
         "name": view.name,
         "zones": [zone.to_dict() for zone in view.zones],
         "colours": {zone: alarm.colour for zone, alarm in view.alarms.items()},
         "camera": {} if view.camera is None else view.camera.about(),
-        "faint": None
-        if policy is None
-        else {"mass": policy.faint_mass, "seen": policy.faint_seen, "false": policy.faint_false},
+        "faint": {"mass": policy.faint_mass, "seen": policy.faint_seen, "false": policy.faint_false},
         "message": view.message,
+        "width": f"Its width {calibration.width}; strange frames widen it.",
     }
 
 
 def _learned(watch: Watch, view: View) -> dict[str, Any]:
     """What labels there are, which frames wait, and which calibrations can be restored."""
-    labelled = watch.store.frames(view.name, labelled=True)
-    calibrations = [
-        {
-            **{key: row[key] for key in ("id", "time", "note")},
-            "used": row["used"] > 0,
-            "moved": row["used"] > 0 and any(frame["labelled"] > row["used"] for frame in labelled),
-        }
-        for row in watch.store.calibrations(view.name)
-    ]
+    calibrations = watch.store.calibrations(view.name)
     return {
         "proposed": watch.store.frames(view.name, labelled=False),
-        "labelled": labelled,
-        "calibrations": calibrations,
+        "labelled": watch.store.frames(view.name, labelled=True),
+        "calibrations": [
+            {"id": row["id"], "time": row["time"], "note": row["note"], "used": row["used"] > 0} for row in calibrations
+        ],
     }
 
 
@@ -323,7 +309,7 @@ def _with_zone(watch: Watch, number: int, zone: int) -> View:
 def _check_cells(view: View, points: Any) -> None:
     """A zone so small that no cell of the map has its middle inside would count nobody, ever."""
     if view.count is not None:
-        h, w = view.count.density.shape
+        h, w = view.count.reading.density.shape
         if not cells_of(drawn_points(points), (h, w)).any():
             raise DataError(
                 f"expected a zone that holds a cell of the counter's map, which has {w} x {h} of them; found none "
@@ -352,3 +338,79 @@ def _clock(seconds: float | None) -> str:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+_WAITING = 32
+
+
+class Hub:
+    """Hands messages on; `tell` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pages: set[asyncio.Queue[str | None]] = set()
+
+    def begin(self) -> None:
+        """Called in the server's loop when it is up."""
+        self._loop = asyncio.get_running_loop()
+
+    def end(self) -> None:
+        """Let pages go; also from another thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hand_on, None)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """A message to all pages."""
+        if self._loop is not None and self._pages and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hand_on, json.dumps(message))
+
+    async def listen(self) -> AsyncIterator[str]:
+        """Server-sent events, for one page."""
+        own: asyncio.Queue[str | None] = asyncio.Queue(_WAITING)
+        self._pages.add(own)
+        try:
+            yield "retry: 1000\n\n"
+            while True:
+                try:
+                    text = await asyncio.wait_for(own.get(), 10)
+                except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+                    yield ": still here\n\n"
+                    continue
+                if text is None:
+                    return
+                yield f"data: {text}\n\n"
+        finally:
+            self._pages.discard(own)
+
+    def _hand_on(self, text: str | None) -> None:
+        for page in self._pages:
+            if page.full():
+                page.get_nowait()
+            page.put_nowait(text)
+
+
+def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], say: Callable[[str], object]) -> None:
+    """Open the address and serve; returns when the process is asked to stop.
+
+    Args:
+        watch: what is shown.
+        host: address to listen on.
+        port: of it; 0 takes a free one.
+        tokens: what requests must know, by role; that to configure is made up where it is None and others can reach
+            the address, or have tokens.
+        say: called with the address to open, once for each role.
+    """
+    given = {role: token for role, token in tokens.items() if token is not None}
+    if any(len(token) < 8 or not token.isascii() or not token.isprintable() for token in given.values()):
+        raise ArgumentError("expected a token of 8 plain characters or more; found fewer, or others.")
+    if len(set(given.values())) < len(given):
+        raise ArgumentError("expected another token for each role; found one twice. Change one.")
+    if given or not is_loopback(host):
+        given.setdefault(ROLES[-1], secrets.token_urlsafe(18))
+    found, address = listening(host, port)
+    for role, token in given.items():
+        say(f"the console, to {role}, is at {address}?token={quote(token, safe='')}")
+    if not given:
+        say(f"the console is at {address}")
+    app = make_app(watch, given)
+    serve_on(found, app, app.state.hub.end)

@@ -7,6 +7,8 @@ One console has a file at a time; a second one is refused. The file is in WAL mo
 a process that is killed loses less than a second of counts, and nothing that an operator did. Counts older than an hour
 are kept as means over ten seconds. The file stays below a size: the oldest counts, maps, events and pictures go first;
 zones, labels and calibrations stay.
+
+`Heat` keeps where people were over a time: sums of a source's density maps, one for each step of five minutes.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from latedrop.errors import ArgumentError, FileError
 from latedrop_crowd.console.zones import Zone, checked_points, drawn_points
 
-__all__ = ["Store"]
+__all__ = ["STEP", "Heat", "Store"]
 
 _OURS, _FORMAT = int.from_bytes(b"ldcn", "big"), 1  # `application_id` and `user_version` of the file
 _TABLES = """
@@ -185,7 +191,9 @@ class Store:
         self, source: str, kind: str, text: str, zone: int | None = None, picture: bytes | None = None
     ) -> int:
         """Write down what happened; its id."""
-        number = None if picture is None else self.add_picture(picture)
+        number = None
+        if picture is not None:
+            number = self._do("INSERT INTO pictures (time, jpeg) VALUES (?, ?)", time.time(), picture)
         return self._do(
             "INSERT INTO events (time, source, zone, kind, text, picture) VALUES (?, ?, ?, ?, ?, ?)",
             time.time(), source, zone, kind, text, number,
@@ -209,10 +217,6 @@ class Store:
         """Alarms that go on, or that nobody has acknowledged."""
         where = "kind = 'alarm' AND (ended IS NULL OR acknowledged IS NULL)"
         return [dict(row) for row in self._rows(f"SELECT * FROM events WHERE {where} ORDER BY id DESC LIMIT 50")]
-
-    def add_picture(self, jpeg: bytes) -> int:
-        """Keep a picture; its id."""
-        return self._do("INSERT INTO pictures (time, jpeg) VALUES (?, ?)", time.time(), jpeg)
 
     def picture(self, number: int) -> bytes | None:
         """A picture that was kept."""
@@ -413,3 +417,58 @@ def _fields(db: sqlite3.Connection) -> set[tuple[Any, ...]]:
     """Return table, column, type and whether there must be a value, of every column."""
     query = 'SELECT m.name, p.name, p.type, p."notnull" FROM sqlite_master m, pragma_table_info(m.name) p '
     return {tuple(row) for row in db.execute(f"{query} WHERE m.type = 'table'")}
+
+
+STEP = 300.0  # seconds
+_WIDEST = 64  # cells: finer than that nobody sees, and a week of maps stays a few megabytes
+
+Cells = npt.NDArray[np.float64]
+
+
+class Heat:
+    """Adds the maps of one source up; those of finished steps are in the store.
+
+    Args:
+        store: what is remembered.
+        source: its name.
+    """
+
+    def __init__(self, store: Store, source: str) -> None:
+        self._store, self._source = store, source
+        self._begin, self._frames, self._sum = 0.0, 0, np.zeros((0, 0))
+
+    def add(self, density: Cells, time: float) -> None:
+        """Take the map of a frame `(h, w)` at that time."""
+        side = -(-density.shape[1] // _WIDEST)
+        coarse = density
+        for axis in (0, 1):
+            coarse = np.add.reduceat(coarse, np.arange(0, coarse.shape[axis], side), axis=axis)
+        begin = time // STEP * STEP
+        if begin != self._begin or coarse.shape != self._sum.shape:
+            self.flush()
+            self._begin, self._frames, self._sum = begin, 0, np.zeros(coarse.shape)
+        self._sum = self._sum + np.clip(coarse, 0, None)
+        self._frames += 1
+
+    def flush(self) -> None:
+        """Put the step under way into the store."""
+        if self._frames:
+            cells = zlib.compress((self._sum / self._frames).astype("<f2").tobytes())
+            self._store.add_map(self._source, self._begin, self._frames, self._sum.shape, cells)
+        self._frames = 0
+
+    def mean(self, since: float, until: float) -> tuple[Cells, int]:
+        """People per cell, the mean over the frames of all steps that a time touches, and how many frames these are.
+
+        Of maps of several sizes, those of the newest size count.
+        """
+        under_way = self._frames > 0 and since < self._begin + STEP and self._begin <= until
+        maps = [(self._sum, self._frames)] if under_way else []
+        for row in self._store.maps(self._source, since - STEP, until):
+            shape = (row["height"], row["width"])
+            cells = np.frombuffer(zlib.decompress(row["cells"]), "<f2").astype(np.float64).reshape(shape)
+            maps.append((cells * row["frames"], row["frames"]))
+        alike = [(cells, frames) for cells, frames in maps if cells.shape == maps[0][0].shape]
+        frames = sum(number for _, number in alike)
+        total = np.sum([cells for cells, _ in alike], axis=0) if alike else np.zeros((0, 0))
+        return total / max(1, frames), frames

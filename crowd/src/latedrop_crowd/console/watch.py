@@ -1,34 +1,39 @@
-"""All that runs behind the page: cameras, one thread that counts, zones, alarms, what is remembered and told."""
+"""All that runs behind the page: cameras, one thread that counts, zones, alarms, what is remembered and told.
+
+Five labels or more refit the counts to the scene. One frame of each stretch of time is proposed for a label, so that
+labels are spread over the day: frames picked by the width of their interval did no better.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from threading import Condition, Event, RLock, Thread
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from latedrop import LatedropError
+from latedrop import LatedropError, LatedropWarning
 from latedrop.errors import DataError, FileError
-from latedrop_crowd.calibration import CrowdCalibration
-from latedrop_crowd.calibration.usual import STRANGE
-from latedrop_crowd.console.alarms import Alarm, Rule
-from latedrop_crowd.console.camera import Camera, Shot
+from latedrop_crowd.calibration import CrowdCalibration, recalibrate_counter
+from latedrop_crowd.calibration.recalibration import FEWEST
+from latedrop_crowd.calibration.record import STRANGE
 from latedrop_crowd.console.counter import Count, LiveCounter
 from latedrop_crowd.console.daily import write_reports
-from latedrop_crowd.console.heat import Heat
-from latedrop_crowd.console.labelling import forget, frame_name, learn, lossless, restored, why_label
 from latedrop_crowd.console.notices import Notices
-from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
-from latedrop_crowd.console.sources import Source
-from latedrop_crowd.console.store import Store
-from latedrop_crowd.console.zones import Amount, Zone, probability_above
+from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, png, regions_layer
+from latedrop_crowd.console.sources import Camera, Shot, Source
+from latedrop_crowd.console.store import Heat, Store
+from latedrop_crowd.console.zones import Alarm, Amount, Rule, Zone, probability_above
 from latedrop_crowd.mcnn import Trained
 
 __all__ = ["Settings", "View", "Watch"]
@@ -62,9 +67,7 @@ class Settings:
 class View:
     """One source: its camera, its counter, its zones, and what was seen last."""
 
-    def __init__(
-        self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], settings: Settings, heat: Heat
-    ) -> None:
+    def __init__(self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], heat: Heat) -> None:
         self.number, self.source, self.counter, self.zones, self.heat = number, source, counter, zones, heat
         self.propose_at: float | None = None
         self.alarms: dict[int, Alarm] = {}
@@ -118,7 +121,7 @@ class View:
         count = last[1] if mapped and last is not None else self.count
         if count is None:
             return None
-        return density_layer(count.density) if kind == "density" else regions_layer(self.counter.faint(count))
+        return density_layer(count.reading.density) if kind == "density" else regions_layer(self.counter.faint(count))
 
 
 class Watch:
@@ -147,10 +150,9 @@ class Watch:
         self.tell: Callable[[dict[str, Any]], None] = lambda message: None
         self.views = []
         for number, source in enumerate(sources):
-            counter = LiveCounter(trained, calibration, settings.level)
-            restored(counter, store, source.name, calibration)
+            counter = LiveCounter(trained, _last_used(store, source.name, calibration), settings.level)
             heat = Heat(store, source.name)
-            self.views.append(View(number, source, counter, store.zones(source.name), settings, heat))
+            self.views.append(View(number, source, counter, store.zones(source.name), heat))
         going = {event["zone"] for event in store.open_alarms() if event["ended"] is None}
         for view in self.views:
             view.alarms = {z.id: Alarm(settings.rule, "red" if z.id in going else None) for z in view.zones}
@@ -206,21 +208,27 @@ class Watch:
             if view.count is None or view.shot is None:
                 raise DataError("expected a frame; none has come in yet. Wait for the picture.")
             count, shot = view.count, view.shot
-        return self._keep(view, frame_name(view.name), why, count, shot)
+        return self._keep(view, _frame_name(view.name), why, count, shot)
 
-    def label(self, view: View, frame: int, people: float, heads: Any) -> str:
-        """Learn from what somebody counted."""
+    def label(self, view: View, frame: int, people: float | None, heads: Any = None) -> str:
+        """Learn from what somebody counted, in words what it does; None takes the label of a frame back."""
         with self._labelling:
-            said = learn(view.counter, self.store, view.name, frame, people, heads, self.lock)
-        self.store.add_event(view.name, "label", f"{people:g} people in a labelled frame. {said}", view.zones[0].id)
-        self.tell({"kind": "labels", "source": view.number})
-        return said
-
-    def unlabel(self, view: View, frame: int) -> str:
-        """Take a label back, and fit the counts to those that are left."""
-        with self._labelling:
-            said = forget(view.counter, self.store, view.name, frame, self.own, self.lock)
-        self.store.add_event(view.name, "label", said, view.zones[0].id)
+            kept = self.store.frame(frame)
+            if kept is None or kept["source"] != view.name:
+                raise DataError("expected a frame of this source that is still kept; it is gone. Take another one.")
+            if people is not None:
+                self.store.label(frame, people, heads)
+            elif not self.store.unlabel(frame):
+                raise DataError("expected a frame that has a label; found none. Take another one.")
+            calibration, said = _fitted(view.counter.trained, self.own, self.store, view.name)
+            if calibration is not self.own or view.counter.calibration.recalibration is not None:
+                number = len(self.store.frames(view.name, labelled=True))
+                note = f"{'as it came' if calibration is self.own else 'fitted'}, {number} labels"
+                with self.lock:
+                    self.store.add_calibration(view.name, note, calibration.to_json())
+                    view.counter.calibration = calibration
+        before = "label taken back" if people is None else f"{people:g} people in a labelled frame"
+        self.store.add_event(view.name, "label", f"{before}. {said}", view.zones[0].id)
         self.tell({"kind": "labels", "source": view.number})
         return said
 
@@ -230,7 +238,7 @@ class Watch:
         if not found:
             raise DataError("expected a calibration of this source; there is none of that number.")
         with self.lock:
-            view.counter.use(CrowdCalibration.from_json(found[0]["record"]))
+            view.counter.calibration = CrowdCalibration.from_json(found[0]["record"])
             self.store.use_calibration(view.name, number)
         self.store.add_event(view.name, "calibration", f"calibration restored: {found[0]['note']}")
         self.tell({"kind": "labels", "source": view.number})
@@ -288,7 +296,7 @@ class Watch:
 
     def _look(self, view: View, shot: Shot) -> None:
         """Count a frame. The lock, which requests wait for, is held only while the results are written down."""
-        name, zones = frame_name(view.name), view.zones
+        name, zones = _frame_name(view.name), view.zones
         count = view.counter.count(name, shot.pixels, [zone.points for zone in zones])
         if view.wants_maps():
             begun = time.monotonic()
@@ -304,10 +312,10 @@ class Watch:
                 if zone.id in current
             ]
             self.store.add_counts(
-                (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in judged
+                (z["id"], shot.time, z["count"], z["low"], z["high"], count.reading.strangeness) for z in judged
             )
             if not count.reading.uncountable:
-                view.heat.add(count.density, shot.time)
+                view.heat.add(count.reading.density, shot.time)
         if not count.reading.uncountable:
             self._propose(view, name, count, shot)
         self._strange(view, count)
@@ -317,8 +325,8 @@ class Watch:
             "frame": shot.number,
             "time": shot.time,
             "zones": judged,
-            "strangeness": round(count.strangeness, 2),
-            "reasons": list(count.reasons),
+            "strangeness": round(count.reading.strangeness, 2),
+            "reasons": list(count.reading.reasons),
             "uncountable": count.reading.uncountable,
             "now": time.time(),
             "camera": view.camera.about() if view.camera is not None else {},
@@ -332,7 +340,7 @@ class Watch:
             view.propose_at = shot.steady + stretch
         if shot.steady >= view.propose_at:
             view.propose_at = shot.steady + stretch
-            self._keep(view, name, why_label(count.strangeness), count, shot)
+            self._keep(view, name, _why_label(count.reading.strangeness), count, shot)
             self.tell({"kind": "labels", "source": view.number})
 
     def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
@@ -368,16 +376,87 @@ class Watch:
     def _keep(self, view: View, name: str, why: str, count: Count, shot: Shot) -> int:
         amount = count.amounts[0]
         numbers = (max(0.0, amount.mean), *amount.interval(count.ends))
-        pictures = lossless(count.image), jpeg(shot.pixels)
+        pictures = _lossless(count.image), jpeg(shot.pixels)
         return self.store.add_frame(view.name, name, why, *pictures, numbers, shot.time)
 
     def _strange(self, view: View, count: Count) -> None:
         """Write down when frames begin to be strange, and when that is over."""
         limit = STRANGE if not view.strange else 0.75 * STRANGE
-        now = count.strangeness >= limit
+        now = count.reading.strangeness >= limit
         if now != view.strange:
             view.strange = now
-            why = "; ".join(count.reasons) or "features unlike those of the frames that were seen"
+            why = "; ".join(count.reading.reasons) or "features unlike those of the frames that were seen"
             text = f"frames are unlike the calibration's: {why}" if now else "frames are as usual again"
             self.store.add_event(view.name, "strange", text)
             self.tell({"kind": "events", "source": view.number})
+
+
+def _why_label(strangeness: float) -> str:
+    """What there is to say about a proposed frame."""
+    if strangeness >= STRANGE:
+        return "unlike the frames seen before"
+    return "a little unusual" if strangeness > 1 else "regular check"
+
+
+def _lossless(image: Tensor) -> bytes:
+    """A frame as the network takes it, `(C, H, W)` in [0, 1], as PNG."""
+    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    return png(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _fitted(trained: Trained, own: CrowdCalibration, store: Store, source: str) -> tuple[CrowdCalibration, str]:
+    """The calibration that the labels of a source ask for, and what they do, in words; `own` where they are too few."""
+    rows = store.frames(source, labelled=True)
+    if len(rows) < FEWEST:
+        missing = FEWEST - len(rows)
+        return own, f"With {missing} more label{'s' if missing > 1 else ''} the counts are fitted to this scene."
+    frames = ((row["name"], _opened((store.frame(row["id"]) or row)["png"])) for row in rows)
+    counts = {row["name"]: round(row["people"]) for row in rows}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "only .* labelled frames", LatedropWarning)
+        calibration = recalibrate_counter(trained, own, frames, counts)
+    scene = calibration.recalibration
+    assert scene is not None
+    if scene.form == "as before":
+        return calibration, (
+            f"Intervals follow {len(rows)} labels. The count stays as it was, off by {scene.mae_before:.1f} people on "
+            "average: a fit to the others comes no closer to a label left out."
+        )
+    return calibration, (
+        f"Recalibrated on {len(rows)} labels: those left out of the fit are off by {scene.mae_after:.1f} people on "
+        f"average, before by {scene.mae_before:.1f}."
+    )
+
+
+def _last_used(store: Store, source: str, own: CrowdCalibration) -> CrowdCalibration:
+    """The calibration that was in use when the console ended; `own`, that of the weights, where there is none."""
+    used = [row for row in store.calibrations(source) if row["used"]]
+    if used:
+        why = "is of another counter"
+        try:
+            last = CrowdCalibration.from_json(used[0]["record"])
+            if (last.fingerprint, last.roi) == (own.fingerprint, own.roi):
+                return last
+        except DataError:  # of another version, or damaged: no reason not to start
+            why = "cannot be read"
+        store.add_event(source, "calibration", f"the calibration of last time {why}: that of the weights is in use")
+    store.add_calibration(source, "as it came", own.to_json())
+    return own
+
+
+def _frame_name(source: str) -> str:
+    """Of a frame, now."""
+    return f"{source} {time.time():.3f}"
+
+
+def _opened(content: bytes) -> Tensor:
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(content)) as image:
+            pixels = np.atleast_3d(np.asarray(image))
+    except (OSError, ValueError, SyntaxError) as error:  # of Pillow, for a file that is damaged
+        raise DataError(
+            f"expected the picture of a labelled frame; it is damaged: {error}. Start with another --memory."
+        ) from error
+    return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)

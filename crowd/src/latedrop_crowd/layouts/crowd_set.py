@@ -5,10 +5,13 @@ The density map of a frame sums to its count, the number of heads inside the fra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +23,7 @@ from latedrop_crowd.density import density_map, heads_inside, roi_cells
 from latedrop_crowd.frames import enlarged, image_shape, read_image, to_tensor
 from latedrop_crowd.mcnn import STRIDE
 
-__all__ = ["CrowdSet", "Floats", "Frame", "Mask"]
+__all__ = ["CrowdSet", "Floats", "Frame", "Mask", "in_order"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -139,3 +142,21 @@ def _made(frame: Frame) -> npt.NDArray[Any]:
 
 def _by(shape: Sequence[int], times: int = 1) -> str:
     return " x ".join(str(side // times) for side in shape)
+
+
+_Item = TypeVar("_Item")
+
+
+def in_order(read: Callable[[int], _Item], indices: Sequence[int], *, ahead: int = 32) -> Iterator[_Item]:
+    """Results in the order of the indices, read by a few threads, as decoding leaves the interpreter alone.
+
+    Only so many are read ahead: a set of frames may be larger than the memory.
+    """
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        waiting = deque(pool.submit(read, index) for index in indices[:ahead])
+        for index in indices[ahead:]:
+            first = waiting.popleft()
+            yield first.result()
+            waiting.append(pool.submit(read, index))
+        while waiting:
+            yield waiting.popleft().result()

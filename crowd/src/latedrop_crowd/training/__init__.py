@@ -5,17 +5,15 @@ noise: these frames follow one another, and are worth a few independent ones. Va
 training frames, and test frames are looked at once, at the end.
 """
 
-from latedrop_crowd.training.log import evaluate_counts, predict_counts, read_log, summary
 from latedrop_crowd.training.loop import Settings
-from latedrop_crowd.training.network import RECOMMENDED, cross_fit, train
+from latedrop_crowd.training.network import (
+    RECOMMENDED,
+    cross_fit,
+    evaluate_counts,
+    predict_counts,
+    read_log,
+    summary,
+    train,
+)
 
-__all__ = [
-    "RECOMMENDED",
-    "Settings",
-    "cross_fit",
-    "evaluate_counts",
-    "predict_counts",
-    "read_log",
-    "summary",
-    "train",
-]
+__all__ = ["RECOMMENDED", "Settings", "cross_fit", "evaluate_counts", "predict_counts", "read_log", "summary", "train"]

@@ -9,12 +9,16 @@ weights as one that was not.
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 from tqdm import tqdm
 
-from latedrop.errors import ArgumentError, OutputError
-from latedrop_crowd.layouts import CrowdSet
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.files import parsed, write_aside
+from latedrop.progress import shown_on
+from latedrop.records import checked
+from latedrop_crowd.layouts import CrowdSet, in_order
 from latedrop_crowd.mcnn import MCNN, STRIDE
-from latedrop_crowd.training.batches import Data, cut_batch, load, plan_epoch
-from latedrop_crowd.training.checkpoint import Checkpoint, Fit
 
-__all__ = ["Settings", "fit"]
+__all__ = ["Checkpoint", "Fit", "Settings", "differences", "fit"]
 
 _WARM = 3  # epochs over which the learning rate grows from nothing
 _AVERAGE = 0.99  # how much of the averaged weights each step keeps
@@ -207,3 +212,207 @@ def _fast_convolutions(device: torch.device) -> Iterator[None]:
 
 def _key(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+_WATCHED = 16
+_JITTER = 0.2  # how far contrast, as a share, and twice the brightness may move
+
+
+class Frames(NamedTuple):
+    """Frames as bytes `(N, C, H, W)`, targets in units of the network `(N, 1, h, w)`, and counts `(N,)`."""
+
+    images: Tensor
+    targets: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class Data:
+    """The frames of both parts, the cells that count, 0 or 1 `(1, h, w)`, and the network's unit."""
+
+    train: Frames
+    validation: Frames
+    roi: Tensor
+    unit: float
+
+
+def load(crowd_set: CrowdSet, crop: int | None, device: torch.device, progress: bool) -> Data:
+    """Decode the frames once."""
+    unit = float(MCNN().unit)
+    if crowd_set.size is None or (crop or 0) > min(crowd_set.size):
+        size = "several sizes" if crowd_set.size is None else f"{crowd_set.size[0]} x {crowd_set.size[1]} pixels"
+        raise ArgumentError(
+            f"expected frames of one size to train on, as large as a crop; found {size} in {crowd_set.name} and a crop "
+            f"of {crop}. Resize the frames, or pass a smaller --crop."
+        )
+
+    def read(index: int) -> tuple[Tensor, Tensor]:
+        return crowd_set.pixels(index), crowd_set.density(index) / unit
+
+    def part(name: str) -> Frames:
+        indices: tuple[int, ...] = getattr(crowd_set, name)
+        if not indices:
+            raise DataError(f"expected {name} frames in {crowd_set.name}; found none. Open another folder.")
+        frames = shown_on(in_order(read, indices), f"reading {name} frames", len(indices), "frames", show=progress)
+        images, targets = zip(*frames, strict=True)
+        parts = torch.stack(images), torch.stack(targets), crowd_set.counts(indices)
+        return Frames(*(values.to(device) for values in parts))
+
+    train, cells = part("train"), crowd_set.cells()
+    # Where all frames are trained on, a few of them show whether a network is alive.
+    some = slice(None, None, max(1, len(train.counts) // _WATCHED))
+    validation = part("validation") if crowd_set.validation else Frames(*(values[some] for values in train))
+    roi = torch.ones_like(train.targets[0]) if cells is None else cells[None].float().to(device)
+    return Data(train, validation, roi, unit)
+
+
+class Plan(NamedTuple):
+    """What happens to which frame in an epoch; drawn on the host, and sent to the device in one go.
+
+    Attributes:
+        order: of the frames.
+        corners: top and left of the crops.
+        side: rows and columns of a crop.
+        flip: which are mirrored, `(N, 1, 1, 1)`.
+        contrast: factors, `(N, 1, 1, 1)`.
+        brightness: shifts, `(N, 1, 1, 1)`.
+    """
+
+    order: list[int]
+    corners: list[tuple[int, int]]
+    side: tuple[int, int]
+    flip: Tensor
+    contrast: Tensor
+    brightness: Tensor
+
+
+def plan_epoch(frames: Frames, crop: int | None, key: int) -> Plan:
+    """Order, crops, flips and jitter of an epoch; all of them follow from the key."""
+    generator = torch.Generator().manual_seed(key)
+    order = torch.randperm(len(frames.counts), generator=generator)
+    uniform = torch.rand(5, len(order), generator=generator)
+    h, w = frames.targets.shape[-2:]
+    side = (crop, crop) if crop else (STRIDE * h, STRIDE * w)
+    # On the grid of the cells, so that frame and target stay together.
+    room = torch.tensor([h - side[0] // STRIDE + 1, w - side[1] // STRIDE + 1])
+    corners = [(top, left) for top, left in (STRIDE * (uniform[:2].T * room).long()).tolist()]
+    contrast, brightness = 1 + _JITTER * (2 * uniform[3] - 1), _JITTER * (uniform[4] - 0.5)
+    sent = torch.stack([(uniform[2] < 0.5).float(), contrast, brightness])[..., None, None, None]
+    flip, contrast, brightness = sent.to(frames.counts.device)
+    return Plan(order.tolist(), corners, side, flip > 0, contrast, brightness)
+
+
+def cut_batch(data: Data, plan: Plan, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Frames in [0, 1], targets, and which cells count, `(N, 1, h, w)`; pixels off the grid are cut."""
+    (down, right), (h, w) = plan.side, (side // STRIDE for side in plan.side)
+    places = list(zip(plan.order[rows], plan.corners[rows], strict=True))
+    image = torch.stack([data.train.images[i][:, y : y + down, x : x + right] for i, (y, x) in places])
+    cells = [(i, slice(y // STRIDE, y // STRIDE + h), slice(x // STRIDE, x // STRIDE + w)) for i, (y, x) in places]
+    target = torch.stack([data.train.targets[i][:, y, x] for i, y, x in cells])
+    mask = torch.stack([data.roi[:, y, x] for _, y, x in cells])
+    image = image.to(memory_format=torch.channels_last).float() / 255
+    image = ((image - 0.5) * plan.contrast[rows] + 0.5 + plan.brightness[rows]).clamp(0, 1)
+    image, target, mask = (torch.where(plan.flip[rows], x.flip(-1), x) for x in (image, target, mask))
+    return image.contiguous(memory_format=torch.channels_last), target, mask
+
+
+@dataclass
+class Fit:
+    """A training under way.
+
+    Attributes:
+        model: whose weights Adam moves.
+        average: the average of its weights; this is what is validated and kept.
+        optimizer: Adam.
+        seconds: spent.
+        history: by epoch, `loss` and `mae` of validation counts.
+    """
+
+    model: MCNN
+    average: MCNN
+    optimizer: torch.optim.Adam
+    seconds: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.history)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that a stopped training goes on from.
+
+    Attributes:
+        path: of the file.
+        identity: settings and frames; plain JSON. Those of another training are refused.
+    """
+
+    path: Path
+    identity: dict[str, Any]
+
+    def write(self, state: Fit) -> None:
+        """Put the training into the file, all of it or nothing."""
+        content = {
+            "identity": json.dumps(self.identity),
+            "model": state.model.state_dict(),
+            "average": state.average.state_dict(),
+            "optimizer": state.optimizer.state_dict(),
+            "seconds": state.seconds,
+            "history": state.history,
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_aside(self.path, buffer.getvalue())
+
+    def read(self, state: Fit) -> None:
+        """Take the training up from the file, if there is one.
+
+        Raises:
+            FileError: the file is damaged, or of another training.
+        """
+        if not self.path.exists():
+            return
+        with self._readable():
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+            identity = checked(
+                dict[str, Any], parsed(content["identity"], "the identity of a training", ""), "identity", ""
+            )
+        other = differences(self.identity, identity)
+        if other:
+            raise FileError(
+                f"expected the checkpoint {self.path} to be of this training; found another: {other}. "
+                "Use the same settings and frames to go on, or pass --fresh to start again."
+            )
+        with self._readable():
+            state.model.load_state_dict(content["model"])
+            state.average.load_state_dict(content["average"])
+            state.optimizer.load_state_dict(content["optimizer"])
+            state.seconds, state.history = content["seconds"], content["history"]
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever the unpickler, or torch, stumbles over
+            raise FileError(
+                f"expected the checkpoint of a training in {self.path}; it cannot be read ({type(error).__name__}). "
+                "Pass --fresh to start again."
+            ) from error
+
+
+def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """What differs between two identities, in words; empty if nothing does.
+
+    >>> differences({"settings": {"lr": 0.1, "seed": 0}}, {"settings": {"lr": 0.2, "seed": 0}})
+    'lr 0.2 instead of 0.1'
+    """
+    words = []
+    for group, values in json.loads(json.dumps(wanted)).items():
+        there = found.get(group)
+        there = there if isinstance(there, dict) else {}
+        words += [
+            f"{key} {there.get(key)} instead of {value}" for key, value in values.items() if there.get(key) != value
+        ]
+    return ", ".join(words)

@@ -34,8 +34,8 @@ export class Labels {
       make("button", { type: "button", "aria-label": `Delete the label of ${clock(frame.time)}`, onclick: () => this.unlabel(frame) }, "Delete"))));
     $("calibrations").querySelector("ul").replaceChildren(...found.calibrations.map((one) => make("li", {},
       make("span", {}, `${one.note}, ${clock(one.time)}`),
-      one.used ? make("small", {}, one.moved ? "in use, moved by labels since" : "in use") : "",
-      one.used && !one.moved ? "" : make("button", { type: "button", onclick: () => this.restore(one) }, "Restore"))));
+      one.used ? make("small", {}, "in use")
+        : make("button", { type: "button", onclick: () => this.restore(one) }, "Restore"))));
   }
 
   async restore(one) {

@@ -47,6 +47,7 @@ function choose(number) {
   timeline.choices();
   timeline.load();
   labels.load();
+  $("width").textContent = source().width;
   history.replaceState(null, "", `#${number}`);
 }
 

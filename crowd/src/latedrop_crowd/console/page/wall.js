@@ -52,13 +52,18 @@ export class Wall {
   show() {
     if (!this.open()) return;
     const ranked = [...this.known.sources].sort((a, b) => worst(a).rank - worst(b).rank || a.number - b.number);
-    $("wall").dataset.count = String(ranked.length);
+    const columns = ranked.length === 1 ? 1 : ranked.length <= 4 ? 2 : 3;
+    const span = 1 + ((columns - (ranked.length % columns)) % columns); // the worst one takes the cells that are left over
+    $("wall").style.setProperty("--columns", columns);
     ranked.forEach((one, place) => {
       const parts = this.tiles.get(one.number) ?? this.tile(one);
       const now = worst(one);
       const whole = one.message?.zones?.[0];
       const lost = one.camera?.state === "lost";
       parts.node.style.order = place;
+      parts.node.style.gridColumn = place ? "" : `span ${span}`;
+      parts.node.classList.toggle("large", ranked.length === 1 || (!place && span > 1));
+      parts.node.classList.toggle("wide", [1, 3, 4].includes(ranked.length) || (!place && span > 1));
       parts.node.classList.toggle("red", now.colour === "red");
       parts.count.textContent = lost || !whole ? "–" : people(whole.count);
       parts.interval.textContent = lost ? "no picture" : whole ? range(whole.low, whole.high) : "waiting";

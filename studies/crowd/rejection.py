@@ -1,8 +1,11 @@
-"""What rejecting regions is worth on test frames, against controls that know nothing of the uncertainty."""
+"""What rejecting regions is worth on test frames, against controls that know nothing of the uncertainty.
+
+How well a feature, or a linear score of several, ranks false regions before true ones is the area under its ROC curve.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,9 @@ import numpy.typing as npt
 
 from latedrop.records import plain
 from latedrop_crowd.blocks import block_size, blocks_of
-from latedrop_crowd.regions.components import NEAR, usual_threshold
-from latedrop_crowd.regions.policy import Policy, fit_table
-from latedrop_crowd.regions.table import Floats, Maps, RegionTable, error_summary
+from latedrop_crowd.regions import NEAR, Floats, Maps, Policy, RegionTable, fit_table, usual_threshold
 
-__all__ = ["measure_rejection"]
+__all__ = ["auc", "measure_rejection"]
 
 
 def measure_rejection(
@@ -46,7 +47,7 @@ def measure_rejection(
     errors = {"before": table.errors(nothing), "after": table.errors(gone)}
     errors |= {"low_density": table.errors(low.rejects(table)), "shift": shifted}
     differences = _differences(errors, rng, resamples)
-    random, after = _at_random(table, int(gone.sum()), rng, repeats), table.score(gone)
+    random, after = _at_random(table, int(gone.sum()), rng, repeats), score(table, gone)
     verdict, why = _verdict(policy, differences, random["mae"]["mean"], after["mae"])
     return {
         "frames": {"validation": len(validation), "test": len(test)},
@@ -55,11 +56,11 @@ def measure_rejection(
         "policy": plain(policy),
         "rejects_nothing": policy.rejects_nothing,
         "regions": {"all": len(table.mass), "false": int((~table.true_region).sum())},
-        "before": table.score(nothing),
+        "before": score(table, nothing),
         "after": after,
         "controls": {
             "random": random,
-            "lowest_mass": table.score(_lowest(table.mass, int(gone.sum()))),
+            "lowest_mass": score(table, _lowest(table.mass, int(gone.sum()))),
             "low_density": _judged(low, table),
             "shift": error_summary(shifted),
         },
@@ -67,7 +68,7 @@ def measure_rejection(
             "policy": _judged(fit_table(fitted, threshold, "regions"), table),
             "low_density": _judged(fit_table(fitted, threshold, "regions", ("mass",)), table),
         },
-        "separation": table.separation(fitted),
+        "separation": separation(table, fitted),
         "differences": differences,
         "block": block_size(len(test)),
         "seed": seed,
@@ -78,7 +79,7 @@ def measure_rejection(
 
 def _judged(policy: Policy, table: RegionTable) -> dict[str, Any]:
     """A policy, and what it does to a table."""
-    return {"policy": plain(policy), **table.score(policy.rejects(table))}
+    return {"policy": plain(policy), **score(table, policy.rejects(table))}
 
 
 def _differences(errors: Mapping[str, Floats], rng: np.random.Generator, resamples: int) -> dict[str, dict[str, float]]:
@@ -103,7 +104,7 @@ def _at_random(table: RegionTable, number: int, rng: np.random.Generator, repeat
     for _ in range(repeats):
         gone = np.zeros(len(table.mass), dtype=bool)
         gone[rng.choice(len(gone), number, replace=False)] = True
-        scores.append(table.score(gone))
+        scores.append(score(table, gone))
     return {
         name: {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
         for name in scores[0]
@@ -139,3 +140,62 @@ def _verdict(
         shifted = f"by {bias['mae']:+.3f} ({bias['low']:+.3f} to {bias['high']:+.3f})"
         return "helps no more than subtracting the bias", f"{said}; against subtracting the mean error {shifted}"
     return "helps", f"{said}, {against}"
+
+
+def score(table: RegionTable, gone: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Errors of the count, and wrongly kept and wrongly rejected regions."""
+    return error_summary(table.errors(gone)) | {
+        "rejected": int(gone.sum()),
+        "rejected_mass": float(table.mass[gone].sum()),
+        "false_kept": int((~table.true_region & ~gone).sum()),
+        "true_rejected": int((table.true_region & gone).sum()),
+    }
+
+
+def separation(table: RegionTable, fitted: RegionTable) -> dict[str, float | None]:
+    """Areas under the ROC curve, 0.5 is chance; None where a table has only one kind of region."""
+    false = ~table.true_region
+    found = {"low_mass": auc(-table.mass, false), "ratio": auc(table.ratio, false)}
+    found["isolation"] = auc(table.isolation, false)
+    for name, features in (("without_ratio", ("mass", "isolation")), ("all", ("mass", "isolation", "ratio"))):
+        weights = _discriminant(_logs(fitted, features), ~fitted.true_region)
+        found[name] = None if weights is None else auc(_logs(table, features) @ weights, false)
+    return found
+
+
+def _logs(table: RegionTable, features: Sequence[str]) -> Floats:
+    """Logarithms of some features, `(R, F)`."""
+    columns = [np.log(np.maximum(getattr(table, name), 1e-12)) for name in features]
+    return np.stack(columns, 1)
+
+
+def error_summary(errors: Floats) -> dict[str, Any]:
+    """MAE, RMSE and mean of errors `(N,)`."""
+    return {
+        "mae": float(np.abs(errors).mean()),
+        "rmse": float(np.sqrt(np.square(errors).mean())),
+        "bias": float(errors.mean()),
+    }
+
+
+def auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+    """Area under the ROC curve by ranks, ties shared; None where one kind is missing."""
+    number = int(positive.sum())
+    if not number or number == len(positive):
+        return None
+    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return float((ranks[positive].sum() - number * (number + 1) / 2) / (number * (len(positive) - number)))
+
+
+def _discriminant(values: Floats, positive: npt.NDArray[np.bool_]) -> Floats | None:
+    """Weights `(F,)` of Fisher's linear discriminant; None where one kind is missing."""
+    number = int(positive.sum())
+    if not number or number == len(positive):
+        return None
+    inside = values - np.where(positive[:, None], values[positive].mean(0), values[~positive].mean(0))
+    scatter = inside.T @ inside / len(values)
+    # A feature that does not vary has no say.
+    ridge = 1e-9 * (np.trace(scatter) + 1e-9) * np.eye(len(scatter))
+    weights: Floats = np.linalg.solve(scatter + ridge, values[positive].mean(0) - values[~positive].mean(0))
+    return weights
