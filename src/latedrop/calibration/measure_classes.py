@@ -24,9 +24,9 @@ from latedrop.calibration.guard import Guard
 from latedrop.calibration.labels import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.calibration.measure import (
     Parts,
-    Reference,
     joined,
     learnable,
+    learned_from_reference,
     leverages,
     usable_features,
     validation_batches,
@@ -124,8 +124,8 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
         kinds.append(Leverage())
     if gradients:
         plan = replace(plan, readout=_of_largest_logit(plan.readout))
-    reference = Reference.of(network, plan, sites, features, parts, kinds)
-    terms: list[Any] = list(reference.teach(kinds).values())
+    reference = learned_from_reference(network, plan, sites, features, parts, kinds)
+    terms: list[Any] = list(reference.terms.values())
     validation = whole_batch(network, plan, sites, features, parts, logits if gradients else None)
     leverage, usual = leverages(terms, validation)
     guard = Guard.of([term.name for term in terms], leverage, usual)
