@@ -21,7 +21,6 @@ from torch import Tensor
 
 from latedrop.calibration.fit_classes import Measured
 from latedrop.calibration.guard import Guard
-from latedrop.calibration.labels import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.calibration.measure import (
     Parts,
     joined,
@@ -34,6 +33,7 @@ from latedrop.calibration.measure import (
 )
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.calibration.rates import draw_options
+from latedrop.calibration.targets import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.data.batches import row_total
 from latedrop.data.rows import take_rows
 from latedrop.dropout.sampling import own_output, sample_rates
