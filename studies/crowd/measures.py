@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from latedrop import optimal_scale, relaxed_scale
-from latedrop.calibration.record import lifted
-from latedrop.calibration.scale import fit_floor
+from latedrop.calibration.scale import fit_floor, lifted
 from latedrop.errors import DataError
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside

@@ -156,8 +156,8 @@ def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
         y = torch.arange(40 * 40).reshape(1, 40, 40).expand(5, -1, -1) % 3
         z = torch.nn.functional.one_hot(y, 3).movedim(-1, 1).float() * 5 + batch - 2
         pixels.add(z, y)
-        assert pixels.column("logits").numel() <= 3000
-    logits, labels, images = pixels.column("logits"), pixels.column("labels"), pixels.images
+        assert pixels.columns()["logits"].numel() <= 3000
+    logits, labels, images = pixels.columns().values()
     assert torch.equal(logits.argmax(1), labels)  # a pixel stays with its label
     assert images.unique().tolist() == list(range(20))
     assert len({int((images == i).sum()) for i in range(20)}) == 1

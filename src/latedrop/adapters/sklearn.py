@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from latedrop import metrics
-from latedrop.calibration.labels import as_logits
+from latedrop.calibration.targets import as_logits
 from latedrop.data.arrays import is_table, place
 from latedrop.data.names import in_order
 from latedrop.dropout.sampling import own_output

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,10 +48,11 @@ from latedrop.terms import BatchContext, Dropout, ErrorForest, GradientLeverage,
 from latedrop.terms.features import Features
 
 __all__ = [
-    "Reference",
+    "Learned",
     "TermRows",
     "joined",
     "learnable",
+    "learned_from_reference",
     "leverages",
     "measure_terms",
     "usable_features",
@@ -344,8 +345,8 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
         guard = [Leverage()]
         terms += guard
     learning = [term for term in terms if type(term).learned_from is not Term.learned_from]
-    reference = Reference.of(network, plan, measured.sites, measured.features, noted, learning)
-    learned = reference.teach(learning)
+    reference = learned_from_reference(network, plan, measured.sites, measured.features, noted, learning)
+    learned = reference.terms
     warn_of_training_rows(reference.share_seen, stacklevel=4)
     rows = whole_batch(network, plan, measured.sites, measured.features, noted, measured.mean)
     rows.weights = plan.weights
@@ -436,86 +437,76 @@ def whole_batch(
     return rows
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The reference rows, which tell what is usual. Without any, the validation rows stand in.
+class Learned(NamedTuple):
+    """Terms after the reference rows, which tell what is usual; without any, the validation rows stood in.
 
     Attributes:
-        parts: features and mask gradients, in batches.
-        own: whether the validation rows stand in.
-        count: how many reference rows were read.
+        terms: what each has become.
+        count: how many reference rows were read; 0 where the validation rows stood in.
         share_seen: an estimate of the share of the validation rows that are among them.
         dropout: what the first-order variance of each site is on average over them, `(K,)` by the names of columns;
             empty where that was not measured.
     """
 
-    parts: list[Parts]
-    own: bool = False
-    count: int = 0
-    share_seen: float = 0.0
-    dropout: dict[str, Tensor] = field(default_factory=dict)
+    terms: dict[Term, Term]
+    count: int
+    share_seen: float
+    dropout: Parts
 
-    @classmethod
-    def of(
-        cls,
-        network: Network,
-        plan: Plan,
-        sites: Sites,
-        features: Features | None,
-        validation: Parts,
-        terms: Sequence[Term],
-    ) -> Reference:
-        """Read what these terms learn from; of very many rows only some."""
-        if plan.reference is None or not terms:
-            return cls([validation], own=True)
-        gradients = any(term.needs_gradients for term in terms)
-        names = [name for name in ("gradients", "features") if name in validation and (gradients or name == "features")]
-        shapes = {name: validation[name].shape[1:] for name in names}
-        numbers = sum(shape.numel() for shape in shapes.values())
-        total, batches = _reference_batches(plan, network.model)
-        choice = _RowChoice(total, min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, numbers))))
-        shown: list[Parts] = []
-        sums: list[Tensor] = []
-        run = 0
-        for x in batches:
-            x = as_items(x, None, sites)
-            chosen, nodes = choice.next(row_count(x)), rows_are_nodes(x)
-            try:
-                x = x if chosen is None or nodes else take_rows(x, chosen)
-                if not row_count(x):
-                    continue
-                rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
-                parts = learnable(rows, names)
-                if {name: part.shape[1:] for name, part in parts.items()} != shapes:
-                    raise ValueError(f"numbers of other shapes than {shapes}")
-                if gradients:
-                    sums.append(rows.linear.variance_by_site.double().sum(0).cpu())
-            except (LatedropError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-                if out_of_memory(error):
-                    raise
-                raise DataError(
-                    f"expected reference rows that the model takes; it raised {type(error).__name__}: {error}. "
-                    "Pass the inputs of training rows in the form of the validation rows, or batches of them."
-                ) from error
-            run += row_count(x)
-            shown.append(_at(parts, chosen) if nodes and chosen is not None else parts)
-        share, dropout = 0.0, {}
-        if sums:
-            sizes = (torch.stack(sums).sum(0) / run).unbind(1)
-            dropout = {f"{Dropout.name}:{site.name}": size for site, size in zip(sites, sizes, strict=True)}
-        if "features" in validation and shown:
-            marks = feature_marks(torch.cat([part["features"] for part in shown]))
-            among = float(np.isin(feature_marks(validation["features"]), marks).mean())
-            share = min(1.0, among * choice.read / len(marks))
-        return cls(shown, False, choice.read, share, dropout)
 
-    def teach(self, terms: Sequence[Term]) -> dict[Term, Term]:
-        """Show the reference rows to each term, their features or mask gradients; return what each has become."""
-        names = ["gradients" if term.needs_gradients else "features" for term in terms]
-        return {
-            term: term.learned_from([part[name] for part in self.parts], self.own)
-            for name, term in zip(names, terms, strict=True)
-        }
+def learned_from_reference(
+    network: Network, plan: Plan, sites: Sites, features: Features | None, validation: Parts, terms: Sequence[Term]
+) -> Learned:
+    """Read the features and mask gradients that these terms learn from; of very many rows only some."""
+    if plan.reference is None or not terms:
+        return Learned(_taught(terms, [validation], own=True), 0, 0.0, {})
+    gradients = any(term.needs_gradients for term in terms)
+    names = [name for name in ("gradients", "features") if name in validation and (gradients or name == "features")]
+    shapes = {name: validation[name].shape[1:] for name in names}
+    numbers = sum(shape.numel() for shape in shapes.values())
+    total, batches = _reference_batches(plan, network.model)
+    choice = _RowChoice(total, min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, numbers))))
+    shown: list[Parts] = []
+    sums: list[Tensor] = []
+    run = 0
+    for x in batches:
+        x = as_items(x, None, sites)
+        chosen, nodes = choice.next(row_count(x)), rows_are_nodes(x)
+        try:
+            x = x if chosen is None or nodes else take_rows(x, chosen)
+            if not row_count(x):
+                continue
+            rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
+            parts = learnable(rows, names)
+            if {name: part.shape[1:] for name, part in parts.items()} != shapes:
+                raise ValueError(f"numbers of other shapes than {shapes}")
+            if gradients:
+                sums.append(rows.linear.variance_by_site.double().sum(0).cpu())
+        except (LatedropError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise DataError(
+                f"expected reference rows that the model takes; it raised {type(error).__name__}: {error}. "
+                "Pass the inputs of training rows in the form of the validation rows, or batches of them."
+            ) from error
+        run += row_count(x)
+        shown.append(_at(parts, chosen) if nodes and chosen is not None else parts)
+    share, dropout = 0.0, Parts()
+    if sums:
+        sizes = (torch.stack(sums).sum(0) / run).unbind(1)
+        dropout = {f"{Dropout.name}:{site.name}": size for site, size in zip(sites, sizes, strict=True)}
+    if "features" in validation and shown:
+        marks = feature_marks(torch.cat([part["features"] for part in shown]))
+        among = float(np.isin(feature_marks(validation["features"]), marks).mean())
+        share = min(1.0, among * choice.read / len(marks))
+    return Learned(_taught(terms, shown, own=False), choice.read, share, dropout)
+
+
+def _taught(terms: Sequence[Term], batches: Sequence[Parts], *, own: bool) -> dict[Term, Term]:
+    """Return what each term has become; `own` says that the validation rows stand in."""
+    names = ["gradients" if term.needs_gradients else "features" for term in terms]
+    each = zip(terms, names, strict=True)
+    return {term: term.learned_from([batch[name] for batch in batches], own) for term, name in each}
 
 
 def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterator[Any]]:

@@ -21,12 +21,11 @@ from torch import Tensor
 
 from latedrop.calibration.fit_classes import Measured
 from latedrop.calibration.guard import Guard
-from latedrop.calibration.labels import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.calibration.measure import (
     Parts,
-    Reference,
     joined,
     learnable,
+    learned_from_reference,
     leverages,
     usable_features,
     validation_batches,
@@ -34,6 +33,7 @@ from latedrop.calibration.measure import (
 )
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.calibration.rates import draw_options
+from latedrop.calibration.targets import as_labels, as_logits, check_labels, check_logits, check_row_count
 from latedrop.data.batches import row_total
 from latedrop.data.rows import take_rows
 from latedrop.dropout.sampling import own_output, sample_rates
@@ -107,10 +107,11 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
             tick()
     if collected is None:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
-    logits, labels, image = collected.column("logits"), collected.column("labels"), collected.images
+    columns = collected.columns()
+    logits, labels, image = columns["logits"], columns["labels"], columns.get("image")
     check_labels(labels, logits.shape[1])
     check_logits(logits, labels, binary=binary)
-    drawn = {rate: collected.column(rate).movedim(1, 0) for rate in rates}
+    drawn = {rate: columns[str(rate)].movedim(1, 0) for rate in rates}
     rows = MeasuredClasses(logits, labels, None, image, drawn, sites, features, binary=binary)
     if features is None:
         return rows
@@ -123,8 +124,8 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
         kinds.append(Leverage())
     if gradients:
         plan = replace(plan, readout=_of_largest_logit(plan.readout))
-    reference = Reference.of(network, plan, sites, features, parts, kinds)
-    terms: list[Any] = list(reference.teach(kinds).values())
+    reference = learned_from_reference(network, plan, sites, features, parts, kinds)
+    terms: list[Any] = list(reference.terms.values())
     validation = whole_batch(network, plan, sites, features, parts, logits if gradients else None)
     leverage, usual = leverages(terms, validation)
     guard = Guard.of([term.name for term in terms], leverage, usual)
@@ -154,9 +155,8 @@ class Labelled:
 
     def __init__(self, maps: bool, ignored: int | None = None, most: int = MOST) -> None:
         self._maps, self._ignored, self._most, self._each = maps, ignored, most, _EACH
-        self._parts: list[dict[Any, Tensor]] = []  # for each batch of rows, or each image that has any label
-        self._last: list[tuple[dict[Any, Tensor], Any, Tensor | None]] = []  # of the last batch: rows, and their pixels
-        self._images: list[int] = []
+        self._parts: list[Parts] = []  # for each batch of rows, or each image that has any label
+        self._last: list[tuple[Parts, Any, Tensor | None]] = []  # of the last batch: rows, and their pixels
         self._seen = 0
 
     def add(self, output: Tensor, labels: Tensor) -> None:
@@ -176,9 +176,9 @@ class Labelled:
             chosen = usable[order[: self._each]]
             if len(chosen):
                 at = chosen.to(z.device)
-                self._parts.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu()})
+                image = torch.full_like(chosen, self._seen)
+                self._parts.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu(), "image": image})
                 self._last.append((self._parts[-1], slice(row, row + 1), chosen))
-                self._images.append(self._seen)
             self._seen += 1
 
     def add_draws(self, rates: list[float], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
@@ -193,25 +193,19 @@ class Labelled:
             some = x if rows is None else take_rows(x, rows)
             for rate, moments in zip(rates, sample_rates(network, some, rates, sites, options), strict=True):
                 assert moments.outputs is not None
-                part[rate] = torch.stack([one[0].T if self._maps else one for one in moments.outputs], 1).cpu()
-        if sum(part[rate].numel() for part in self._parts for rate in rates) > _MOST_NUMBERS:
+                part[str(rate)] = torch.stack([one[0].T if self._maps else one for one in moments.outputs], 1).cpu()
+        if sum(part[str(rate)].numel() for part in self._parts for rate in rates) > _MOST_NUMBERS:
             raise ArgumentError(
                 f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. "
                 "Pass fewer rates=, draws= or validation rows."
             )
 
-    def column(self, name: Any) -> Tensor:
-        """Return `(N, ...)`, the `"logits"`, the `"labels"`, or those of draws `(N, T, K)` by their rate."""
+    def columns(self) -> Parts:
+        """Return logits `(N, K)`, labels and those of draws `(N, T, K)` by rate; of maps the number of each image."""
         if self._maps:
             self._thin()
             self._check_images()
-        return torch.cat([part[name] for part in self._parts])
-
-    @property
-    def images(self) -> Tensor | None:
-        """`(P,)`, which image each pixel is from, counted among all that were added; None of rows."""
-        counts = torch.tensor([len(part["labels"]) for part in self._parts])
-        return torch.tensor(self._images).repeat_interleave(counts) if self._maps else None
+        return joined(self._parts)
 
     def _thin(self) -> None:
         """Bring memory back below its bound."""

@@ -35,7 +35,6 @@ __all__ = [
     "Method",
     "RateRow",
     "checked_choice",
-    "lifted",
     "rate_text",
 ]
 

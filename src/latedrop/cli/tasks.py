@@ -8,7 +8,7 @@ from warnings import warn
 
 from torch import nn
 
-from latedrop.calibration.labels import as_logits
+from latedrop.calibration.targets import as_logits
 from latedrop.cli.feed import Source, only_target
 from latedrop.cli.options import Classes, split
 from latedrop.cli.tables import Labels, distinct

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.labels import as_logits
 from latedrop.calibration.record import Calibration
+from latedrop.calibration.targets import as_logits
 from latedrop.data.arrays import place
 from latedrop.data.batches import row_batches
 from latedrop.data.datasets import inputs_in, is_loader

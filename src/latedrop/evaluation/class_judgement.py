@@ -14,8 +14,8 @@ from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.class_sets import ClassSets, Rejection
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
-from latedrop.calibration.labels import as_labels
 from latedrop.calibration.seen import fitted_to, warn_of_seen
+from latedrop.calibration.targets import as_labels
 from latedrop.calibration.verdict import Finding, Grade, said_of_rows
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.requirements import Requirement, checked_requirements, level_of, parsed_requirements

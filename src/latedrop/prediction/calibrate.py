@@ -26,13 +26,13 @@ from latedrop.calibration.cross_validation import (
 )
 from latedrop.calibration.fit_classes import chosen, losses
 from latedrop.calibration.fit_terms import compare, described, fitted_variance, judge, nested, with_guard
-from latedrop.calibration.labels import is_classification
 from latedrop.calibration.measure import TermRows, measure_terms
 from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
 from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Task, Terms
 from latedrop.calibration.rates import FittedRates, ScaleFit, fit_rates, fit_scale
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import marks_of, sketch
+from latedrop.calibration.targets import is_classification
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
 from latedrop.data.arrays import place

@@ -11,9 +11,9 @@ from torch import Tensor
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.fit_classes import entropy, information
-from latedrop.calibration.labels import as_labels, as_logits
 from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
+from latedrop.calibration.targets import as_labels, as_logits
 from latedrop.data.arrays import check_inputs, floating
 from latedrop.data.datasets import Unpack
 from latedrop.data.rows import take_rows
