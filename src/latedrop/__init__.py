@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from latedrop.network.sites import Site, Sites
     from latedrop.onnx_files.predictor import load_onnx
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
-    from latedrop.prediction.class_prediction import ClassPrediction
-    from latedrop.prediction.class_predictor import ClassPredictor
-    from latedrop.prediction.loading import load
-    from latedrop.prediction.prediction import Explanation, Prediction
-    from latedrop.prediction.predictor import Predictor
+    from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction
+    from latedrop.prediction.predictor import ClassPredictor, Predictor, load
     from latedrop.programs import load_program
     from latedrop.propagation.propagate import propagate
 
@@ -76,13 +73,10 @@ __all__ = [
 __version__ = "0.3.0"
 
 _HOMES = {
-    "prediction.class_prediction": ("ClassPrediction",),
-    "prediction.class_predictor": ("ClassPredictor",),
     "calibration.class_record": ("ClassCalibration",),
-    "prediction.loading": ("load",),
     "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
-    "prediction.prediction": ("Explanation", "Prediction"),
-    "prediction.predictor": ("Predictor",),
+    "prediction.prediction": ("ClassPrediction", "Explanation", "Prediction"),
+    "prediction.predictor": ("ClassPredictor", "Predictor", "load"),
     "prediction.calibrate": ("calibrate", "calibrate_cross_fitted"),
     "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),

@@ -577,7 +577,7 @@ class TestConformal:
             predictor.predict(X).interval(0.95)
 
     def test_no_rows(self) -> None:
-        with pytest.raises(DataError, match="expected at least one row for conformal intervals; found none"):
+        with pytest.raises(DataError, match="expected at least one row to predict; found none"):
             quietly(mlp(), (X, Y)).conformal((X[:0], Y[:0]))
 
     def test_maps(self) -> None:

@@ -15,7 +15,7 @@ from latedrop.calibration.fit_classes import ALONE
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.class_judgement import ERROR_BAD, findings_of, judge_classes
 from latedrop.metrics import classes as metrics
-from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import ClassPredictor
 from latedrop.report import write_class_report
 from rounding import rounding
 

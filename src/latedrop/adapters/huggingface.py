@@ -16,10 +16,8 @@ from latedrop import metrics
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.class_judgement import judge_classes
 from latedrop.evaluation.evaluation import inside, likelihood
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.prediction import Prediction
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.prediction import ClassPrediction, Prediction
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.wrappers import bare
 
 __all__ = ["ClassOutput", "UncertainOutput", "predict_with"]

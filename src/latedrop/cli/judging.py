@@ -17,8 +17,7 @@ from latedrop.cli.tables import Rows
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
 from latedrop.evaluation.judgement import Judgement, judge, output_units
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
 

@@ -30,7 +30,7 @@ from latedrop.metrics.classes import (
     set_coverage,
     set_size,
 )
-from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.prediction import ClassPrediction
 
 __all__ = ["ClassJudgement", "ClassScores", "RuleScores", "SetScores", "findings_of", "judge_classes"]
 

@@ -48,8 +48,7 @@ from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
 from latedrop.network.network import Network, check_module
 from latedrop.network.sites import Sites
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 
 __all__ = ["calibrate", "calibrate_cross_fitted"]
 

@@ -22,8 +22,7 @@ from latedrop.network.sites import Sites
 from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.quantiles import checked_level
 from latedrop.stored_tensors import elsewhere
 

@@ -23,8 +23,7 @@ from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import LatedropError
 from latedrop.network.calling import Readout
 from latedrop.network.network import Network
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.prediction import ClassPrediction, Prediction
 
 __all__ = ["predicted_whole"]
 

@@ -17,7 +17,7 @@ from latedrop.evaluation.class_judgement import ClassJudgement, findings_of, jud
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
 from latedrop.numerals import percent
-from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.prediction import ClassPrediction
 from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
 from latedrop.report.page import page_of
 from latedrop.report.svg import Axis, Plot
