@@ -32,9 +32,8 @@ from latedrop.calibration.targets import as_output, check_rows, check_shapes
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
 from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
-from latedrop.data.items import as_items, rows_are_nodes
 from latedrop.data.names import in_order
-from latedrop.data.rows import row_count, take_rows
+from latedrop.data.rows import as_items, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.first_order import linearize
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.dropout.moments import Moments, out_of_memory

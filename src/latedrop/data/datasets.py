@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from latedrop.data import graphs
-from latedrop.data.items import Collate, Graphs
+from latedrop.data.rows import Collate, Graphs
 from latedrop.errors import ArgumentError, DataError
 from latedrop.wrappers import bare
 

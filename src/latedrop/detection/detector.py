@@ -22,8 +22,8 @@ from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import place
 from latedrop.data.batches import row_batches
 from latedrop.data.datasets import inputs_in, is_loader
-from latedrop.data.items import Collate, as_items
 from latedrop.data.names import in_order
+from latedrop.data.rows import Collate, as_items
 from latedrop.detection.detection import (
     COMBINED,
     Combination,

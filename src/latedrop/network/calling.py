@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.data.arrays import all_finite, check_inputs
-from latedrop.data.items import batch_of
-from latedrop.data.rows import tensors
+from latedrop.data.rows import batch_of, tensors
 from latedrop.errors import LatedropError, OutputError
 
 __all__ = ["Readout", "call", "check_finite", "part_of", "read"]

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.datasets import first_inputs
-from latedrop.data.items import Collate, as_items
-from latedrop.data.rows import reordering
+from latedrop.data.rows import Collate, as_items, reordering
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network, check_module
 from latedrop.network.probe import Probe, Run, Runs

@@ -20,8 +20,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.data.arrays import check_dtypes, map_values
-from latedrop.data.items import Graphs, Items, batch_of
-from latedrop.data.rows import copied, distinct_rows, reordered, reordering, row_count, take_rows, tensors
+from latedrop.data.rows import (
+    Graphs,
+    Items,
+    batch_of,
+    copied,
+    distinct_rows,
+    reordered,
+    reordering,
+    row_count,
+    take_rows,
+    tensors,
+)
 from latedrop.errors import DataError, LatedropError, LatedropWarning, SiteError
 from latedrop.network.calling import call
 from latedrop.network.functional import WeightCall, WeightCalls

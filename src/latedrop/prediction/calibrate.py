@@ -38,8 +38,8 @@ from latedrop.calibration.verdict import judged
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
-from latedrop.data.items import as_items
 from latedrop.data.names import names_of
+from latedrop.data.rows import as_items
 from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning

@@ -32,41 +32,54 @@ __all__ = ["ClassPrediction", "Explanation", "Predicted", "Prediction", "frame_o
 
 
 class Predicted:
-    """What predictions of numbers and of classes have in common: dataclasses of tensors with a row for each input."""
+    """Dataclasses of tensors with a row for each input: the common part of predictions of numbers and of classes."""
 
     novelty: Tensor | None
+    index: Any
 
     @property
     def strangeness(self) -> Tensor | None:
-        """The same as `novelty`, by its name of earlier versions."""
+        """Novelty, by its name of earlier versions."""
         return self.novelty
 
     @classmethod
     def joined(cls, parts: Sequence[_Same]) -> _Same:
-        """The predictions of several batches as one."""
+        """Return the predictions of several batches as one."""
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
         return parts[0] if len(parts) == 1 else _each(parts, torch.cat)
 
     def cpu(self: _Same) -> _Same:
-        """The same on the CPU."""
-        return _each([self], lambda values: values[0].cpu(), index=getattr(self, "index", None))
+        """Return this prediction on the CPU."""
+        return _each([self], lambda values: values[0].cpu(), index=self.index)
+
+    def with_rows_beyond(self: _Same, rows: Tensor, output: Tensor) -> _Same:
+        """Return a prediction of all N rows from this one, without `rows`, `(N,)` of bool, of which nothing is known.
+
+        `output` is the model's own of all rows; what is finite of it is kept.
+        """
+        index = (~rows).cumsum(0).sub(1).clamp_min(0)
+        full = _each([self], lambda values: values[0][index.to(values[0].device)], index=self.index)
+        return full._unknown(rows.to(output.device), output)
+
+    def _unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
+        raise NotImplementedError
 
 
 _Same = TypeVar("_Same", bound=Predicted)
 
 
 def _each(parts: Sequence[_Same], made: Callable[[list[Tensor]], Tensor], **others: Any) -> _Same:
-    """A prediction whose tensors are made of those of several; all but these and the calibration is left out."""
+    """Return a prediction whose tensors are made of those of several; what is neither, but the calibration, is None."""
     first: Any = parts[0]
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name in (each.name for each in fields(first) if each.name != "calibration"):
         values = [getattr(part, name) for part in parts]
         if isinstance(values[0], dict):
-            found[name] = {key: made([value[key] for value in values]) for key in values[0]}
+            named[name] = {key: made([value[key] for value in values]) for key in values[0]}
         else:
-            found[name] = made(values) if isinstance(values[0], Tensor) else None
-    same: _Same = replace(first, **(found | others))
+            named[name] = made(values) if isinstance(values[0], Tensor) else None
+    same: _Same = replace(first, **(named | others))
     return same
 
 
@@ -117,14 +130,14 @@ class Prediction(Predicted):
         """The predicted mean, `(N, ...)`, in the original unit of the targets."""
         return self.output if self.calibration.target is None else self._moments()[0]
 
-    def unknown(self, rows: Tensor, own: Tensor) -> Prediction:
-        """The same where nothing is known of some `rows`, `(N,)` of bool, but the model's `own` output, if finite."""
-        rows, wide = rows.to(self.output.device), rows.to(self.output.device).reshape(-1, *[1] * (own.dim() - 1))
-        output = torch.where(wide, own.where(own.isfinite(), torch.nan).to(self.output), self.output)
-        strange = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
+    def _unknown(self, rows: Tensor, output: Tensor) -> Prediction:
+        """Give some rows the widest interval; their mean is the model's output, or NaN."""
+        wide = rows.reshape(-1, *[1] * (output.dim() - 1))
+        mean = torch.where(wide, output.where(output.isfinite(), torch.nan).to(self.output), self.output)
+        novelty = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
         shares = None if self.shares is None else {k: v.masked_fill(rows, 0) for k, v in self.shares.items()}
         variance = self.raw_variance.masked_fill(wide, torch.inf)
-        return replace(self, output=output, raw_variance=variance, novelty=strange, shares=shares)
+        return replace(self, output=mean, raw_variance=variance, novelty=novelty, shares=shares)
 
     @property
     def variance(self) -> Tensor:
@@ -367,12 +380,12 @@ class ClassPrediction(Predicted):
             frame[f"p_{name}"] = probabilities[:, k].cpu().numpy()
         return frame
 
-    def unknown(self, rows: Tensor, own: Tensor) -> ClassPrediction:
-        """Make all classes as likely at some `rows`, `(N,)` of bool; `own` is the model's output, of all rows."""
-        rows, own = rows.to(self.logits.device), own[:, None] if own.dim() == 1 else own
-        wide = rows.reshape(-1, *[1] * (own.dim() - 1))
+    def _unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
+        """Make all classes of some rows as likely as each other."""
+        output = output[:, None] if output.dim() == 1 else output
+        wide = rows.reshape(-1, *[1] * (output.dim() - 1))
         logs = self.log_probabilities.masked_fill(wide, -math.log(self.log_probabilities.shape[1]))
-        logits = torch.where(wide, own.where(own.isfinite(), -LARGEST).to(self.logits), self.logits)
+        logits = torch.where(wide, output.where(output.isfinite(), -LARGEST).to(self.logits), self.logits)
         novelty = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
         doubt = self.mutual_information
         doubt = None if doubt is None else doubt.masked_fill(wide[:, 0] if doubt.dim() > 1 else rows, 0)

@@ -33,9 +33,8 @@ from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.data.arrays import check_inputs, floating, place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
-from latedrop.data.items import Collate, as_items
 from latedrop.data.names import in_order, index_of, pair_in_order
-from latedrop.data.rows import take_rows
+from latedrop.data.rows import Collate, as_items, take_rows
 from latedrop.detection.detector import Detector, detector
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import Engine
@@ -140,7 +139,7 @@ class Calibrated(Generic[_Record, _Made]):
             parts, beyond = predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
         prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
         if beyond is not None:
-            prediction = prediction.unknown(beyond, self._own_output(x))
+            prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
             warn_of_rows_beyond(beyond, stacklevel=3)
         elif isinstance(prediction, Prediction) and prediction.calibration.target is not None:
             warn_of_overflow(prediction, stacklevel=3)

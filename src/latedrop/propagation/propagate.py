@@ -21,8 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, Items, as_items
-from latedrop.data.rows import copied, map_rows, row_count, some_rows
+from latedrop.data.rows import Collate, Items, as_items, copied, map_rows, row_count, some_rows
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
