@@ -14,8 +14,7 @@ from latedrop.calibration.groups import Held, Inputs, by_deviation, by_input
 from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, in_use
-from latedrop.evaluation.judgement import judge
-from latedrop.evaluation.requirements import parsed_requirements
+from latedrop.evaluation.judgement import judge, parsed_requirements
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ import latedrop
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.rows import take_rows
 from latedrop.errors import SiteError
-from latedrop.evaluation.class_judgement import judge_classes
-from latedrop.evaluation.judgement import judge
+from latedrop.evaluation.judgement import judge, judge_classes
 from latedrop.report import write_class_report, write_report
 from rounding import assert_same_up_to_rounding
 

@@ -216,7 +216,7 @@ def evaluate(
         from latedrop.cli.feed import TableBatches
         from latedrop.cli.judging import check_options, judged, units_of, write_page
         from latedrop.cli.writing import check_outputs
-        from latedrop.evaluation.requirements import parsed_requirements
+        from latedrop.evaluation.judgement import parsed_requirements
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)

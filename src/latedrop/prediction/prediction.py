@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassPrediction", "Explanation", "Predicted", "Prediction", "frame_of", "warn_of_overflow"]
 
+_ROUNDING = 1e-6  # of summed probabilities
+
 
 class Predicted:
     """Dataclasses of tensors with a row for each input: the common part of predictions of numbers and of classes."""
@@ -328,13 +330,22 @@ class ClassPrediction(Predicted):
         return scores if self.novelty is None else {**scores, "novelty": self.novelty}
 
     def prediction_set(self, level: float = 0.9) -> Tensor:
-        """`(N, K)`, True for the classes of a set that holds the label with that probability."""
+        """`(N, K)`, True for the classes of a set that holds the label with that probability.
+
+        Conformal rows tell nothing of rows that lie outside the reference rows (novelty above 1): to their sets the
+        likeliest classes are added until the probabilities sum to `level`.
+        """
         if self.calibration.sets is None:
             raise ArgumentError(
                 "expected a predictor with prediction sets, from rows used for nothing else; found one without. "
                 "Call uq = uq.conformal((x, labels)) first."
             )
-        return self.calibration.sets.members(self.probabilities, level)
+        members = self.calibration.sets.members(self.probabilities, level)
+        if self.novelty is None:
+            return members
+        p, order = self.probabilities.cpu().sort(dim=1, descending=True, stable=True)
+        likeliest = (p.cumsum(1) - p < level - _ROUNDING).gather(1, order.argsort(1))
+        return members | (likeliest & (self.novelty.cpu() > 1)[:, None])
 
     def kept(self, rule: Rejection | None = None) -> Tensor:
         """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`.

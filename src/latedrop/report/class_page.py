@@ -13,13 +13,14 @@ from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.fit_classes import ALONE
 from latedrop.calibration.verdict import Finding, Grade
 from latedrop.errors import ArgumentError
-from latedrop.evaluation.class_judgement import ClassJudgement, findings_of, judge_classes
+from latedrop.evaluation.judgement import ClassJudgement, findings_of, judge_classes
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
 from latedrop.numerals import percent
 from latedrop.prediction.prediction import ClassPrediction
 from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
 from latedrop.report.page import page_of
+from latedrop.report.sections import test_rows
 from latedrop.report.svg import Axis, Plot
 from latedrop.report.tables import class_candidates, class_table
 
@@ -97,7 +98,7 @@ def _scores(found: ClassJudgement) -> str:
     strange = (
         "" if found.strange is None else f" {percent(found.strange, 0)} of them lie beyond 95 % of the reference rows."
     )
-    said = f"{found.verdict.rows:,} test rows, used for nothing else; what is in use is marked.{strange}"
+    said = f"{test_rows(found.verdict.rows, found.verdict)}; what is in use is marked.{strange}"
     said += (
         " ECE: the calibration error, by how much probabilities are off on average; class-wise: that of every class."
     )

@@ -8,6 +8,7 @@ from html import escape
 
 import numpy as np
 
+from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
 from latedrop.evaluation.judgement import JudgedOutput, Judgement
@@ -23,7 +24,7 @@ from latedrop.report.tables import (
 )
 from latedrop.report.tables import table as evaluation_table
 
-__all__ = ["made_of", "on_rows", "opening", "overview_of_outputs", "strange_rows"]
+__all__ = ["made_of", "on_rows", "opening", "overview_of_outputs", "strange_rows", "test_rows"]
 
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
 _NOTES = {
@@ -41,6 +42,12 @@ _WORDS = (
     "calibrated. Rank correlation: of predicted deviation and size of the error, 0 where it does not tell. After ± "
     "stands one standard error."
 )
+
+
+def test_rows(rows: int, verdict: Verdict | ClassVerdict | None) -> str:
+    """Say how many test rows there are, and whether the calibration was fitted to them."""
+    used = "that the calibration was fitted to" if verdict and verdict.fitted == "own rows" else "used for nothing else"
+    return f"{rows:,} test rows, {used}"
 
 
 def opening(found: Verdict | None, about: str = "") -> str:
@@ -72,7 +79,7 @@ def on_rows(output: JudgedOutput, place: str, notes: Mapping[str, str], *, numbe
     known = {**_NOTES, **notes}
     explained = [[row.label, known[row.label]] for row in output.evaluations if row.label in known]
     rows = output.used.rows
-    caption = f"{rows:,} test rows, used for nothing else; what is in use is marked."
+    caption = f"{test_rows(rows, output.verdict)}; what is in use is marked."
     first = not number  # what the words mean is said once
     parts += [
         heading("On test rows", level),

@@ -10,9 +10,8 @@ from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.calibration.groups import Group
 from latedrop.calibration.record import Calibration, rate_text
-from latedrop.evaluation.class_judgement import ClassScores
 from latedrop.evaluation.evaluation import Evaluation
-from latedrop.evaluation.judgement import JudgedOutput
+from latedrop.evaluation.judgement import ClassScores, JudgedOutput
 from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
 
