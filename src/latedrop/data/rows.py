@@ -41,15 +41,15 @@ class Items:
 
     def at(self, index: slice | Iterable[int]) -> Items:
         """Some of them."""
-        found = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
-        return Items(found, self.collate)
+        some = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
+        return Items(some, self.collate)
 
     def repeated(self, times: int) -> Items:
         """All of them, one time after the other."""
         return self.at([*range(len(self))] * times)
 
     def batch(self, model: nn.Module) -> Any:
-        """What `collate` makes of all, on the model's device; a model may write into it."""
+        """Return what `collate` makes of all, on the model's device; a model may write into it."""
         if self._batch is None:
             try:
                 made = self.collate(list(self.items))
@@ -85,22 +85,22 @@ class Graphs(Items):
         return Graphs(graphs.some(self.graphs, chosen), nodes=self.nodes)
 
     def parts(self, size: int) -> Iterable[Graphs]:
-        """The same in parts of at most `size` graphs."""
+        """Return it in parts of at most `size` graphs."""
         count = int(self.graphs.num_graphs)
         return [self] if count <= size else [self.at(slice(i, i + size)) for i in range(0, count, size)]
 
     def repeated(self, times: int) -> Graphs:
-        """See `Items`."""
+        """Return all of it, one time after the other."""
         return self if times == 1 else Graphs(graphs.copies(self.graphs, times), nodes=self.nodes)
 
     def batch(self, model: nn.Module) -> Any:
-        """What the model is called with, on its device; it may write into it."""
+        """Return what the model is called with, on its device; it may write into it."""
         parameter = next(model.parameters(), None)
         batch = self.graphs.clone()
         return graphs.arguments(batch if parameter is None else batch.to(parameter.device), model)
 
     def with_rows(self, sites: Iterable[Any]) -> Graphs:
-        """The same, with the rows that the sites were found for: nodes, if their rows belong together."""
+        """Return it with the rows that the sites were found for: nodes, if their rows belong together."""
         return Graphs(self.graphs, nodes=all(site.coupled and site.batch_axis == 0 for site in sites))
 
     def match(self, rows: int) -> None:
@@ -148,7 +148,7 @@ def as_items(x: Any, collate: Collate, sites: Iterable[Any] | None = None) -> An
 
 
 def batch_of(x: Any, model: nn.Module) -> Any:
-    """What the model is given: the batch that items make, all else as it is."""
+    """Return what the model is given: the batch that items make, all else as it is."""
     return x.batch(model) if isinstance(x, Items) else x
 
 
@@ -174,14 +174,14 @@ def _moved(value: Any, model: nn.Module) -> Any:
 
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor inside nested tuples, lists, mappings and dataclasses, in order."""
-    found: list[Tensor] = []
-    _collect(value, found, [])
-    return found
+    collected: list[Tensor] = []
+    _collect(value, collected, [])
+    return collected
 
 
-def _collect(value: Any, found: list[Tensor], around: list[Any]) -> None:
+def _collect(value: Any, collected: list[Tensor], around: list[Any]) -> None:
     if isinstance(value, Tensor):
-        found.append(value)
+        collected.append(value)
         return
     if isinstance(value, Mapping):
         items: Iterable[Any] = value.values()
@@ -194,7 +194,7 @@ def _collect(value: Any, found: list[Tensor], around: list[Any]) -> None:
     if not any(value is outer for outer in around):  # something may hold itself
         around.append(value)
         for item in items:
-            _collect(item, found, around)
+            _collect(item, collected, around)
         around.pop()
 
 
@@ -240,7 +240,7 @@ def row_count(x: Any) -> int:
 
 
 def some_rows(x: Any) -> int:
-    """The same, or `DataError` where there is none."""
+    """Return the number of rows, or raise `DataError` where there is none."""
     count = row_count(x)
     if count == 0:
         raise DataError("expected inputs with at least one row; found none. Leave out what has no rows.")

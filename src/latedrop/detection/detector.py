@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.labels import as_logits
@@ -36,13 +36,12 @@ from latedrop.data.arrays import place
 from latedrop.data.batches import row_batches
 from latedrop.data.datasets import inputs_in, is_loader
 from latedrop.data.names import in_order
-from latedrop.data.rows import Collate, as_items
+from latedrop.data.rows import as_items
 from latedrop.dropout.first_order import linearize
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import aupr, fpr_at
-from latedrop.network.calling import Readout, part_of
-from latedrop.network.network import Network
+from latedrop.network.calling import part_of
 from latedrop.network.sites import Sites
 from latedrop.records import Format, Limits, Via, match, record
 from latedrop.stored_tensors import StoredTensor, inline
@@ -209,22 +208,6 @@ class DetectorScores:
         )
 
 
-class Scored(Protocol):
-    """A calibrated model, as far as its scores need it."""
-
-    model: nn.Module
-    calibration: Any
-    readout: Readout
-    batch_size: int
-    collate: Collate
-    predict: Callable[..., Any]
-
-    @property
-    def network(self) -> Network:
-        """The private copy of its model."""
-        ...
-
-
 @dataclass(frozen=True)
 class Detector:
     """Tells strange rows by scores of a calibrated model; `uq.detector(...)` makes it.
@@ -237,7 +220,7 @@ class Detector:
         neighbours: what has learned where usual rows lie; None where it was not asked for.
     """
 
-    uq: Scored
+    uq: Any
     names: tuple[str, ...]
     usual: dict[str, Tensor] = field(repr=False)
     combination: Combination | None = None
@@ -279,7 +262,7 @@ class Detector:
         DETECTOR.write(path, stored, inline)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], uq: Scored) -> Detector:
+    def load(cls, path: str | os.PathLike[str], uq: Any) -> Detector:
         """Bring a saved detector back to its calibrated model."""
         stored = DETECTOR.read(path)
         for name, there in (("fingerprint", uq.calibration.fingerprint), ("calibration", _mark(uq.calibration))):
@@ -331,7 +314,7 @@ DETECTOR = Format(StoredDetector, "latedrop-detector", "a detector", "Make it ag
 
 
 def detector(
-    uq: Scored, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
+    uq: Any, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
 ) -> Detector:
     """Make a `Detector` from rows known to be usual; see `Calibrated.detector`."""
     names = _checked(uq, scores)
@@ -361,7 +344,7 @@ def detector(
     return replace(made, usual={name: values.sort().values for name, values in final.items()})
 
 
-def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+def measured(uq: Any, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return scores by name, in double precision on the CPU; and features where neighbours are asked for."""
     scores: dict[str, list[Tensor]] = {}
     features: list[Tensor] = []
@@ -378,7 +361,7 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
     return joined, torch.cat(features) if features else None
 
 
-def _batches(uq: Scored, x: Any) -> Iterator[Any]:
+def _batches(uq: Any, x: Any) -> Iterator[Any]:
     several = isinstance(x, Iterator) or (is_loader(x) and uq.collate is None)
     for part in inputs_in(x, uq.model, uq.batch_size, None, uq.collate) if several else [x]:
         items = as_items(in_order(part, uq.calibration.columns), uq.collate, uq.calibration.sites)
@@ -386,7 +369,7 @@ def _batches(uq: Scored, x: Any) -> Iterator[Any]:
         yield from row_batches(placed, uq.batch_size)
 
 
-def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
+def _scores(uq: Any, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     c = uq.calibration
     if isinstance(c, ClassCalibration):
         p = uq.predict(x, rate=_RATE) if "mutual_information" in names and c.rate is None else uq.predict(x)
@@ -404,7 +387,7 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     return {name: scores[name] for name in names if name in scores}
 
 
-def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
+def _site_variances(uq: Any, x: Any, sites: Sites) -> Tensor:
     """Return `(N, sites)`, to first order: summed over outputs, or over logits less their mean."""
 
     def centred(output: Any) -> Tensor:
@@ -416,7 +399,7 @@ def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
     return linearize(uq.network, x, sites, readout).variance_by_site.sum(1)
 
 
-def _features(uq: Scored) -> Features:
+def _features(uq: Any) -> Features:
     c: Calibration | ClassCalibration = uq.calibration
     fitted = c.features if isinstance(c, ClassCalibration) else c.terms and c.terms.features
     features = fitted or Features.all(c.sites)
@@ -431,7 +414,7 @@ def _with_distances(near: Neighbours | None, scores: dict[str, Tensor], features
     return {**scores, "neighbours": near.distances(features, None).double()}
 
 
-def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
+def _checked(uq: Any, scores: Sequence[str] | None) -> tuple[str, ...]:
     c = uq.calibration
     classes = isinstance(c, ClassCalibration)
     known = list(_CLASSES if classes else _NUMBERS)

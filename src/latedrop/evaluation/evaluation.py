@@ -39,7 +39,6 @@ __all__ = [
     "compare",
     "constant_of",
     "evaluate",
-    "evaluate_intervals",
     "in_model_unit",
     "in_use",
     "likelihood",
@@ -157,9 +156,9 @@ def evaluate(
     def judged_at(level: float) -> tuple[Tensor, float]:
         """Return what the intervals of a level hold, `(N,)`, and their mean width."""
         low, high = (interval or gaussian)(level)
-        held = _of(((low <= aim) & (aim <= high)).double(), output)
+        inside = _of(((low <= aim) & (aim <= high)).double(), output)
         low, high = (low, high) if unit is None else (unit.inverse(low), unit.inverse(high))
-        return held.reshape(len(held), -1).mean(1), _average(_of((high - low).double(), output), counts)
+        return inside.reshape(len(inside), -1).mean(1), _average(_of((high - low).double(), output), counts)
 
     scores: dict[str, Any] = {"nll": None}
     if interval is None:
@@ -181,7 +180,7 @@ def evaluate(
         rate=rate,
         scale=None if scale is None else tuple(scale),
         rmse=float(metrics.rmse(centre, None, truth, weights=weights)),
-        ma=sum(abs(share - a) for share, a in zip(observed, levels, strict=True)) / len(levels),
+        ma=float((torch.tensor(observed) - torch.tensor(levels)).abs().mean()),
         level=level,
         coverage=float(average(inside, counts)),
         width=width,
@@ -191,38 +190,6 @@ def evaluate(
         coverage_error=share_error(inside, left),
         widths=tuple(width for _, width in curve),
         **scores,
-    )
-
-
-def evaluate_intervals(
-    prediction: Prediction,
-    target: Tensor,
-    *,
-    level: float = 0.9,
-    output: int | None = None,
-    weights: Array | None = None,
-) -> Evaluation:
-    """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
-    fitted, plain = prediction.calibration.intervals, prediction.in_model_unit()
-    if fitted is None:
-        raise ArgumentError(
-            "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
-        )
-    # n conformal scores reach levels up to n / (n + 1).
-    reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
-    return evaluate(
-        plain.mean,
-        plain.variance,
-        in_order(target, prediction.calibration.columns, "targets"),
-        label=fitted.kind,
-        rate=prediction.calibration.rate,
-        scale=_scale_of(fitted.scale, output),
-        level=level,
-        interval=plain.interval,
-        levels=[a for a in _LEVELS if a <= reach],
-        weights=weights,
-        unit=prediction.calibration.target,
-        output=output,
     )
 
 
@@ -245,28 +212,32 @@ def compare(
     if output is None:
         warn_of_poor_fit(plain.mean, aim, "test rows", per_output=record.per_output, stacklevel=2)
         warn_of_seen(record.seen, plain.mean, aim, stacklevel=2)
-    options: dict[str, Any] = {"level": level, "weights": weights, "output": output}
-    about = options | {"unit": prediction.calibration.target}
-    if record.constant is not None:
-        about["constant"] = constant_of(plain), record.constant_degrees
+    options: dict[str, Any] = {"level": level, "weights": weights, "output": output, "rate": record.rate}
+    options["unit"] = prediction.calibration.target
+    constant = None if record.constant is None else (constant_of(plain), record.constant_degrees)
     rows = [
         evaluate(
             plain.mean,
             variant.variance(plain.raw_variance),
             target,
             label=label,
-            rate=record.rate,
             scale=_scale_of(variant.chosen()[0], output),
             degrees=record.degrees,
-            **about,
+            constant=constant,
+            **options,
         )
         for label, variant in _variants(record).items()
     ]
-    if prediction.calibration.intervals is not None:
-        rows.append(evaluate_intervals(prediction, target, **options))
-    if record.constant is not None:
-        variance, degrees = about["constant"]
-        rows.append(evaluate(plain.mean, variance, target, label="constant", degrees=degrees, **about))
+    fitted = prediction.calibration.intervals
+    if fitted is not None:
+        # n conformal scores reach levels up to n / (n + 1).
+        reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
+        about = options | {"label": fitted.kind, "scale": _scale_of(fitted.scale, output)}
+        about |= {"interval": plain.interval, "levels": [a for a in _LEVELS if a <= reach]}
+        rows.append(evaluate(plain.mean, plain.variance, target, **about))
+    if constant is not None:
+        about = options | {"label": "constant", "rate": None, "degrees": constant[1]}
+        rows.append(evaluate(plain.mean, constant[0], target, constant=constant, **about))
     return tuple(rows)
 
 

@@ -342,7 +342,7 @@ def _by_classes(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPre
 
 
 def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
-    """What every record says about the model and its inputs."""
+    """Return what every record says about the model and its inputs."""
     readout, columns = plan.readout, plan.columns
     return {
         "sites": sites,

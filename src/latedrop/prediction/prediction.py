@@ -1,4 +1,4 @@
-"""What a calibrated model gives: a prediction with its uncertainty, and where that comes from."""
+"""Predictions of numbers and of classes with their uncertainty, and explanations of a variance."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Prediction(Predicted):
 
     @property
     def spread(self) -> Tensor:
-        """What quantiles are counted in, `(N, ...)`, in the unit that the model was trained in.
+        """The unit of quantiles, `(N, ...)`, in the unit that the model was trained in.
 
         With Student or Gaussian intervals that is the standard deviation; others keep the scale that they were fitted
         with.
@@ -183,11 +183,11 @@ class Prediction(Predicted):
         return torch.stack(values)
 
     def in_model_unit(self) -> Prediction:
-        """The same prediction in the unit that the model was trained in, where it is Gaussian."""
+        """Return this prediction in the unit that the model was trained in, where it is Gaussian."""
         return replace(self, calibration=replace(self.calibration, target=None))
 
     def scaled(self, choice: Choice) -> Prediction:
-        """The same prediction with another scale; nothing is run again."""
+        """Return this prediction with another scale; nothing is run again."""
         return replace(self, calibration=self.calibration.with_choice(choice))
 
     def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ class Prediction(Predicted):
         return frame
 
     def to_polars(self, level: float = 0.9) -> polars.DataFrame:
-        """The same as a data frame of polars, which has no index."""
+        """Return a data frame of polars with these columns; it has no index."""
         frame: polars.DataFrame = frame_of("polars", self._columns(level))
         return frame
 
@@ -238,8 +238,8 @@ class Prediction(Predicted):
         fitted, unit = self.calibration.intervals, self.calibration.target
         degrees = self.calibration.degrees
         z = student_quantile(q, degrees) if fitted is None else along_outputs(fitted.z(q), self.output)
-        found = _known(self.output + z * self.spread, 2 * q - 1)
-        return found if unit is None else unit.inverse(found)
+        ends = _known(self.output + z * self.spread, 2 * q - 1)
+        return ends if unit is None else unit.inverse(ends)
 
 
 def _known(values: Tensor, sign: float = 1) -> Tensor:

@@ -32,7 +32,7 @@ from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_r
 from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.data.arrays import check_inputs, floating, place
 from latedrop.data.batches import Batches, row_batches
-from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
+from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.data.names import in_order, index_of, pair_in_order
 from latedrop.data.rows import Collate, as_items, take_rows
 from latedrop.detection.detector import Detector, detector
@@ -189,7 +189,7 @@ class Calibrated(Generic[_Record, _Made]):
             strange: rows known to be strange, if there are any: the combination is fitted to tell these.
             seed: fixes the halves.
         """
-        return detector(self, usual, scores, strange=strange, seed=seed)  # type: ignore[arg-type]
+        return detector(self, usual, scores, strange=strange, seed=seed)
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
         """Write one ONNX file that `latedrop.load_onnx` reads without torch.
@@ -291,9 +291,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
-        if is_loader(x) and self.collate is None:
-            x = only_inputs(x, self.model)
         c, network = self.calibration, self.network
+        x = first_inputs(x, self.model, self.collate)
         x = as_items(in_order(x, c.columns), self.collate, c.sites)
         mean, columns = unit_variances(network, x, c.sites, self.readout)
         if not 0 <= output < len(columns):
