@@ -119,37 +119,24 @@ def test_a_calibrated_measure_lies_on_the_bisector():
     assert (observed - levels).abs().max() < 5 * 0.5 / math.sqrt(n)
 
 
-def test_miscalibration_area_is_that_of_uncertainty_toolbox(data):
+def test_area_and_balance_are_means_beside_the_bisector(data):
     mean, variance, target = data
     # Theirs averages over 101 levels, 0 and 1 among them, where both curves agree by definition.
     expected = uct.mean_absolute_calibration_error(mean, np.sqrt(variance), target, num_bins=101)
     close(metrics.miscalibration_area(mean, variance, target), expected * 101 / 99)
-
-
-def test_balance_is_the_signed_mean(data):
     levels, observed = metrics.calibration_curve(*data, levels=[0.2, 0.4, 0.95])
     close(metrics.balance(*data, levels=[0.2, 0.4, 0.95]), (observed - levels).mean())
     assert metrics.balance(*data) < 0
 
 
-def test_interval_width_is_scipys(data):
-    mean, variance, target = data
-    low, high = stats.norm.interval(0.8, mean, np.sqrt(variance))
-    close(metrics.interval_width(mean, variance, target, level=0.8), np.mean(high - low))
-
-
-def test_crps_is_its_integral():
+def test_crps_is_its_integral_and_that_of_uncertainty_toolbox(data):
     for mean, variance, target in [(0.0, 1.0, 0.3), (1.0, 4.0, -2.0), (-1.0, 0.01, 0.5)]:
         cdf = stats.norm(mean, math.sqrt(variance)).cdf
         below, _ = integrate.quad(lambda t, cdf=cdf: cdf(t) ** 2, -40, target, points=[mean], limit=200)
         above, _ = integrate.quad(lambda t, cdf=cdf: (1 - cdf(t)) ** 2, target, 40, points=[mean], limit=200)
         assert metrics.crps(mean, variance, target) == pytest.approx(below + above, rel=rounding(terms=1))
-
-
-def test_crps_is_that_of_uncertainty_toolbox(data):
     mean, variance, target = data
-    expected = uct.crps_gaussian(mean, np.sqrt(variance), target)
-    close(metrics.crps(mean, variance, target), expected)
+    close(metrics.crps(mean, variance, target), uct.crps_gaussian(mean, np.sqrt(variance), target))
 
 
 def test_crps_of_a_point_forecast_is_the_absolute_error():
@@ -161,12 +148,12 @@ def test_crps_of_a_point_forecast_is_the_absolute_error():
     assert variance.grad.isfinite().all()
 
 
-def test_interval_score_is_its_definition(data):
+def test_interval_width_and_score_are_their_definitions(data):
     mean, variance, target = data
     low, high = stats.norm.interval(0.7, mean, np.sqrt(variance))
     fine = np.maximum(low - target, 0) + np.maximum(target - high, 0)
-    expected = np.mean(high - low + 2 / 0.3 * fine)
-    close(metrics.interval_score(mean, variance, target, level=0.7), expected)
+    close(metrics.interval_width(mean, variance, target, level=0.7), np.mean(high - low))
+    close(metrics.interval_score(mean, variance, target, level=0.7), np.mean(high - low + 2 / 0.3 * fine))
 
 
 @pytest.mark.parametrize("bins", [1, 7, 200])
@@ -203,15 +190,11 @@ def test_per_output_is_each_output_by_itself(metric, shape):
 
 
 @every_metric
-def test_a_mask_leaves_entries_out_even_if_they_are_nan(metric, data):
+def test_a_mask_leaves_entries_out_even_if_they_are_nan_and_may_differ_between_outputs(metric, data):
     mean, variance, target = data
     mask = np.random.default_rng(1).random(200) < 0.6
     holed = [np.where(mask, array, hole) for array, hole in zip(data, [np.nan, -1, np.inf], strict=True)]
     close(metric(*holed, mask=mask), metric(mean[mask], variance[mask], target[mask]))
-
-
-@every_metric
-def test_a_mask_may_differ_between_outputs(metric):
     mean, variance, target = make_data((30, 3))
     mask = np.random.default_rng(1).random((30, 3)) < 0.6
     apart = [metric(mean[:, k], variance[:, k], target[:, k], mask=mask[:, k]) for k in range(3)]

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from latedrop.onnx_files.predictor import load_onnx
     from latedrop.prediction.adapted import AdaptedPrediction
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
-    from latedrop.prediction.class_prediction import ClassPrediction
-    from latedrop.prediction.class_predictor import ClassPredictor
     from latedrop.prediction.joint import JointPrediction, Region
-    from latedrop.prediction.loading import load
     from latedrop.prediction.multilabel import (
         MultiLabelCalibration,
         MultiLabelPrediction,
@@ -38,8 +35,8 @@ if TYPE_CHECKING:
         calibrate_multilabel,
         load_multilabel,
     )
-    from latedrop.prediction.prediction import Explanation, Prediction
-    from latedrop.prediction.predictor import AdaptedPredictor, JointPredictor, Predictor
+    from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction
+    from latedrop.prediction.predictor import AdaptedPredictor, ClassPredictor, JointPredictor, Predictor, load
     from latedrop.programs import load_program
     from latedrop.propagation.propagate import propagate
 
@@ -95,12 +92,9 @@ __all__ = [
 __version__ = "0.3.0"
 
 _HOMES = {
-    "prediction.class_prediction": ("ClassPrediction",),
-    "prediction.class_predictor": ("ClassPredictor",),
     "calibration.class_record": ("ClassCalibration",),
-    "prediction.loading": ("load",),
     "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
-    "prediction.prediction": ("Explanation", "Prediction"),
+    "prediction.prediction": ("ClassPrediction", "Explanation", "Prediction"),
     "prediction.adapted": ("AdaptedPrediction",),
     "prediction.joint": ("JointPrediction", "Region"),
     "prediction.multilabel": (
@@ -110,7 +104,7 @@ _HOMES = {
         "calibrate_multilabel",
         "load_multilabel",
     ),
-    "prediction.predictor": ("AdaptedPredictor", "JointPredictor", "Predictor"),
+    "prediction.predictor": ("AdaptedPredictor", "ClassPredictor", "JointPredictor", "Predictor", "load"),
     "prediction.calibrate": ("calibrate", "calibrate_cross_fitted"),
     "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),

@@ -49,7 +49,7 @@ FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 
 @contextmanager
 def readable(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """What the system says while a file is read, as `FileError`; `what` is what should be there."""
+    """Raise `FileError` for what the system says while a file is read; `what` is what should be there."""
     try:
         yield
     except OSError as error:
@@ -224,28 +224,28 @@ def csv_line(cells: Iterable[Any]) -> str:
 
 def digest_of(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file; of a folder, that of its files' names and contents, the same on every system."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     where = Path(path)
     for part in sorted(where.rglob("*"), key=lambda part: part.parts) if where.is_dir() else [where]:
         if part.is_file():
-            found.update(part.relative_to(where).as_posix().encode() if where.is_dir() else b"")
+            digest.update(part.relative_to(where).as_posix().encode() if where.is_dir() else b"")
             with part.open("rb") as file:
                 while block := file.read(1 << 20):
-                    found.update(block)
-    return found.hexdigest()
+                    digest.update(block)
+    return digest.hexdigest()
 
 
 def _same_file(one: Any, other: Any) -> bool:
-    found = [_status(file) for file in (one, other)]
-    if found[0] is not None and found[1] is not None:
+    first, second = (_status(file) for file in (one, other))
+    if first is not None and second is not None:
         # A terminal, or /dev/null, may well be several of them.
-        return os.path.samestat(found[0], found[1]) and stat.S_IFMT(found[0].st_mode) in (stat.S_IFREG, stat.S_IFDIR)
+        return os.path.samestat(first, second) and stat.S_IFMT(first.st_mode) in (stat.S_IFREG, stat.S_IFDIR)
     paths = [file for file in (one, other) if not _is_stream(file)]
     return len(paths) == 2 and os.path.realpath(paths[0]) == os.path.realpath(paths[1])
 
 
 def _status(file: Any) -> os.stat_result | None:
-    """What the system says about a path or a stream; None where it knows nothing."""
+    """Return what the system says about a path or a stream; None where it knows nothing."""
     try:
         return os.fstat(file.fileno()) if _is_stream(file) else os.stat(file)
     except (OSError, ValueError):  # a stream in memory has no number
@@ -261,11 +261,11 @@ def _spelled(file: Any) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
         raise ValueError(f"the key {twice!r} stands there twice")
-    return found
+    return values
 
 
 def _refused(constant: str) -> NoReturn:

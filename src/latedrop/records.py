@@ -81,19 +81,16 @@ def record(cls: type[_T]) -> type[_T]:
     def schema(cls: type[_T], source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        found = handler(source)
-        for field in found["schema"]["fields"]:  # a default serves Python; a file has every field
-            field["schema"] = (
-                field["schema"].get("schema", field["schema"])
-                if field["schema"]["type"] == "default"
-                else field["schema"]
-            )
+        schema = handler(source)
+        for field in schema["schema"]["fields"]:  # a default serves Python; a file has every field
+            if field["schema"]["type"] == "default":
+                field["schema"] = field["schema"].get("schema", field["schema"])
         check = getattr(cls, "checked", None)
         if check is None:
-            return found
+            return schema
         # pydantic keeps a schema under its `ref` for the next field of this type: the one with the check.
-        ref = found.pop("ref", None)
-        return core_schema.no_info_after_validator_function(check, found, ref=ref)
+        ref = schema.pop("ref", None)
+        return core_schema.no_info_after_validator_function(check, schema, ref=ref)
 
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     cls.__get_pydantic_core_schema__ = classmethod(schema)  # type: ignore[attr-defined]
@@ -239,8 +236,8 @@ class Format(Generic[_T]):
                 f"{self.again}"
             )
         rest = {name: value for name, value in data.items() if name != "format"}
-        found: _T = checked(self.kind, rest, self.name, self.again)
-        return found
+        value: _T = checked(self.kind, rest, self.name, self.again)
+        return value
 
     def _seal(self, data: Any) -> dict[str, str]:
         return {"checksum": checksum_of(data)} if self.sealed else {}
@@ -303,7 +300,7 @@ def _message(errors: Sequence[Any], value: Any, name: str) -> str:
 
 
 def _words(error: Any) -> str:
-    """What pydantic expected, after "to be"."""
+    """Return what pydantic expected, after "to be"."""
     for name, words in (("ge", "at least"), ("le", "at most")):
         if name in error.get("ctx", ()):
             return f"{words} {error['ctx'][name]!r}".removesuffix(".0")

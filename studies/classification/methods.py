@@ -25,7 +25,7 @@ import latedrop
 from latedrop.calibration.fit_classes import ClassFit, Measured, entropy, fitted, information, losses
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, fpr_at, selective_risk
-from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import ClassPredictor
 from studies.classification.data import ImageSet
 from studies.classification.doubt import DoubtFit, differences, fitted_with_doubt, mutual_information
 

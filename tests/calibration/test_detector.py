@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.detection.detection import COMBINED, Combination, p_values
-from latedrop.detection.detector import Detector
+from latedrop.detection.detector import COMBINED, Combination, Detector, p_values
 from latedrop.errors import ArgumentError, DataError, FileError
 from rounding import assert_same_up_to_rounding
 

@@ -13,8 +13,7 @@ from latedrop.calibration.cross_validation import crossed, share_error
 from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, in_use
-from latedrop.evaluation.judgement import judge
-from latedrop.evaluation.requirements import parsed_requirements
+from latedrop.evaluation.judgement import judge, parsed_requirements
 from latedrop.metrics.groups import Held, Inputs, by_deviation, by_input
 
 

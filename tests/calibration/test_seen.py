@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import LatedropWarning
 from latedrop.calibration.seen import feature_marks, marks_of, share_seen, sketch
-from latedrop.evaluation.class_judgement import judge_classes
 from latedrop.evaluation.evaluation import compare
+from latedrop.evaluation.judgement import judge_classes
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, OutputError
 from latedrop.metrics import classes as metrics
-from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
 
 Parts = dict[str, tuple[Tensor, Tensor]]

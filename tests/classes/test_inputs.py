@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
 from latedrop.errors import ArgumentError, DataError, OutputError
-from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
 
 

@@ -53,6 +53,24 @@ def test_sets_per_class_hold_every_class() -> None:
         assert float(values.mean()) > 0.8 - 3 * float(values.std() / len(values) ** 0.5)
 
 
+@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
+def test_sets_of_novel_rows_hold_what_their_probabilities_ask_for(score: Score) -> None:
+    """Probabilities near 1/3 lie on both sides of the threshold of usual rows: LAC alone gives such a row one class."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 3)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+    y = net(x).argmax(1).where(torch.rand(400) < 0.8, torch.randint(3, (400,)))
+    uq = latedrop.calibrate(net, (x[:200], y[:200]), progress=False).conformal((x[200:], y[200:]), score)
+    p = uq.predict(torch.cat([x, 100 * x[:50]]))
+    assert p.novelty is not None
+    novel, members = p.novelty > 1, p.prediction_set(0.7)
+    assert bool(novel[400:].all())
+    assert bool(((p.probabilities * members).sum(1) > 0.7 - rounding())[novel].all())
+    assert p.calibration.sets is not None
+    assert torch.equal(members[~novel], p.calibration.sets.members(p.probabilities, 0.7)[~novel])
+    assert bool(members[p.calibration.sets.members(p.probabilities, 0.7)].all())
+
+
 def test_sets_per_class_need_every_class_when_they_are_made() -> None:
     x, y = torch.randn(120, 3, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))

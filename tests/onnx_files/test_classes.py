@@ -82,10 +82,11 @@ def test_sets(tmp_path: Path) -> None:
     with pytest.raises(latedrop.LatedropError, match="prediction sets by 'lac'"):
         plain.prediction_set(0.9)
     with_sets = uq.conformal((x[200:300], y[200:300]), "lac", per_class=False)
-    found = same(with_sets, tmp_path / "sets.onnx", x[300:])
+    rows = torch.cat([x[300:], 50 * x[300:]])
+    found = same(with_sets, tmp_path / "sets.onnx", rows)
     assert set(found.names) <= {"a", "b", "c"}
     for level in (0.5, 0.9):
-        assert np.array_equal(found.prediction_set(level), with_sets.predict(x[300:]).prediction_set(level).numpy())
+        assert np.array_equal(found.prediction_set(level), with_sets.predict(rows).prediction_set(level).numpy())
     with pytest.raises(latedrop.LatedropError, match="at least 999 conformal rows"):
         found.prediction_set(0.999)
 

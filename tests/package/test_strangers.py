@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import latedrop
 from latedrop.data.rows import take_rows
 from latedrop.errors import SiteError
-from latedrop.evaluation.class_judgement import judge_classes
-from latedrop.evaluation.judgement import judge
+from latedrop.evaluation.judgement import judge, judge_classes
 from latedrop.network.weights import fingerprint
 from latedrop.report import write_class_report, write_report
 from rounding import assert_same_up_to_rounding

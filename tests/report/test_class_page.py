@@ -13,9 +13,9 @@ import latedrop
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.fit_classes import ALONE
 from latedrop.errors import ArgumentError, DataError
-from latedrop.evaluation.class_judgement import ERROR_BAD, findings_of, judge_classes
+from latedrop.evaluation.judgement import ERROR_BAD, findings_of, judge_classes
 from latedrop.metrics import classes as metrics
-from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import ClassPredictor
 from latedrop.report import write_class_report
 from rounding import rounding
 
@@ -82,6 +82,17 @@ def test_few_rows_do_not_condemn_exact_probabilities() -> None:
     exact = replace(verdict, accuracy=0.75, ece=sum(errors) / len(errors))
     assert exact.ece > ERROR_BAD
     assert findings_of(exact)[0].grade == "weak"
+
+
+def test_pages_say_where_the_rows_are_the_calibrations_own(tmp_path: Path) -> None:
+    uq, x, y = _case(["leverage"])
+    uq = latedrop.calibrate(uq.model, (x[:200], y[:200]), progress=False)
+    path, own, labels = tmp_path / "page.html", x[:200], y[:200]
+    with pytest.warns(latedrop.LatedropWarning, match="rows that the calibration was fitted to"):
+        write_class_report(path, title="Own", prediction=uq.predict(own), labels=labels)
+    assert f"{len(own):,} test rows, that the calibration was fitted to" in path.read_text()
+    write_class_report(path, title="Others", prediction=uq.predict(x[200:]), labels=y[200:])
+    assert "200 test rows, used for nothing else" in path.read_text()
 
 
 def test_a_page_about_a_calibration_alone(tmp_path: Path) -> None:

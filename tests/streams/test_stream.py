@@ -71,6 +71,9 @@ def test_before_any_label_it_is_the_predictor(predictor: latedrop.Predictor, dat
         assert_same_up_to_rounding(end, other)
     assert stream.predict(x[210:211]).ids == [10]
     assert (stream.rows, stream.labels, stream.coverage, stream.waiting[-1]) == (11, 0, (), 10)
+    mean = torch.tensor([1.0, 2.0])  # any object with an interval will do
+    stream = Stream(lambda x: SimpleNamespace(mean=mean, interval=lambda level: (mean - 1, mean + 1)))
+    assert stream.predict(None).low.tolist() == pytest.approx([0, 1])
 
 
 @pytest.mark.parametrize(
@@ -81,17 +84,21 @@ def test_before_any_label_it_is_the_predictor(predictor: latedrop.Predictor, dat
         {"method": latedrop.Sampling(rates=[0.1], draws=20)},
         {"method": latedrop.FirstOrder(scale="relaxed")},
         {"method": latedrop.FirstOrder(scale=2.0)},
+        "conformal",
     ],
-    ids=["terms", "linear", "sample", "relaxed", "number"],
+    ids=["terms", "linear", "sample", "relaxed", "number", "conformal"],
 )
-def test_every_kind_of_calibration_has_a_stream(data: Any, options: dict[str, Any]) -> None:
+def test_every_kind_of_calibration_has_a_stream(data: Any, options: Any) -> None:
     model, x, y = data
-    uq = latedrop.calibrate(model, (x[:200], y[:200]), progress=False, **options)
+    conformal = options == "conformal"
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), progress=False, **({} if conformal else options))
+    if conformal:
+        uq = uq.conformal((x[500:600], y[500:600]))
     stream = uq.stream()
+    assert_same_up_to_rounding(stream.predict(x[180:200], range(-20, 0)).low, uq.predict(x[180:200]).interval(0.9)[0])
     for start in range(200, 600, 20):
         stream.predict(x[start : start + 20])
-        held = stream.update(y[start : start + 20])
-        assert held.shape == (20, 2)
+        assert stream.update(y[start : start + 20]).shape == (20, 2)
     assert stream.labels == 400
     assert all(0.8 < share < 0.97 for share in stream.coverage)
     assert "errors" in stream.evidence
@@ -113,13 +120,6 @@ def test_transformed_targets_are_followed_in_the_models_unit(data: Any) -> None:
         assert_same_up_to_rounding(end, log.exp())
     with pytest.raises(LatedropError):
         stream.update(torch.full((10, 2), -1.0))
-
-
-def test_conformal_intervals_have_a_stream(predictor: latedrop.Predictor, data: Any) -> None:
-    _, x, y = data
-    uq = predictor.conformal((x[200:300], y[200:300]))
-    found = uq.stream().predict(x[300:305])
-    assert_same_up_to_rounding(found.low, uq.predict(x[300:305]).interval(0.9)[0])
 
 
 def test_a_vector_of_outputs_is_as_many_streams() -> None:
@@ -173,6 +173,10 @@ def test_own_names() -> None:
     assert stream.waiting == ("a",)
     stream.follow(zeros(1), ["a"])  # predicted again: one row waits
     assert stream.waiting == ("a",)
+    stream.follow(zeros(1), ids=[3])  # numbers do not take the place of rows that wait
+    for _ in range(3):
+        stream.follow(zeros(2))
+    assert stream.waiting == ("a", 3, *range(4, 10))
     for wrong in (["a"], ["a", "a"], ["a", 1.5], [True, "a"]):
         with pytest.raises(ArgumentError, match="expected 2 different ids"):
             stream.follow(zeros(2), wrong)  # type: ignore[arg-type]
@@ -202,6 +206,7 @@ def test_wrong_labels_are_refused_and_change_nothing() -> None:
             stream.update(wrong)
     with pytest.raises(DataError, match="expected labels as numbers; found str"):
         stream.update("many")
+    assert stream.update(torch.zeros(0, 2), []).shape == (0, 2)  # no labels change nothing, too
     assert (stream.labels, len(stream.waiting)) == (0, 3)
     stream.update(torch.zeros(3, 2))
 
@@ -309,18 +314,13 @@ class TestState:
                 stream.update(label)
         assert (tmp_path / "parts.json").read_text() == (tmp_path / "whole.json").read_text()
 
-    def test_rows_wait_over_a_restart(self, tmp_path: Path) -> None:
+    def test_rows_wait_over_a_restart_and_a_state_is_saved_later(self, tmp_path: Path) -> None:
         Stream(path=tmp_path / "s.json").follow(zeros(3))
         stream = Stream(path=tmp_path / "s.json")
         stream.update([1.0, 2.0], [0, 2])
         assert (stream.waiting, stream.labels) == ((1,), 2)
-
-    def test_save(self, tmp_path: Path) -> None:
-        stream = Stream()
-        stream.follow(zeros(2))
-        stream.update([1.0, 3.0])
-        stream.save(tmp_path / "s.json")
-        assert Stream(path=tmp_path / "s.json").bias == stream.bias
+        stream.save(tmp_path / "later.json")
+        assert Stream(path=tmp_path / "later.json").bias == stream.bias
 
     def test_a_kill_loses_at_most_the_last_label(self, tmp_path: Path) -> None:
         """A process that learns as fast as it can says after each label how many it has; then it is killed."""
@@ -435,21 +435,6 @@ def test_shares_of_rows_are_those_of_the_record(predictor: latedrop.Predictor, d
         assert float(share.mean()) == pytest.approx(record, abs=0.05)
 
 
-def test_any_object_with_an_interval_will_do() -> None:
-    mean = torch.tensor([1.0, 2.0])
-    stream = Stream(lambda x: SimpleNamespace(mean=mean, interval=lambda level: (mean - 1, mean + 1)))
-    assert stream.predict(None).low.tolist() == pytest.approx([0, 1])
-
-
-def test_numbers_do_not_take_the_place_of_rows_that_wait() -> None:
-    stream = Stream()
-    stream.follow(zeros(1, 1), ids=[3])
-    for _ in range(3):
-        stream.follow(zeros(2, 1))
-    assert 3 in stream.waiting
-    assert len(stream.waiting) == 7
-
-
 def test_ids_and_labels_of_numpy_and_pandas(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     stream = Stream(path=tmp_path / "state.json")
@@ -461,13 +446,6 @@ def test_ids_and_labels_of_numpy_and_pandas(tmp_path: Path) -> None:
     assert stream.waiting == (69,)
     assert [type(alarm.row) for alarm in stream.alarms] == [int]
     assert Stream(path=tmp_path / "state.json").waiting == (69,)
-
-
-def test_no_labels_change_nothing() -> None:
-    stream = Stream()
-    stream.follow(zeros(3, 2))
-    assert stream.update(torch.zeros(0, 2), []).shape == (0, 2)
-    assert stream.waiting == (0, 1, 2)
 
 
 def test_a_state_in_another_unit_is_refused(data: tuple[nn.Module, Tensor, Tensor], tmp_path: Path) -> None:

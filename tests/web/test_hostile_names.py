@@ -28,7 +28,7 @@ from chromium import launch, needs_chromium
 from latedrop.cli import main
 from latedrop.evaluation.evaluation import compare
 from latedrop.files import write_aside
-from latedrop.report import Picture, write_class_report, write_report
+from latedrop.report import write_class_report, write_report
 
 uvicorn = pytest.importorskip("uvicorn", reason="pages are extras")
 testclient = pytest.importorskip("fastapi.testclient", reason="httpx asks")
@@ -77,7 +77,6 @@ def report(folder: Path) -> Page:
         inputs={LONG: torch.arange(60.0)},
         about=LONG,
         evaluations=rows,
-        pictures=[Picture(LONG, LONG, LONG, b"")],
         notes={LONG: LONG},
         reproduce={LONG: LONG},
     )

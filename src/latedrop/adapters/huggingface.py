@@ -14,12 +14,10 @@ from torch import Tensor
 
 from latedrop import metrics
 from latedrop.errors import ArgumentError, DataError
-from latedrop.evaluation.class_judgement import judge_classes
-from latedrop.evaluation.evaluation import inside, likelihood
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.prediction import Prediction
-from latedrop.prediction.predictor import Predictor
+from latedrop.evaluation.evaluation import likelihood
+from latedrop.evaluation.judgement import judge_classes
+from latedrop.prediction.prediction import ClassPrediction, Prediction
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.wrappers import bare
 
 __all__ = ["ClassOutput", "UncertainOutput", "predict_with"]
@@ -132,4 +130,8 @@ def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> 
     theirs = _theirs(trainer, found.mean.numpy(), labels)
     target = metrics.align_target(found.mean, labels)
     low, high = found.interval(level)
-    return {**theirs, "nll": likelihood(found, target), "coverage": inside(low, high, target)}
+    return {
+        **theirs,
+        "nll": likelihood(found, target),
+        "coverage": float(((low <= target) & (target <= high)).double().mean()),
+    }

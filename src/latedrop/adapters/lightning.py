@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.prediction import Prediction
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.prediction import ClassPrediction, Prediction
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.wrappers import bare
 
 __all__ = ["predict_callback"]

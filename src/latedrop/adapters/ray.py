@@ -28,9 +28,8 @@ from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.metrics.levels import checked_level
 from latedrop.named import load_function, load_model
 from latedrop.onnx_files.predictor import OnnxPrediction, OnnxPredictor, load_onnx
-from latedrop.prediction.loading import load
 from latedrop.prediction.prediction import Prediction
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.predictor import Predictor, load
 from latedrop.terminal import listed, need
 
 __all__ = ["Asked", "Predictions", "cause", "connected", "predict_folder"]

@@ -22,8 +22,8 @@ from latedrop.data.names import in_order
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.prediction.calibrate import calibrate
-from latedrop.prediction.calibrated import Calibrated
-from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.prediction import ClassPrediction
+from latedrop.prediction.predictor import Calibrated
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

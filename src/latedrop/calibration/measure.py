@@ -33,9 +33,8 @@ from latedrop.calibration.targets import as_output, check_rows, check_shapes
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
 from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
-from latedrop.data.items import as_items, rows_are_nodes
 from latedrop.data.names import in_order
-from latedrop.data.rows import row_count, take_rows
+from latedrop.data.rows import as_items, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, DataError, LatedropError
@@ -385,7 +384,7 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
         usual=usual,
         table=rows.table,
         usual_sizes={**sizes, **reference.dropout},
-        reference_rows=reference.count,
+        reference_rows=reference.rows,
     )
 
 
@@ -442,14 +441,14 @@ class Learned(NamedTuple):
 
     Attributes:
         terms: what each has become.
-        count: how many reference rows were read; 0 where the validation rows stood in.
+        rows: how many reference rows were read; 0 where the validation rows stood in.
         share_seen: an estimate of the share of the validation rows that are among them.
         dropout: what the first-order variance of each site is on average over them, `(K,)` by the names of columns;
             empty where that was not measured.
     """
 
     terms: dict[Term, Term]
-    count: int
+    rows: int
     share_seen: float
     dropout: Parts
 

@@ -23,7 +23,7 @@ from latedrop import FirstOrder, Sampling
 from latedrop.calibration.methods import PAPER_RATES
 from latedrop.calibration.record import Calibration
 from latedrop.devices import one_thread, versions
-from latedrop.evaluation.evaluation import Evaluation, compare, evaluate_intervals, verdict
+from latedrop.evaluation.evaluation import Evaluation, compare, verdict
 from latedrop.files import write_aside
 from latedrop.prediction.calibrate import calibrate
 from latedrop.prediction.prediction import Prediction
@@ -250,7 +250,7 @@ def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data)
     return [
         replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
         replace(compare(linear.predict(x), y)[1], label="linear"),
-        evaluate_intervals(conformal.predict(x), y),
+        *(row for row in compare(conformal.predict(x), y) if row.label == "conformal"),
     ]
 
 

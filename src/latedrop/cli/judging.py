@@ -14,11 +14,9 @@ from latedrop.cli.options import LEVEL, split
 from latedrop.cli.predicting import check_sets
 from latedrop.cli.tables import Rows
 from latedrop.errors import ArgumentError
-from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
-from latedrop.evaluation.judgement import Judgement, judge, output_units
+from latedrop.evaluation.judgement import ClassJudgement, Judgement, judge, judge_classes, output_units
 from latedrop.metrics.groups import Inputs
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
 

@@ -181,7 +181,7 @@ def predict(
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")
-        judge = None if detector is None else Detector.load(detector, uq)  # type: ignore[arg-type]
+        judge = None if detector is None else Detector.load(detector, uq)
         columns = output_names(uq.calibration, level, flat=flat)
         names = [*(name for names in columns.values() for name in names), *([] if judge is None else ["p_value"])]
         check_kept(source.columns.kept, names)
@@ -226,7 +226,7 @@ def evaluate(
         from latedrop.cli.feed import TableBatches
         from latedrop.cli.judging import check_options, judged, units_of, write_page
         from latedrop.cli.writing import check_outputs
-        from latedrop.evaluation.requirements import parsed_requirements
+        from latedrop.evaluation.judgement import parsed_requirements
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)

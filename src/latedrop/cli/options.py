@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Source
     from latedrop.network.network import Readout
-    from latedrop.prediction.class_predictor import ClassPredictor
-    from latedrop.prediction.predictor import Predictor
+    from latedrop.prediction.predictor import ClassPredictor, Predictor
 
 __all__ = ["FILES", "LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "readout_of", "split"]
 
@@ -86,7 +85,7 @@ class Loading(NamedTuple):
 
     def load_calibrated(self, model: str, calibration: str, rows: int = 256) -> "Predictor | ClassPredictor":
         """Load the network with its calibration, to be run on `rows` rows at once."""
-        from latedrop.prediction.loading import load
+        from latedrop.prediction.predictor import load
 
         uq: Any = load(calibration, self.load(model), readout_of(self.readout))
         uq.batch_size = rows

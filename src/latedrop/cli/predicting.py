@@ -26,8 +26,7 @@ from latedrop.cli.tables import Rows
 from latedrop.cli.writing import write_rows
 from latedrop.detection.detector import Detector
 from latedrop.errors import ArgumentError, DataError
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.progress import progress
 from latedrop.terminal import need, say
 

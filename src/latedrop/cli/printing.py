@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.verdict import Finding
-    from latedrop.evaluation.class_judgement import ClassJudgement
-    from latedrop.evaluation.judgement import Judgement
-    from latedrop.evaluation.requirements import Requirement
+    from latedrop.evaluation.judgement import ClassJudgement, Judgement, Requirement
     from latedrop.network.sites import Sites
 
 __all__ = ["broken", "print_calibration", "print_json", "print_judgement", "print_sites"]
@@ -142,7 +140,7 @@ def print_judgement(
     facts: Mapping[str, Any],
 ) -> None:
     """Print the verdict on test rows, and the metrics of every output, or of the ways to probabilities."""
-    from latedrop.evaluation.class_judgement import ClassJudgement
+    from latedrop.evaluation.judgement import ClassJudgement
     from latedrop.report import table
     from latedrop.report.tables import class_table, output_table
 

@@ -61,12 +61,12 @@ def place(x: Any, model: nn.Module | Tensor, *, check: bool = True, cut: bool = 
 
 
 def floating(x: Any) -> list[Tensor]:
-    """The tensors of inputs that were placed, where NaN and inf can be."""
+    """Return the floating tensors of inputs that were placed, where NaN and inf can be."""
     if isinstance(x, Tensor):
         return [x] if x.is_floating_point() else []
-    found: list[Tensor] = []
-    map_values(x, lambda value: found.extend(floating(value)))
-    return found
+    values: list[Tensor] = []
+    map_values(x, lambda value: values.extend(floating(value)))
+    return values
 
 
 def check_inputs(inputs: Sequence[Tensor]) -> None:
@@ -108,7 +108,7 @@ def _converted(value: Tensor, dtype: torch.dtype, cut: bool) -> Tensor:
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether no value is NaN or inf: their sum then is finite too, mostly, and takes one pass and no memory.
+    """Return True if no value is NaN or inf: their sum then is finite too, mostly, and takes one pass and no memory.
 
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
     (True, False)
@@ -126,13 +126,13 @@ def all_finite(*tensors: Tensor) -> bool:
     return finite or all(bool(torch.isfinite(values).all()) for values in tensors)
 
 
-def any_true(found: Tensor) -> bool:
-    """Whether any entry of a tensor is True; False while a function is traced, where no value can be looked at."""
-    return False if being_traced() else bool(found.any())
+def any_true(values: Tensor) -> bool:
+    """Return True if any entry is True; False while a function is traced, where no value can be looked at."""
+    return False if being_traced() else bool(values.any())
 
 
 def from_array(array: np.ndarray, what: str) -> Tensor:
-    """A numpy array of numbers as a tensor; `what` names it in the error where it holds something else."""
+    """Return a numpy array of numbers as a tensor; `what` names it in the error where it holds something else."""
     if array.dtype.kind not in "fiub":
         raise DataError(
             f"expected numeric {what}; found a numpy array of dtype {array.dtype}. "
@@ -149,12 +149,12 @@ def from_array(array: np.ndarray, what: str) -> Tensor:
 
 
 def is_table(value: Any) -> bool:
-    """Whether `value` is a data frame or a series, of pandas, polars or alike."""
+    """Return True if `value` is a data frame or a series, of pandas, polars or alike."""
     return hasattr(value, "to_numpy") and not isinstance(value, (Tensor, np.ndarray, type))
 
 
 def from_table(table: Any, what: str, *, whole: bool = False) -> Tensor:
-    """A data frame `(N, D)` or a series `(N,)` of numbers as a float64 tensor; missing values are NaN.
+    """Return a data frame `(N, D)` or a series `(N,)` of numbers as a float64 tensor; missing values are NaN.
 
     With `whole`, columns of whole numbers alone are an int64 tensor.
 
@@ -188,13 +188,13 @@ def map_values(x: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def apart(make: Callable[[], Tensor]) -> Tensor:
-    """What `make` gives, by a thread of its own: there nothing is traced, and it can be kept for what follows."""
+    """Call `make` in a thread of its own: there nothing is traced, and its tensor can be kept."""
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(make).result()
 
 
 def constants(values: tuple[float, ...]) -> Tensor:
-    """Numbers in float64, made once; they are not to be changed in place."""
+    """Return numbers in float64, made once; they are not to be changed in place."""
     # What is made while a graph is traced, or in inference mode, is of no use outside.
     return torch.tensor(values, dtype=torch.float64) if being_traced() else _constants(values)
 
@@ -206,7 +206,7 @@ def _constants(values: tuple[float, ...]) -> Tensor:
 
 
 def widened(output: Tensor) -> Tensor:
-    """The tensor in float32, or in float64 where it is."""
+    """Return the tensor in float32, or in float64 where it is."""
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 

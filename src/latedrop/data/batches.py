@@ -19,8 +19,7 @@ from latedrop.data.arrays import (
     place,
 )
 from latedrop.data.datasets import Unpack, dataset_batches, is_dataset, unpacked
-from latedrop.data.items import Collate, Graphs, Items, as_items
-from latedrop.data.rows import row_count, take_rows
+from latedrop.data.rows import Collate, Graphs, Items, as_items, row_count, take_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.options import check_options, shown
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from latedrop.data import graphs
-from latedrop.data.items import Collate, Graphs
-from latedrop.errors import ArgumentError, DataError
+from latedrop.data.rows import Collate, Graphs
+from latedrop.errors import DataError
 from latedrop.wrappers import bare
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "is_loader",
     "labels_apart",
     "named_inputs",
-    "only_inputs",
     "unpacked",
 ]
 
@@ -51,17 +50,17 @@ class Columns(dict[str, Any]):
 
 
 def is_loader(data: Any) -> bool:
-    """Whether something gives batches of rows, and is no rows itself: a `DataLoader`, or a data set."""
+    """Return True if something gives batches of rows, and is no rows itself: a `DataLoader`, or a data set."""
     return not isinstance(data, Tensor) and (isinstance(data, DataLoader) or is_dataset(data))
 
 
 def gives_batches(data: Any) -> bool:
-    """Whether something gives batches at least once: a loader, a data set, or a generator such as `iter(loader)`."""
+    """Return True if something gives batches at least once: a loader, a data set, or a generator."""
     return is_loader(data) or isinstance(data, Iterator)
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether something is a data set of torch or of Hugging Face, which is cut into batches here."""
+    """Return True if something is a data set of torch or of Hugging Face, which is cut into batches here."""
     return isinstance(data, Dataset) or _is_hugging_face(data)
 
 
@@ -70,7 +69,7 @@ def _is_hugging_face(data: Any) -> bool:
 
 
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
-    """The rows of a data set in batches: as torch's `DataLoader` makes them, or columns of tensors by their names."""
+    """Yield the rows of a data set in batches: as torch's `DataLoader` makes them, or tensors by column."""
     if not _is_hugging_face(data):
         return iter(DataLoader(data, batch_size=batch_size, collate_fn=_collated))
     if isinstance(data, Mapping):
@@ -78,8 +77,9 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
         )
     kind = (getattr(data, "format", None) or {}).get("type")
-    found = data.with_format("torch") if kind in (None, "python", "numpy", "arrow", "pandas", "polars") else data
-    return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in found.iter(batch_size=batch_size))
+    plain = (None, "python", "numpy", "arrow", "pandas", "polars")
+    rows = data.with_format("torch") if kind in plain else data
+    return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in rows.iter(batch_size=batch_size))
 
 
 def _collated(items: list[Any]) -> Any:
@@ -88,26 +88,26 @@ def _collated(items: list[Any]) -> Any:
 
 
 def _stacked(values: Any) -> Any:
-    """Rows that came one by one as one tensor, where they are of one shape."""
+    """Return rows that came one by one as one tensor, where they are of one shape."""
     if not isinstance(values, list) or not values or not all(isinstance(value, Tensor) for value in values):
         return values
     return torch.stack(values) if len({value.shape for value in values}) == 1 else values
 
 
 def labels_apart(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> tuple[Any, Any]:
-    """Inputs and targets of a batch that is a mapping; the targets are called `name`, or one of `LABELS`."""
-    found = [key for key in (LABELS if name is None else (name,)) if batch.get(key) is not None]
-    if len(found) != 1:
+    """Return inputs and targets of a batch that is a mapping; the targets are called `name`, or one of `LABELS`."""
+    labels = [key for key in (LABELS if name is None else (name,)) if batch.get(key) is not None]
+    if len(labels) != 1:
         wanted = f"one of {', '.join(LABELS)}" if name is None else repr(name)
         raise DataError(
-            f"expected the targets of a batch under {wanted}; found {found or 'none'} among its keys {list(batch)}. "
+            f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys {list(batch)}. "
             "Pass unpack=, the name of the targets, or a function from a batch to (inputs, targets)."
         )
-    return named_inputs(batch, model, found[0]), batch[found[0]]
+    return named_inputs(batch, model, labels[0]), batch[labels[0]]
 
 
 def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> Any:
-    """The inputs in a batch that is a mapping, without the targets: those that the model knows, or the only one.
+    """Return the inputs in a batch that is a mapping, without the targets: those that the model knows, or the only one.
 
     A model that knows none of several takes the mapping as it is, as one argument; of columns that is an error.
     """
@@ -133,7 +133,7 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
 
 
 def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
-    """Inputs and targets of a batch."""
+    """Return inputs and targets of a batch."""
     if graphs.is_graph(batch) and not callable(unpack):
         return Graphs(graphs.as_batch(batch)), graphs.target_of(batch, unpack)
     if isinstance(batch, Mapping) and not callable(unpack):
@@ -145,16 +145,16 @@ def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, 
         )
     pair = unpack(batch) if unpack is not None else batch
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        found = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else type(pair).__name__
+        shape = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else type(pair).__name__
         raise DataError(
-            f"expected every batch to be a pair (inputs, targets); found {found}. "
+            f"expected every batch to be a pair (inputs, targets); found {shape}. "
             "Pass unpack=, a function from a batch to such a pair."
         )
     return pair[0], pair[1]
 
 
 def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
-    """The inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
+    """Return the inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
 
     Of a mapping, the entries that the model takes. With `unpack`, the first part of what it gives; with `collate`, a
     list of items, or a tuple of it and targets.
@@ -201,7 +201,7 @@ def inputs_in(
     take: Callable[[Any], Any] | str | None = None,
     collate: Collate = None,
 ) -> Iterator[Any]:
-    """The inputs of every batch of a loader or a data set; `take` takes them out of a batch, or names the targets."""
+    """Yield the inputs of every batch; `take` takes them out of a batch, or names the targets."""
     for batch in dataset_batches(loader, batch_size) if is_dataset(loader) else loader:
         if isinstance(take, str) or take is None:
             yield inputs_of(batch, model, take, collate)
@@ -210,23 +210,14 @@ def inputs_in(
 
 
 def inputs_loaded(loader: Any, model: nn.Module, batch_size: int = 256) -> Iterator[Any]:
-    """The inputs of every batch of a loader or a data set, of which there must be one."""
-    found = False
-    for inputs in inputs_in(loader, model, batch_size):
-        found = True
-        yield inputs
-    if not found:
+    """Yield the inputs of every batch of a loader or a data set, of which there must be one."""
+    batches = inputs_in(loader, model, batch_size)
+    first = list(islice(batches, 1))
+    if not first:
         raise DataError("expected a loader or a data set with at least one batch of rows; found none.")
+    yield from chain(first, batches)
 
 
 def first_inputs(x: Any, model: nn.Module, collate: Collate = None) -> Any:
-    """The inputs of the first batch of a loader or a data set; all else as it is."""
+    """Return the inputs of the first batch of a loader or a data set; all else as it is."""
     return next(inputs_loaded(x, model)) if is_loader(x) and collate is None else x
-
-
-def only_inputs(loader: Any, model: nn.Module) -> Any:
-    """The inputs of a loader or a data set that is one batch."""
-    found = list(islice(inputs_in(loader, model, 2), 2))
-    if len(found) != 1:
-        raise ArgumentError(f"expected one example; found {'several batches' if found else 'none'}. Pass one row.")
-    return found[0]

@@ -1,4 +1,4 @@
-"""What columns are called: in data frames that come in, and in those that go out.
+"""Names of columns: in data frames that come in, and in those that go out.
 
 A calibration remembers the names of its input and target columns. Inputs whose columns stand in another order are put
 into the one that the model was calibrated with; columns that are missing, or too many, are refused.
@@ -23,7 +23,7 @@ _SHOWN = 6
 
 
 def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
-    """The names of the columns of a pair `(x, y)`; None where neither has any. Names that stand twice tell nothing.
+    """Return the column names of a pair `(x, y)`; None where neither has any. Names that stand twice tell nothing.
 
     >>> import pandas
     >>> names_of((pandas.DataFrame({"a": [1.0], "b": [2.0]}), pandas.Series([3.0], name="price")))
@@ -32,11 +32,11 @@ def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
     if not is_pair(data):
         return None
     named = {key: _columns(part) for key, part in zip(("inputs", "targets"), data, strict=True)}
-    return {key: found for key, found in named.items() if found and len(set(found)) == len(found)} or None
+    return {key: names for key, names in named.items() if names and len(set(names)) == len(names)} or None
 
 
 def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
-    """A data frame with its columns in the order of `names`; anything else as it is.
+    """Return a data frame with its columns in the order of `names`; anything else as it is.
 
     Raises `DataError` where columns are missing or too many.
 
@@ -44,11 +44,11 @@ def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
     >>> list(in_order(pandas.DataFrame({"b": [2.0], "a": [1.0]}), {"inputs": ("a", "b")}).columns)
     ['a', 'b']
     """
-    known, found = list((names or {}).get(key, ())), list(_columns(x) if hasattr(x, "columns") else ())
-    if not known or not found or found == known:
+    known, there = list((names or {}).get(key, ())), list(_columns(x) if hasattr(x, "columns") else ())
+    if not known or not there or there == known:
         return x
-    missing, more = [name for name in known if name not in found], [name for name in found if name not in known]
-    if missing or more or len(found) != len(known):
+    missing, more = [name for name in known if name not in there], [name for name in there if name not in known]
+    if missing or more or len(there) != len(known):
         wrong = [f"without {listed(map(repr, missing), _SHOWN)}"] if missing else []
         wrong += [f"with {listed(map(repr, more), _SHOWN)} besides"] if more else []
         raise DataError(
@@ -60,20 +60,20 @@ def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
 
 
 def pair_in_order(data: Any, names: Names | None) -> Any:
-    """A pair `(x, y)` with the columns of both in order; anything else as it is."""
+    """Return a pair `(x, y)` with the columns of both in order; anything else as it is."""
     if names is None or not is_pair(data):
         return data
     return in_order(data[0], names), in_order(data[1], names, "targets")
 
 
 def index_of(x: Any) -> Any:
-    """The index of a data frame of pandas, None for anything else."""
+    """Return the index of a data frame of pandas, None for anything else."""
     return getattr(x, "index", None) if is_table(x) and hasattr(x, "iloc") else None
 
 
 def _columns(table: Any) -> tuple[str, ...]:
-    """The names of a table's columns, or of a series; none where they are no texts."""
+    """Return the names of a table's columns, or of a series; none where they are no texts."""
     if not is_table(table):
         return ()
-    found = tuple(table.columns) if hasattr(table, "columns") else (getattr(table, "name", None),)
-    return found if all(isinstance(name, str) and name for name in found) else ()
+    names = tuple(table.columns) if hasattr(table, "columns") else (getattr(table, "name", None),)
+    return names if all(isinstance(name, str) and name for name in names) else ()

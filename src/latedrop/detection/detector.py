@@ -1,20 +1,33 @@
-"""Whether rows are unlike those that a model was calibrated on: scores of a calibrated model, with p-values.
+"""Telling strange rows from usual ones by scores of a calibrated model, with a p-value for each row.
 
 Scores, all large for strange rows: `novelty` (leverage of the features), `neighbours` (mean squared distance to the
 nearest usual rows), `sites` (one for every site: its first-order variance); for classes also `entropy`, `confidence`
-(one minus the largest probability), `energy` and `mutual_information`; for numbers `std`. `detection` has the rest.
+(one minus the largest probability), `energy` and `mutual_information`; for numbers `std`.
+
+With `s` the score of a new row, large for strange ones, and `u_1, ..., u_n` those of rows known to be usual,
+
+    p = (1 + #{i: u_i >= s}) / (n + 1),
+
+where scores that differ by rounding alone are equal: the same row has other last bits in another batch. If the row is
+exchangeable with those, `P(p <= a) <= a`: whoever raises an alarm where `p <= a` has at most that share of false ones
+(conformal p-values; Vovk et al. 2005, Bates et al. 2023, "Testing for outliers with conformal p-values").
+
+Several scores are put on one scale, `q = normal quantile of the score's rank among usual rows`. Their combination is
+the largest `q`: a row is strange if any score says so. Where strange rows are known it is a sum with weights
+`w = S^-1 d`, none below 0, with `S` the mean of the covariances of `q` over usual and over strange rows, and `d` how
+far their means are apart (Fisher 1936). Ranks and weights come from other usual rows than p-values do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
@@ -22,30 +35,27 @@ from latedrop.calibration.targets import as_logits
 from latedrop.data.arrays import place
 from latedrop.data.batches import row_batches
 from latedrop.data.datasets import inputs_in, is_loader
-from latedrop.data.items import Collate, as_items
 from latedrop.data.names import in_order
-from latedrop.detection.detection import (
-    COMBINED,
-    Combination,
-    Detection,
-    DetectorScores,
-    Rising,
-    check_usual,
-    p_values,
-    separation,
-)
+from latedrop.data.rows import as_items
 from latedrop.dropout.first_order import linearize
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.network.network import Network, Readout, part_of
+from latedrop.metrics import auroc
+from latedrop.metrics.classes import aupr, fpr_at
+from latedrop.network.network import part_of
 from latedrop.network.sites import Sites
-from latedrop.records import Format, match, record
-from latedrop.stored_tensors import inline
+from latedrop.records import Format, Limits, Via, match, record
+from latedrop.stored_tensors import StoredTensor, inline
 from latedrop.terms import Neighbours
 from latedrop.terms.features import Features
 from latedrop.terms.term import BatchContext
 
-__all__ = ["Detector", "detector"]
+__all__ = ["COMBINED", "Combination", "Detection", "Detector", "DetectorScores", "Rising", "detector", "p_values"]
 
+COMBINED = "combined"
+"""The name of the combination of scores."""
+_SHRINK = 0.1
+_LEAST = 20  # usual rows
+_ROUNDING = 1e-5  # of a score: what is less is the arithmetic of batches, not the row
 _RATE = 0.1
 _CLASSES = ("novelty", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites")
 _NUMBERS = ("novelty", "std", "neighbours", "sites")
@@ -53,20 +63,149 @@ _MOST = 16  # classes whose logits are looked at, the likeliest ones
 _COSTLY = ("mutual_information", "neighbours", "sites")
 
 
-class Scored(Protocol):
-    """What a calibrated model has that its scores need."""
+def _rising(values: Tensor) -> Tensor:
+    match(values.dim() == 1 and len(values) > 0, "shape", "(n,)", tuple(values.shape))
+    match(not bool((values.diff() < 0).any()), "data", "numbers in rising order", "others")
+    return values
 
-    model: nn.Module
-    calibration: Any
-    readout: Readout
-    batch_size: int
-    collate: Collate
-    predict: Callable[..., Any]
+
+Rising: TypeAlias = Annotated[Tensor, Via(StoredTensor, _rising)]
+"""Scores `(n,)` in rising order."""
+
+
+def p_values(usual: Tensor, scores: Tensor) -> Tensor:
+    """`(N,)` for scores `(N,)`, against `usual` `(n,)` in rising order.
+
+    >>> p_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 9.0]))
+    tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
+    """
+    s = scores.to(usual)
+    below = torch.searchsorted(usual.contiguous(), (s - _rounding(usual, s)).contiguous())
+    return (1 + len(usual) - below).double() / (len(usual) + 1)
+
+
+def _rounding(usual: Tensor, scores: Tensor) -> Tensor:
+    """Return by how much equal scores may differ, `(N,)`."""
+    return _ROUNDING * torch.maximum(scores.abs().clamp_max(1e30), usual.abs().median())
+
+
+@record
+@dataclass(frozen=True)
+class Combination:
+    """Several scores as one.
+
+    Attributes:
+        usual: of every score, those of usual rows in rising order, `(n,)`.
+        weights: of every score, none below 0; they sum to 1. None: the largest counts.
+    """
+
+    usual: dict[str, Rising] = field(repr=False)
+    weights: dict[str, Annotated[float, Limits(0)]] | None = None
+
+    def checked(self) -> Combination:
+        """Check names against each other after reading."""
+        match(
+            self.weights is None or set(self.weights) == set(self.usual), "weights", "those of its scores", self.weights
+        )
+        return self
+
+    @classmethod
+    def fit(cls, usual: Mapping[str, Tensor], strange: Mapping[str, Tensor] | None = None) -> Combination:
+        """Fit to scores of usual rows, and of strange ones where some are known."""
+        largest = cls({name: values.double().sort().values for name, values in usual.items()})
+        if strange is None:
+            return largest
+        q, far = largest.places(usual), largest.places(strange)
+        if len(far) < 2:
+            raise DataError(f"expected at least 2 strange rows to fit a combination to; found {len(far)}.")
+        spread = (1 - _SHRINK) * (torch.cov(q.T) + torch.cov(far.T)) / 2 + _SHRINK * torch.eye(q.shape[1])
+        weights = torch.linalg.solve(spread, far.mean(0) - q.mean(0)).clamp_min(0)
+        if not float(weights.sum()) > 0:  # strange rows score lower than usual ones
+            return largest
+        return cls(largest.usual, dict(zip(usual, (weights / weights.sum()).tolist(), strict=True)))
+
+    def places(self, scores: Mapping[str, Tensor]) -> Tensor:
+        """Return the normal quantile of each score's rank, `(N, scores)`; beyond all usual rows it grows on slowly."""
+        columns = []
+        for name, usual in self.usual.items():
+            s = scores[name].double().contiguous()
+            off = _rounding(usual, s)
+            rank = torch.searchsorted(usual, s - off) + torch.searchsorted(usual, s + off, right=True)
+            q = torch.special.ndtri((rank / 2 + 0.5) / (len(usual) + 1))
+            far = (s - off - usual[-1]).clamp_min(0) / (usual[-1] - usual.median()).clamp_min(1e-12)
+            columns.append(q + torch.log1p(far))
+        return torch.stack(columns, 1)
+
+    def __call__(self, scores: Mapping[str, Tensor]) -> Tensor:
+        """The combined score, `(N,)`."""
+        q = self.places(scores)
+        if self.weights is None:
+            return q.amax(1)
+        return q @ torch.tensor([self.weights[name] for name in self.usual], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How strange rows are.
+
+    Attributes:
+        scores: of each row by name, `(N,)` each, large for strange rows.
+        p_values: of each row by name: `P(p <= a) <= a` for rows like the usual ones.
+        rows: how many usual rows the p-values come from.
+    """
+
+    scores: dict[str, Tensor]
+    p_values: dict[str, Tensor]
+    rows: int
 
     @property
-    def network(self) -> Network:
-        """Its private copy."""
-        ...
+    def p_value(self) -> Tensor:
+        """`(N,)`, that of the combination, or of the only score."""
+        return self.p_values[COMBINED if COMBINED in self.p_values else next(iter(self.p_values))]
+
+    def strange(self, alarm: float = 0.05, score: str | None = None) -> Tensor:
+        """`(N,)`, True for strange rows; of rows like the usual ones at most the share `alarm` are called so."""
+        if type(alarm) not in (int, float) or not 1 / (self.rows + 1) <= alarm < 1:
+            raise ArgumentError(
+                f"expected a rate of false alarms from {1 / (self.rows + 1):.2g}, as there were {self.rows} usual "
+                f"rows, to 1; found {alarm!r}. Pass more rows to detector()."
+            )
+        if score is not None and score not in self.p_values:
+            raise ArgumentError(f"expected a score among {', '.join(self.p_values)}; found {score!r}.")
+        return (self.p_value if score is None else self.p_values[score]) <= alarm
+
+    def __repr__(self) -> str:
+        return f"Detection of {len(self)} rows by {', '.join(self.scores)}, beside {self.rows} usual rows"
+
+    def __len__(self) -> int:
+        return len(self.p_value)
+
+
+@dataclass(frozen=True)
+class DetectorScores:
+    """How well a score tells rows apart that are known to be usual or strange.
+
+    Attributes:
+        score: its name.
+        auroc: the probability that a strange row has the larger score.
+        fpr95: share of usual rows called strange by the threshold that finds 95 % of the strange ones.
+        aupr: average precision.
+        false_alarms: share of usual rows with a p-value up to 0.05.
+        found: share of strange rows with one.
+    """
+
+    score: str
+    auroc: float
+    fpr95: float
+    aupr: float
+    false_alarms: float
+    found: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.score}: AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.1%}; alarms at p <= 0.05: "
+            f"{self.false_alarms:.1%} of usual rows, {self.found:.1%} of strange ones"
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +220,7 @@ class Detector:
         neighbours: what has learned where usual rows lie; None where it was not asked for.
     """
 
-    uq: Scored
+    uq: Any
     names: tuple[str, ...]
     usual: dict[str, Tensor] = field(repr=False)
     combination: Combination | None = None
@@ -93,24 +232,28 @@ class Detector:
 
     def __call__(self, x: Any) -> Detection:
         """Scores and p-values of N rows, of a `DataLoader` or of a data set."""
-        scores, features = measured(self.uq, x, self.names)
-        return self._detection(scores, features)
-
-    def _detection(self, scores: dict[str, Tensor], features: Tensor | None) -> Detection:
-        found = dict(scores)
-        if self.neighbours is not None and features is not None:
-            found["neighbours"] = _distances(self.neighbours, features)
-        if self.combination is not None:
-            found[COMBINED] = self.combination(found)
+        scores = self._scores(*measured(self.uq, x, self.names))
         rows = len(next(iter(self.usual.values())))
-        return Detection(found, {name: p_values(self.usual[name], s) for name, s in found.items()}, rows)
+        return Detection(scores, {name: p_values(self.usual[name], s) for name, s in scores.items()}, rows)
+
+    def _scores(self, scores: dict[str, Tensor], features: Tensor | None) -> dict[str, Tensor]:
+        """Return the scores that were measured with those of neighbours and of the combination."""
+        scores = _with_distances(self.neighbours, scores, features)
+        return scores if self.combination is None else {**scores, COMBINED: self.combination(scores)}
 
     def evaluate(self, usual: Any, strange: Any) -> tuple[DetectorScores, ...]:
-        """AUROC, FPR95 and more of every score, on rows known to be usual and rows known to be strange.
+        """Score it by AUROC, FPR95 and more on rows known to be usual and rows known to be strange.
 
         Neither should have served the detector.
         """
-        return separation(self(usual), self(strange))
+        inside, outside = self(usual), self(strange)
+        results = []
+        for name, low in inside.scores.items():
+            high = outside.scores[name]
+            rates = [float((part.p_values[name] <= 0.05).double().mean()) for part in (inside, outside)]
+            area = auroc(torch.cat([low, high]), torch.arange(len(low) + len(high)) >= len(low))
+            results.append(DetectorScores(name, float(area), float(fpr_at(high, low)), float(aupr(high, low)), *rates))
+        return tuple(results)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the detector as JSON; the calibration has a file of its own."""
@@ -119,7 +262,7 @@ class Detector:
         DETECTOR.write(path, stored, inline)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], uq: Scored) -> Detector:
+    def load(cls, path: str | os.PathLike[str], uq: Any) -> Detector:
         """Bring a saved detector back to its calibrated model."""
         stored = DETECTOR.read(path)
         for name, there in (("fingerprint", uq.calibration.fingerprint), ("calibration", _mark(uq.calibration))):
@@ -171,57 +314,54 @@ DETECTOR = Format(StoredDetector, "latedrop-detector", "a detector", "Make it ag
 
 
 def detector(
-    uq: Scored, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
+    uq: Any, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
 ) -> Detector:
     """Make a `Detector` from rows known to be usual; see `Calibrated.detector`."""
     names = _checked(uq, scores)
-    found, features = measured(uq, usual, names)
-    rows = len(next(iter(found.values()))) if found else len(features if features is not None else ())
-    check_usual(rows)
+    measures, features = measured(uq, usual, names)
+    rows = len(next(iter(measures.values()))) if measures else len(features if features is not None else ())
+    if rows < _LEAST:
+        raise DataError(f"expected at least {_LEAST} usual rows for a detector, and better a thousand; found {rows}.")
     several = len(names) > 1
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    learned, held = (order[: rows // 2], order[rows // 2 :]) if several or features is not None else (order[:0], order)
-    near = None
-    if features is not None:
-        near = Neighbours().learned_from([features[learned]], own=False)
-    fitting = {name: values[learned] for name, values in found.items()}
-    made = Detector(uq, names, {}, None, near)
-    if several:
-        if near is not None and features is not None:  # a row is not its own neighbour
-            fitting["neighbours"] = _distances(
-                Neighbours().learned_from([features[learned]], own=True), features[learned], True
-            )
-        outside = None
-        if strange is not None:
-            scored, apart = measured(uq, strange, names)
-            outside = scored if near is None or apart is None else {**scored, "neighbours": _distances(near, apart)}
-        made = replace(made, combination=Combination.fit(fitting, outside))
-    elif strange is not None:
+    if strange is not None and not several:
         raise ArgumentError("expected several scores to combine with strange=; found one. Leave strange= out.")
-    every = {name: torch.zeros(1) for name in (*names, *([COMBINED] if several else []))}
-    parts = {name: values[held] for name, values in found.items()}
-    kept = replace(made, usual=every)._detection(parts, None if features is None else features[held]).scores
-    return replace(made, usual={name: values.sort().values for name, values in kept.items()})
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    half = rows // 2 if several or features is not None else 0
+    fitting, judging = order[:half], order[half:]
+    near = combination = None
+    if features is not None:
+        near = Neighbours().learned_from([features[fitting]], own=False)
+    if several:
+        usual_scores = {name: values[fitting] for name, values in measures.items()}
+        if features is not None:  # a row is not its own neighbour
+            apart = Neighbours().learned_from([features[fitting]], own=True)
+            usual_scores["neighbours"] = apart.distances(features[fitting], torch.arange(half)).double()
+        outside = None if strange is None else _with_distances(near, *measured(uq, strange, names))
+        combination = Combination.fit(usual_scores, outside)
+    made = Detector(uq, names, {}, combination, near)
+    rest = {name: values[judging] for name, values in measures.items()}
+    final = made._scores(rest, None if features is None else features[judging])
+    return replace(made, usual={name: values.sort().values for name, values in final.items()})
 
 
-def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The scores of rows by name, in double precision on the CPU; and their features where neighbours are asked for."""
-    found: dict[str, list[Tensor]] = {}
+def measured(uq: Any, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Return scores by name, in double precision on the CPU; and features where neighbours are asked for."""
+    scores: dict[str, list[Tensor]] = {}
     features: list[Tensor] = []
     looked = _features(uq) if "neighbours" in names else None
     for part in _batches(uq, x):
         for name, values in _scores(uq, part, names).items():
-            found.setdefault(name, []).append(values.detach().double().cpu())
+            scores.setdefault(name, []).append(values.detach().double().cpu())
         if looked is not None:
             rows = BatchContext(uq.network, part, uq.calibration.sites, uq.readout, looked)
             features.append(rows.features.cpu())
-    if not found and not features:
+    if not scores and not features:
         raise DataError("expected at least one row to score; found none.")
-    joined = {name: torch.cat(parts) for name, parts in found.items()}
+    joined = {name: torch.cat(parts) for name, parts in scores.items()}
     return joined, torch.cat(features) if features else None
 
 
-def _batches(uq: Scored, x: Any) -> Iterator[Any]:
+def _batches(uq: Any, x: Any) -> Iterator[Any]:
     several = isinstance(x, Iterator) or (is_loader(x) and uq.collate is None)
     for part in inputs_in(x, uq.model, uq.batch_size, None, uq.collate) if several else [x]:
         items = as_items(in_order(part, uq.calibration.columns), uq.collate, uq.calibration.sites)
@@ -229,27 +369,25 @@ def _batches(uq: Scored, x: Any) -> Iterator[Any]:
         yield from row_batches(placed, uq.batch_size)
 
 
-def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
+def _scores(uq: Any, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     c = uq.calibration
-    found: dict[str, Tensor] = {}
     if isinstance(c, ClassCalibration):
         p = uq.predict(x, rate=_RATE) if "mutual_information" in names and c.rate is None else uq.predict(x)
-        found = {"entropy": p.entropy, "confidence": 1 - p.confidence, "energy": p.energy}
-        found |= {} if p.mutual_information is None else {"mutual_information": p.mutual_information}
+        scores = {"entropy": p.entropy, "confidence": 1 - p.confidence, "energy": p.energy}
+        scores |= {} if p.mutual_information is None else {"mutual_information": p.mutual_information}
         if c.maps:  # an image is as strange as its pixels are on average
-            found = {name: values.flatten(1).mean(1) for name, values in found.items()}
+            scores = {name: values.flatten(1).mean(1) for name, values in scores.items()}
     else:
         p = uq.predict(x)
-        found = {"std": p.variance.flatten(1).clamp_min(1e-300).log().mean(1) / 2}  # of outputs of any unit
-    found |= {} if p.novelty is None else {"novelty": p.novelty}
-    sites = [name for name in names if name.startswith("site:")]
-    if sites:
-        known = _site_variances(uq, x, c.sites)
-        found |= {f"site:{site.name}": known[:, i] for i, site in enumerate(c.sites)}
-    return {name: found[name] for name in names if name in found}
+        scores = {"std": p.variance.flatten(1).clamp_min(1e-300).log().mean(1) / 2}  # of outputs of any unit
+    scores |= {} if p.novelty is None else {"novelty": p.novelty}
+    if any(name.startswith("site:") for name in names):
+        by_site = _site_variances(uq, x, c.sites)
+        scores |= {f"site:{site.name}": by_site[:, i] for i, site in enumerate(c.sites)}
+    return {name: scores[name] for name in names if name in scores}
 
 
-def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
+def _site_variances(uq: Any, x: Any, sites: Sites) -> Tensor:
     """Return `(N, sites)`, to first order: summed over outputs, or over logits less their mean."""
 
     def centred(output: Any) -> Tensor:
@@ -261,20 +399,22 @@ def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
     return linearize(uq.network, x, sites, readout).variance_by_site.sum(1)
 
 
-def _features(uq: Scored) -> Features:
+def _features(uq: Any) -> Features:
     c: Calibration | ClassCalibration = uq.calibration
-    known = c.features if isinstance(c, ClassCalibration) else c.terms and c.terms.features
-    found = known or Features.all(c.sites)
-    if found is None:
+    fitted = c.features if isinstance(c, ClassCalibration) else c.terms and c.terms.features
+    features = fitted or Features.all(c.sites)
+    if features is None:
         raise ArgumentError("expected a model with features to compare for 'neighbours'; found none. Leave it out.")
-    return found
+    return features
 
 
-def _distances(term: Neighbours, features: Tensor, own: bool = False) -> Tensor:
-    return term.distances(features, torch.arange(len(features)) if own else None).double()
+def _with_distances(near: Neighbours | None, scores: dict[str, Tensor], features: Tensor | None) -> dict[str, Tensor]:
+    if near is None or features is None:
+        return scores
+    return {**scores, "neighbours": near.distances(features, None).double()}
 
 
-def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
+def _checked(uq: Any, scores: Sequence[str] | None) -> tuple[str, ...]:
     c = uq.calibration
     classes = isinstance(c, ClassCalibration)
     known = list(_CLASSES if classes else _NUMBERS)
@@ -291,10 +431,9 @@ def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _mark(calibration: Calibration | ClassCalibration) -> str:
-    """What the scores of rows depend on besides the weights: not on intervals, sets or a scale for these."""
+    """Return a digest of what scores depend on besides the weights: not on intervals, sets or a scale for these."""
     if isinstance(calibration, ClassCalibration):
-        known = calibration.guard
-        limits = None if known is None else known.limits
+        limits = None if calibration.guard is None else calibration.guard.limits
         facts: tuple[Any, ...] = (calibration.fit, limits, calibration.rate, calibration.draws)
     elif calibration.terms is not None:
         terms, guard = calibration.terms, calibration.terms.guard

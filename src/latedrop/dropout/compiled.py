@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from latedrop.data.arrays import map_values
-from latedrop.data.items import Items
-from latedrop.data.rows import row_count, tensors
+from latedrop.data.rows import Items, row_count, tensors
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
 from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Prefix, drawn_output

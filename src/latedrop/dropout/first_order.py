@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import any_true, constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, Graphs, as_items
-from latedrop.data.rows import copied, row_count, some_rows, take_rows
+from latedrop.data.rows import Collate, Graphs, as_items, copied, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
 from latedrop.network.find_sites import find_sites

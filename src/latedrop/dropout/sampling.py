@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import check_inputs, floating, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, Graphs, Items, as_items, rows_are_nodes
-from latedrop.data.rows import copied, row_count, some_rows, take_rows
+from latedrop.data.rows import Collate, Graphs, Items, as_items, copied, row_count, rows_are_nodes, some_rows, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory

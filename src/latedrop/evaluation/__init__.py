@@ -1,4 +1,4 @@
-"""What a calibrated model is worth on test rows: scores, groups of rows, a judgement, and requirements on it.
+"""The worth of a calibrated model on test rows: scores, groups of rows, a judgement, and requirements on it.
 
 It may import `prediction` and every room that this may import.
 """

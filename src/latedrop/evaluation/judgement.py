@@ -1,8 +1,14 @@
-"""All that test rows say about a calibrated model, output by output: what `evaluate` prints and a page shows."""
+"""Judgements of a calibrated model by test rows, of numbers output by output, and of classes; and bounds on them.
+
+`evaluate` prints what stands here, a page shows it, and a pipeline states bounds: `coverage90>=0.85, gain>=0`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -11,13 +17,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop.calibration.class_record import ClassVerdict
+from latedrop.calibration.class_sets import Rejection
+from latedrop.calibration.cross_validation import standard_error
+from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.targets import as_output
-from latedrop.calibration.verdict import Verdict, off_slices
+from latedrop.calibration.seen import fitted_to, warn_of_seen
+from latedrop.calibration.targets import as_labels, as_output
+from latedrop.calibration.verdict import Finding, Grade, Verdict, off_slices, said_of_rows
 from latedrop.data.names import in_order
 from latedrop.errors import ArgumentError
-from latedrop.evaluation.evaluation import Evaluation, compare, constant_std, in_use, verdict
-from latedrop.evaluation.requirements import Requirement, checked_requirements
+from latedrop.evaluation.evaluation import Evaluation, compare, constant_of, in_use, verdict
+from latedrop.metrics import auroc
+from latedrop.metrics.classes import (
+    accuracy,
+    brier,
+    classwise_ece,
+    cross_entropy,
+    ece,
+    selective_risk,
+    set_coverage,
+    set_size,
+)
 from latedrop.metrics.groups import (
     Floats,
     Group,
@@ -28,14 +49,115 @@ from latedrop.metrics.groups import (
     by_novelty,
     input_columns,
 )
-from latedrop.prediction.prediction import Prediction
+from latedrop.numerals import plain
+from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.quantiles import student_quantile
 
-__all__ = ["JudgedOutput", "Judgement", "Values", "judge", "output_names", "output_units"]
+__all__ = [
+    *("CLASS_MEASURES", "MEASURES", "ClassJudgement", "ClassScores", "JudgedOutput", "Judgement", "Requirement"),
+    *("RuleScores", "SetScores", "Values", "checked_requirements", "findings_of", "judge", "judge_classes", "level_of"),
+    *("output_names", "output_units", "parsed_requirements"),
+]
 
 _MOST_VALUES = 200_000
 _WORST = 8
 _SHARES = tuple(np.linspace(1.0, 0.1, 19).round(2).tolist())
+ERROR_GOOD, ERROR_BAD = 0.03, 0.08
+"""Calibration error: up to the first it is good, beyond the second bad."""
+GAIN_GOOD = 0.01
+"""Nats over one temperature: less is negligible."""
+RANKING_GOOD, RANKING_BAD = 0.8, 0.65
+"""AUROC of telling right from wrong rows by the confidence."""
+_LEVEL = 0.9
+_BINS = 15  # of the calibration error
+MEASURES = ("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll", "ma", "rows")
+"""What can be required; coverage and width at any level in percent, from 1 to 99."""
+CLASS_MEASURES = (
+    *("accuracy", "nll", "brier", "ece", "classwise_ece", "gain", "auroc", "selective_risk", "coverage90", "size90"),
+    *("kept", "kept_error", "rows"),
+)
+"""What can be required of a classifier; coverage and size of sets at any level in percent."""
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_ONE = re.compile(r"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>[-+\d.eE]+)\s*")
+_LEVELLED = re.compile(r"(coverage|width|size)(?P<level>[1-9]\d?)")
+_BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A bound on a measure.
+
+    Attributes:
+        measure: its name.
+        sign: `>=`, `>`, `<=` or `<`.
+        bound: what it is held against.
+        found: what was measured; None before that.
+    """
+
+    measure: str
+    sign: str
+    bound: float
+    found: float | None = None
+
+    @property
+    def met(self) -> bool:
+        """Return True if the bound is kept; not where the measure is NaN."""
+        return self.found is not None and _COMPARE[self.sign](self.found, self.bound)
+
+    def __str__(self) -> str:
+        measured = "" if self.found is None else f"; found {plain(self.found)}"
+        return f"required {self.measure} {self.sign} {self.bound:g}{measured}"
+
+
+def parsed_requirements(text: str) -> tuple[Requirement, ...]:
+    """Read requirements separated by commas; `ArgumentError` where one cannot be read, or no measure has its name."""
+    requirements = []
+    for part in _BETWEEN.split(text):
+        match = _ONE.fullmatch(part)
+        try:
+            bound = float(match["bound"]) if match else None
+        except ValueError:
+            bound = None
+        if match is None or bound is None:
+            raise ArgumentError(
+                f"expected requirements as NAME>=NUMBER (or >, <=, <), separated by commas; found {part.strip()!r}."
+            )
+        name = match["name"].partition("[")[0]
+        known = dict.fromkeys((*MEASURES, *CLASS_MEASURES))
+        if not _LEVELLED.fullmatch(name) and (name not in known or name.endswith("90")):
+            raise ArgumentError(
+                f"expected a measure to require among {', '.join(known)}, with coverage, width and size at any level "
+                f"from 1 to 99; found {name!r}."
+            )
+        requirements.append(Requirement(match["name"], match["sign"], bound))
+    return tuple(requirements)
+
+
+def checked_requirements(text: str, measures: Mapping[str, float]) -> tuple[Requirement, ...]:
+    """Return requirements with their measured values; `ArgumentError` where a measure is not among these."""
+    requirements = parsed_requirements(text)
+    for item in requirements:
+        if item.measure not in measures:
+            outputs = sorted({name.partition("[")[2][:-1] for name in measures if "[" in name})
+            alike = [name for name in dict.fromkeys((*MEASURES, *CLASS_MEASURES)) if name in measures]
+            of = f"; of one output with its name, as in gain[{outputs[0]}], among {outputs}" if outputs else ""
+            raise ArgumentError(
+                f"expected a measure of these rows to require; found {item.measure!r}. Known: {', '.join(alike)}{of}. "
+                "coverage, width and size take a level in percent."
+            )
+    return tuple(replace(item, found=measures[item.measure]) for item in requirements)
+
+
+def level_of(measure: str) -> float | None:
+    """Return the level of a measure such as `coverage90`; None of others."""
+    match = _LEVELLED.fullmatch(measure)
+    return None if match is None else int(match["level"]) / 100
 
 
 @dataclass(frozen=True)
@@ -65,7 +187,7 @@ class Values:
 
 @dataclass(frozen=True)
 class JudgedOutput:
-    """What test rows say about one output, or about all of them.
+    """The judgement of one output, or of all of them, by test rows.
 
     Attributes:
         name: of the output.
@@ -105,18 +227,20 @@ class JudgedOutput:
     def measures(self) -> dict[str, float]:
         """Every measure of what is in use by its name; `coverage90` and `width90` stand for all levels in percent."""
         used = self.used
-        found: dict[str, float | None] = {"rows": used.rows, "rmse": used.rmse, "mae": used.mae, "nll": used.nll}
-        found |= {"ma": used.ma}
+        measures: dict[str, float | None] = {name: getattr(used, name) for name in ("rows", "rmse", "mae", "nll", "ma")}
         if self.verdict is not None:
-            found |= {"gain": self.verdict.gain, "correlation": self.verdict.correlation}
+            measures |= {"gain": self.verdict.gain, "correlation": self.verdict.correlation}
         for level, observed, width in zip(used.levels, used.observed, used.widths, strict=True):
-            found |= {f"coverage{100 * level:.4g}": observed, f"width{100 * level:.4g}": width}
-        return {name: float(value) for name, value in found.items() if value is not None}
+            measures |= {f"coverage{100 * level:.4g}": observed, f"width{100 * level:.4g}": width}
+        return {name: float(value) for name, value in measures.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; all but the values of every row."""
         record = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("values", "kept")}
-        record["verdict"] = verdict_dict(self.verdict)
+        v = self.verdict
+        if v is not None:
+            more = {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
+            record["verdict"] = {**asdict(v), **more, "findings": {each.about: asdict(each) for each in v.findings}}
         record["evaluations"] = [asdict(row) for row in self.evaluations]
         record |= {name: [asdict(group) for group in record[name]] for name in ("deciles", "strange")}
         record["inputs"] = {groups[0].name: [asdict(group) for group in groups] for groups in self.inputs}
@@ -126,7 +250,7 @@ class JudgedOutput:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What test rows say about a calibrated model.
+    """The judgement of a calibrated model of numbers by test rows.
 
     Attributes:
         level: of the intervals that are looked at most.
@@ -143,17 +267,18 @@ class Judgement:
     novelty: float | None
 
     def measures(self) -> dict[str, float]:
-        """By name: of all outputs together, and of each of several with its name in brackets, as `gain[price]`.
+        """Return measures of all outputs together, and of each of several with its name in brackets, as `gain[price]`.
 
         What depends on a unit (RMSE, MAE, widths) is given only of outputs on their own.
         """
-        found = self.together.measures()
+        together = self.together.measures()
         if len(self.outputs) == 1:
-            return found
-        found = {name: value for name, value in found.items() if not name.startswith(("rmse", "mae", "width", "nll"))}
+            return together
+        of_units = ("rmse", "mae", "width", "nll")
+        measures = {name: value for name, value in together.items() if not name.startswith(of_units)}
         for output in self.outputs:
-            found |= {f"{name}[{output.name}]": value for name, value in output.measures().items()}
-        return found
+            measures |= {f"{name}[{output.name}]": value for name, value in output.measures().items()}
+        return measures
 
     def require(self, text: str) -> tuple[Requirement, ...]:
         """Hold measures against bounds, as in `"coverage90>=0.85, gain>=0"`; `met` says whether each is kept."""
@@ -209,7 +334,7 @@ def judge(
 
 
 def output_names(calibration: Calibration, count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """What the outputs are called: as asked for, as their columns, or numbered."""
+    """Return the names of outputs: as asked for, as their columns, or numbered."""
     if names:
         if len(names) != count:
             raise ArgumentError(f"expected {count} names of outputs; found {len(names)}: {list(names)}.")
@@ -221,7 +346,7 @@ def output_names(calibration: Calibration, count: int, names: Sequence[str] = ()
 
 
 def output_units(count: int, units: Sequence[str]) -> list[str]:
-    """A unit for each output: as asked for, one for all, or none."""
+    """Return a unit for each output: as asked for, one for all, or none."""
     if len(units) not in (0, 1, count):
         raise ArgumentError(
             f"expected one unit, or one for each of {count} outputs; found {len(units)}: {list(units)}."
@@ -229,18 +354,9 @@ def output_units(count: int, units: Sequence[str]) -> list[str]:
     return list(units) if len(units) == count else [units[0] if units else ""] * count
 
 
-def verdict_dict(found: Verdict | None) -> dict[str, Any] | None:
-    """A verdict as plain data, with its grades and words."""
-    if found is None:
-        return None
-    grades = {finding.about: asdict(finding) for finding in found.findings}
-    more = {"correlation_error": found.correlation_error, "grade": found.grade, "text": str(found)}
-    return {**asdict(found), **more, "findings": grades}
-
-
 @dataclass(frozen=True)
 class _Rows:
-    """What is judged."""
+    """The rows that are judged, with what was asked for."""
 
     prediction: Prediction
     target: Tensor
@@ -266,23 +382,22 @@ class _Rows:
         z = student_quantile((1 + self.level) / 2, p.calibration.constant_degrees)
         same = None if values.constant is None else np.abs(error) <= z * values.constant
         blank = np.full_like(error, np.nan)
-        held = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
+        by_value = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
         strange = None if p.novelty is None else p.novelty.detach().cpu().double().numpy()
-        deciles = () if pooled else by_deviation(held)
-        inputs = by_input(held, self.columns, {} if pooled else {"prediction": values.mean})
-        found = verdict(p, self.target, output=output, weights=self.weights) if known else None
-        if found is not None and self.level == 0.9:
-            groups = [group for part in (deciles, *inputs) for group in part]
-            found = replace(found, slices=off_slices(groups))
+        deciles = () if pooled else by_deviation(by_value)
+        inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})
+        worth = verdict(p, self.target, output=output, weights=self.weights) if known else None
+        if worth is not None and self.level == 0.9:
+            worth = replace(worth, slices=off_slices([group for part in (deciles, *inputs) for group in part]))
         return JudgedOutput(
             name=name,
             unit=unit,
-            verdict=found,
+            verdict=worth,
             evaluations=tuple(rows),
             label=self.label or in_use(p.calibration),
             deciles=deciles,
             inputs=inputs,
-            strange=() if strange is None else by_novelty(held, strange),
+            strange=() if strange is None else by_novelty(by_value, strange),
             worst=() if pooled else tuple(self._worst(parts, strange)),
             kept=() if pooled else _SHARES,
             kept_rmse=() if pooled else _kept(error, values.std),
@@ -291,21 +406,23 @@ class _Rows:
         )
 
     def _parts(self, output: int | None) -> dict[str, Tensor]:
-        """Everything about every value of an output, each of one shape `(N, ...)`."""
+        """Return predictions, ends, targets and constant of an output, each of one shape `(N, ...)`."""
         p = self.prediction
         low, high = p.interval(self.level)
         parts = {"mean": p.mean, "std": p.std, "low": low, "high": high, "target": self.target}
         if p.calibration.constant is not None:
-            parts["constant"] = constant_std(p)
+            in_training, unit = p.in_model_unit(), p.calibration.target
+            variance = constant_of(in_training)
+            parts["constant"] = (variance if unit is None else unit.moments(in_training.mean, variance)[1]).sqrt()
         return {name: part if output is None else part[:, output] for name, part in parts.items()}
 
     def _chosen(self, parts: Mapping[str, Tensor]) -> Values:
         size = parts["mean"].numel()
         flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
         index = torch.from_numpy(flat)
-        found = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
-        rows, constant = flat // max(1, size // len(parts["mean"])), found.pop("constant", None)
-        return Values(rows=rows, **found, constant=constant, of=size)
+        chosen = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
+        rows, constant = flat // max(1, size // len(parts["mean"])), chosen.pop("constant", None)
+        return Values(rows=rows, **chosen, constant=constant, of=size)
 
     def _worst(self, parts: Mapping[str, Tensor], strange: Floats | None) -> list[dict[str, Any]]:
         """The rows furthest from their prediction, in predicted deviations, each once; of all rows."""
@@ -315,7 +432,7 @@ class _Rows:
         first: dict[int, int] = {}
         for index in off.topk(min(len(off), 50 * _WORST)).indices.tolist():
             first.setdefault(index // width, index)
-        found = []
+        records = []
         for row, index in list(first.items())[:_WORST]:
             record: dict[str, Any] = {"row": row if self.places is None else self.places[row]}
             record |= {name: float(parts[name].flatten()[index]) for name in ("target", "mean", "low", "high")}
@@ -326,8 +443,8 @@ class _Rows:
                 record["novelty"] = float(strange[row])
             at = np.array([row])
             record["inputs"] = {name: float(self.columns.at(name, at)[0]) for name in self.columns.columns}
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
 
 def _several(mean: Tensor) -> bool:
@@ -343,3 +460,264 @@ def _kept(error: Floats, by: Floats) -> tuple[float, ...]:
     sums = np.cumsum(squares)
     counts = [max(1, round(share * len(squares))) for share in _SHARES]
     return tuple(float(np.sqrt(sums[count - 1] / count)) for count in counts)
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """The scores of one way from logits to probabilities.
+
+    Attributes:
+        label: its name.
+        nll: of the labels, in nats.
+        brier: the Brier score, from 0 to 2.
+        accuracy: share of labels that are the likeliest class.
+        ece: expected calibration error, 15 bins of equal mass.
+        classwise_ece: that of every class's probability, averaged over the classes.
+        selective_risk: mean error rate over all shares of rows that are kept, the surest first.
+    """
+
+    label: str
+    nll: float
+    brier: float
+    accuracy: float
+    ece: float
+    classwise_ece: float
+    selective_risk: float
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """The coverage and size of prediction sets at one level.
+
+    Attributes:
+        level: how often they should hold the label.
+        coverage: how often they do.
+        coverage_error: standard error of that.
+        size: classes in a set, on average.
+    """
+
+    level: float
+    coverage: float
+    coverage_error: float
+    size: float
+
+
+@dataclass(frozen=True)
+class RuleScores:
+    """The errors among the rows that a rule keeps.
+
+    Attributes:
+        risk: what the error rate of kept rows should stay below.
+        kept: the share of rows that it keeps.
+        errors: the error rate of these; 0 where none is kept.
+        errors_error: standard error of that.
+    """
+
+    risk: float
+    kept: float
+    errors: float
+    errors_error: float
+
+
+@dataclass(frozen=True)
+class ClassJudgement:
+    """The judgement of a calibrated classifier by test rows.
+
+    Attributes:
+        verdict: beside one temperature for all rows.
+        scores: of what is in use, of one temperature, and of the model's own softmax.
+        ranking: AUROC of telling right from wrong rows by the confidence; None where all rows are right, or wrong.
+        probabilities: `(N, K)` each, by label.
+        labels: `(N,)`.
+        strange: share of the rows of a novelty above 1, as 5 % of the reference rows have; None where it is not known.
+        sets: of the level that was asked for; None where the calibration has none.
+        prediction: what was judged.
+        rule: what the calibration's rule does; None where it has none.
+    """
+
+    verdict: ClassVerdict
+    scores: tuple[ClassScores, ...]
+    ranking: float | None
+    probabilities: dict[str, Tensor] = field(repr=False)
+    labels: Tensor = field(repr=False)
+    strange: float | None = None
+    sets: SetScores | None = None
+    prediction: ClassPrediction | None = field(default=None, repr=False)
+    rule: RuleScores | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Calibration, worth and ranking, each with a grade."""
+        return *findings_of(self.verdict), *_ranking(self.ranking), *_sets(self.sets), *_rule(self.rule)
+
+    @property
+    def grade(self) -> Grade:
+        """The grade of the calibration; bad where one temperature is better. To be no better than it is no fault."""
+        calibration, worth, *_ = self.findings
+        return "bad" if worth.grade == "bad" else calibration.grade
+
+    def sets_at(self, level: float) -> SetScores | None:
+        """Score sets at a level; None where the calibration makes none."""
+        if self.prediction is None or self.prediction.calibration.sets is None:
+            return None
+        members, y = self.prediction.prediction_set(level), self.labels.cpu()
+        coverage = float(set_coverage(members, y))
+        return SetScores(level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, float(set_size(members)))
+
+    def measures(self, levels: Iterable[float] = ()) -> dict[str, float]:
+        """Every measure of what is in use by its name; sets at the level asked for, and at `levels`."""
+        used = asdict(self.scores[0])
+        del used["label"]
+        measures = {"rows": float(self.verdict.rows), **used, "gain": self.verdict.gain}
+        measures |= {} if self.ranking is None else {"auroc": self.ranking}
+        measures |= {} if self.rule is None else {"kept": self.rule.kept, "kept_error": self.rule.errors}
+        for sets in (self.sets, *map(self.sets_at, levels)):
+            if sets is not None:
+                percent = f"{100 * sets.level:.4g}"
+                measures |= {f"coverage{percent}": sets.coverage, f"size{percent}": sets.size}
+        return measures
+
+    def require(self, text: str) -> tuple[Requirement, ...]:
+        """Hold measures against bounds, as in `"accuracy>=0.9, ece<=0.05"`; `met` says whether each is kept."""
+        levels = [level_of(item.measure) for item in parsed_requirements(text)]
+        return checked_requirements(text, self.measures(level for level in levels if level is not None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; all but the probabilities of every row."""
+        verdict = {**asdict(self.verdict), "text": str(self.verdict), "grade": self.grade}
+        return {
+            "verdict": verdict,
+            "scores": [asdict(row) for row in self.scores],
+            "ranking": self.ranking,
+            "rows": self.verdict.rows,
+            "strange": self.strange,
+            "sets": self.sets and asdict(self.sets),
+            "rule": self.rule and asdict(self.rule),
+            "findings": [asdict(finding) for finding in self.findings],
+            "measures": self.measures(),
+        }
+
+
+def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | None = None) -> ClassJudgement:
+    """Judge predictions by labels `(N,)` of rows used for nothing else.
+
+    `level` is that of prediction sets, where the calibration makes any; by default 0.9, if it has rows enough.
+    """
+    y = as_labels(labels, prediction.calibration.classes, (len(prediction),)).to(prediction.logits.device)
+    alone = ClassFit(prediction.calibration.alone).log_probabilities(prediction.logits)
+    own = torch.log_softmax(prediction.logits, 1)
+    ways = {prediction.calibration.choice: prediction.log_probabilities}
+    ways |= {name: logs for name, logs in ((ALONE, alone), ("the model's softmax", own)) if name not in ways}
+    gain = losses(alone, y) - losses(prediction.log_probabilities, y)
+    scores = tuple(_scored(label, logs.exp(), y) for label, logs in ways.items())
+    right = prediction.label == y
+    ranking = None
+    if bool(right.any()) and not bool(right.all()):
+        ranking = float(auroc(prediction.confidence, right))
+    used = scores[0]
+    seen = prediction.calibration.seen
+    warn_of_seen(seen, prediction.logits, y, stacklevel=2)
+    verdict = ClassVerdict(
+        rows=len(y),
+        fitted="own rows" if fitted_to(seen, prediction.logits, y) else "other rows",
+        gain=float(gain.mean()),
+        gain_error=standard_error(gain),
+        nll=used.nll,
+        accuracy=used.accuracy,
+        ece=used.ece,
+    )
+    strange = None if prediction.novelty is None else float((prediction.novelty > 1).double().mean())
+    rule = _ruled(prediction, right, prediction.calibration.rule)
+    probabilities = {label: logs.exp() for label, logs in ways.items()}
+    judgement = ClassJudgement(verdict, scores, ranking, probabilities, y, strange, prediction=prediction, rule=rule)
+    try:
+        return replace(judgement, sets=judgement.sets_at(_LEVEL if level is None else level))
+    except ArgumentError:
+        if level is not None:
+            raise
+        return judgement
+
+
+def _ruled(prediction: ClassPrediction, right: Tensor, rule: Rejection | None) -> RuleScores | None:
+    if rule is None:
+        return None
+    wrong = ~right[prediction.kept(rule)]
+    errors = float(wrong.double().mean()) if len(wrong) else 0.0
+    return RuleScores(rule.risk, len(wrong) / len(right), errors, (errors * (1 - errors) / max(len(wrong), 1)) ** 0.5)
+
+
+def findings_of(verdict: ClassVerdict) -> tuple[Finding, Finding]:
+    """Calibration and worth, each with a grade."""
+    return _calibration(verdict), _worth(verdict)
+
+
+def _scored(label: str, p: Tensor, y: Tensor) -> ClassScores:
+    risk = selective_risk(-p.amax(1), p.argmax(1) != y)
+    errors = ece(p, y, mass=True), classwise_ece(p, y, mass=True)
+    parts = (cross_entropy(p, y), brier(p, y), accuracy(p, y), *errors, risk)
+    return ClassScores(label, *map(float, parts))
+
+
+def _calibration(v: ClassVerdict) -> Finding:
+    value = f"{100 * v.ece:.1f} %"
+    text = f"probabilities are off by {value} on average over {v.rows:,} rows {said_of_rows(v.fitted)}, "
+    grade: Grade = "good" if v.ece <= ERROR_GOOD else "weak" if v.ece <= max(ERROR_BAD, _by_chance(v)) else "bad"
+    advice = {"good": "They can be taken as they are.", "bad": "Do not rely on them. Calibrate on rows like these."}
+    weak = "Take them as rough, or calibrate on more rows like these."
+    if v.ece > ERROR_BAD:
+        weak = "So few rows cannot tell: exact probabilities would look like this. Evaluate on more."
+    text += f"accuracy {100 * v.accuracy:.1f} %"
+    return Finding("Do the probabilities hold?", grade, text, value, advice.get(grade, weak))
+
+
+def _by_chance(v: ClassVerdict) -> float:
+    """Return the largest calibration error that exact probabilities have on average among so many rows.
+
+    The share of right rows in a bin of n has a standard deviation of at most `sqrt(a (1 - a) / n)`, `a` the accuracy.
+    """
+    return math.sqrt(2 / math.pi * v.accuracy * (1 - v.accuracy) * _BINS / v.rows)
+
+
+def _worth(v: ClassVerdict) -> Finding:
+    about, size = "Better than one temperature?", f"{abs(v.gain):.4f} nats (± {v.gain_error:.4f})"
+    value = f"{'-' if v.gain < 0 else '+'}{size}"
+    if v.better is None or abs(v.gain) < GAIN_GOOD:
+        text = f"no better than one temperature, {value}" if not v.better else f"better by {size}: negligible"
+        return Finding(about, "weak", text, value, "One temperature for all rows would do as well on rows like these.")
+    if v.better:
+        return Finding(about, "good", f"better than one temperature by {size}", value, "It says which rows to trust.")
+    return Finding(about, "bad", f"worse than one temperature by {size}", value, "Calibrate on rows like these.")
+
+
+def _ranking(ranking: float | None) -> tuple[Finding, ...]:
+    if ranking is None:
+        return ()
+    grade: Grade = "good" if ranking >= RANKING_GOOD else "weak" if ranking >= RANKING_BAD else "bad"
+    words = {"good": "it tells", "weak": "it hardly tells", "bad": "it does not tell"}
+    advice = {"good": "Reject or check rows of low confidence first.", "weak": "Low confidence is a hint, no more."}
+    text = f"{words[grade]} right rows from wrong ones: AUROC {ranking:.2f}"
+    return (Finding("Does it tell errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
+
+
+def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
+    if sets is None:
+        return ()
+    value = f"{100 * sets.coverage:.1f} % (± {100 * sets.coverage_error:.1f})"
+    text = f"{100 * sets.level:g} % sets hold {value} of the labels, with {sets.size:.2f} classes on average"
+    short, error = sets.level - sets.coverage, sets.coverage_error
+    grade: Grade = "good" if short <= 2 * error else "weak" if short <= 0.05 + 2 * error else "bad"
+    advice = {"good": "They can be taken as they are."}
+    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Make them from rows like these.")),)
+
+
+def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
+    if rule is None:
+        return ()
+    about, value = "Does the rule hold?", f"{100 * rule.errors:.2f} % (± {100 * rule.errors_error:.2f})"
+    if not rule.kept:
+        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Make it from more rows, or allow more risk."),)
+    text = f"{100 * rule.kept:.1f} % of the rows are kept, {value} of them wrong; promised: below {100 * rule.risk:g} %"
+    over = rule.errors - rule.risk
+    grade: Grade = "good" if over <= 0 else "weak" if over <= 2 * rule.errors_error else "bad"
+    advice = {"good": "Kept rows can be decided by the model.", "weak": "It may be chance: evaluate on more rows."}
+    return (Finding(about, grade, text, value, advice.get(grade, "Make the rule again, from rows like these.")),)

@@ -45,8 +45,8 @@ def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = No
         size = error.abs().double()
         if not bool(size.any()):
             raise DataError("expected errors to rank; found every prediction equal to its target.")
-        kept, best = (kept_means(size, by) for by in (var, size))
-        return ((kept - best).mean() / size.mean()).to(var.dtype)
+        by_variance, best = (kept_means(size, by) for by in (var, size))
+        return ((by_variance - best).mean() / size.mean()).to(var.dtype)
 
     return scored(score, mean, variance, target, mask=mask, per_output=per_output)
 

@@ -26,8 +26,20 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.data.arrays import check_dtypes, map_values
 from latedrop.data.datasets import first_inputs
-from latedrop.data.items import Collate, Graphs, Items, as_items, batch_of
-from latedrop.data.rows import copied, distinct_rows, reordered, reordering, row_count, take_rows, tensors
+from latedrop.data.rows import (
+    Collate,
+    Graphs,
+    Items,
+    as_items,
+    batch_of,
+    copied,
+    distinct_rows,
+    reordered,
+    reordering,
+    row_count,
+    take_rows,
+    tensors,
+)
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, SiteError
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.network import Network, Pass, call, check_module

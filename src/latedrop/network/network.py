@@ -27,8 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import all_finite, check_inputs
-from latedrop.data.items import batch_of
-from latedrop.data.rows import tensors
+from latedrop.data.rows import batch_of, tensors
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning, OutputError, SiteError
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.private_copy import private_copy

@@ -283,7 +283,7 @@ class OnnxClassPrediction(_Outputs):
         return self.outputs["kept"]
 
     def prediction_set(self, level: float = 0.9) -> Array:
-        """`(N, K)`, True for the classes of a set that holds the label with that probability."""
+        """`(N, K)`, True for the classes of a set, as `ClassPrediction.prediction_set` gives them."""
         scores = self.record.sets
         if scores is None:
             raise ArgumentError(
@@ -291,8 +291,14 @@ class OnnxClassPrediction(_Outputs):
                 "Call uq = uq.conformal((x, labels)) and write the file again."
             )
         limits = [conformal_score(part, checked_level(level)) for part in scores]
-        members: Array = 1 - self.probabilities.astype(np.float64) <= np.array(limits)
-        return members
+        p = self.probabilities.astype(np.float64)
+        members: Array = 1 - p <= np.array(limits)
+        if self.novelty is None:
+            return members
+        order = np.argsort(-p, axis=1, kind="stable")
+        sums = np.take_along_axis(p, order, 1).cumsum(1)
+        before = np.take_along_axis(sums, np.argsort(order, axis=1), 1) - p
+        return members | ((before < level - 1e-6) & (self.novelty > 1)[:, None])
 
     def to_dict(self) -> dict[str, Array]:
         """Named results, as `ClassPrediction.to_dict` gives them."""

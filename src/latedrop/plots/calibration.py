@@ -1,4 +1,4 @@
-"""What a calibration was chosen by: its curves, metrics over rates, the path between two scales."""
+"""Plots of a calibration: its curves, metrics over rates, the path between two scales."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | No
     >>> reliability_diagram({"softmax": ([0.5, 0.7, 0.9], [0.4, 0.6, 0.7])}).get_xlabel()
     'confidence'
     """
-    found = _pairs(curves, "confidence", "right")
+    pairs = _pairs(curves, "confidence", "right")
     ax = axes_or_new(ax, 5.2)
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="exact")
-    for index, (label, pair) in enumerate(found.items()):
+    for index, (label, pair) in enumerate(pairs.items()):
         ax.plot(*pair, label=label, **style_of(index))
     ax.set(xlabel="confidence", ylabel="share of rows that are right", xlim=(0, 1.02), ylim=(0, 1.02))
     ax.set_aspect("equal")
@@ -45,9 +45,9 @@ def risk_coverage(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = N
     >>> risk_coverage({"confidence": ([0.5, 1.0], [0.01, 0.08])}).get_xlabel()
     'share of rows kept'
     """
-    found = _pairs(curves, "kept", "risk")
+    pairs = _pairs(curves, "kept", "risk")
     ax = axes_or_new(ax)
-    for index, (label, pair) in enumerate(found.items()):
+    for index, (label, pair) in enumerate(pairs.items()):
         ax.plot(*pair, label=label, **(style_of(index) | {"marker": ""}))
     ax.set(xlabel="share of rows kept", ylabel="error rate of these", xlim=(0, 1))
     ax.set_ylim(bottom=0)

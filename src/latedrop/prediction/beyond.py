@@ -1,7 +1,7 @@
 """Rows beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32.
 
-Another row stands in for each while its batch is predicted, so that all others are answered as ever; of the row itself
-the prediction says that nothing is known.
+They are left out while their batch is predicted, so that all others are answered as ever; of the rows themselves the
+prediction says that nothing is known.
 """
 
 from __future__ import annotations
@@ -17,27 +17,23 @@ from torch import Tensor, nn
 from latedrop.calibration.guard import LARGEST
 from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating
 from latedrop.data.batches import row_batches
-from latedrop.data.items import Items
-from latedrop.data.rows import map_rows, replaced, row_count, take_rows, tensors
+from latedrop.data.rows import Items, map_rows, row_count, take_rows, tensors
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import DataError, LatedropError, LatedropWarning
 from latedrop.network.sites import Site
 
 __all__ = [
-    "LARGEST",
     "checked_novelty",
     "failures_explained",
     "predicted_rows",
     "warn_of_rows_beyond",
 ]
 
-_TRIED = 16  # rows, evenly spread, of which one has to work alone
-
 _Predicted = TypeVar("_Predicted")
 
 
 def checked_novelty(novelty: Tensor) -> Tensor:
-    """As it is; `DataError` about the rows where it is beyond the largest number."""
+    """Return novelty as it is; `DataError` about the rows where it is beyond the largest number."""
     beyond = ~(novelty < LARGEST)
     if any_true(beyond):
         raise DataError(
@@ -51,28 +47,33 @@ def checked_novelty(novelty: Tensor) -> Tensor:
 def predicted_rows(
     run: Callable[[Any], _Predicted], x: Any, batch_size: int, sites: Sequence[Site], alone: Callable[[Any], object]
 ) -> tuple[list[_Predicted], Tensor | None]:
-    """Return what `run` makes of each batch, and the rows that are beyond, `(N,)`, for which another stood in; or None.
+    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`; None without any.
 
-    An error that names no rows stays one, and any where rows see each other. `alone` tries a single row.
+    An error that names no rows stays one, and any where rows see each other. `alone` tries a single row. Where all rows
+    are beyond, a row of zeros is predicted.
     """
     apart = not any(site.coupled for site in sites)
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
-    spare = None
     for part in [x] if 0 < row_count(x) <= batch_size else row_batches(x, batch_size):
-        standing, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
-        while len(parts) == len(masks):
-            try:
-                parts.append(run(standing))
-            except LatedropError as error:
-                spare = _working(alone, x) if apart and spare is None and error.rows is not None else spare
-                more = beyond if spare is None else _named(error, alone, standing) & ~beyond
-                if not bool(more.any()):
-                    raise
-                beyond |= more
-                standing = replaced(part, beyond, spare)
+        rest, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
         masks.append(beyond)
-    return parts, None if spare is None else torch.cat(masks)
+        while not bool(beyond.all()):
+            try:
+                parts.append(run(rest))
+                break
+            except LatedropError as error:
+                if not apart or error.rows is None:
+                    raise
+                more = _named(error, alone, rest)
+                if not bool(more.any()) or (bool(more.all()) and isinstance(x, Items)):
+                    raise
+                beyond[~beyond] = more
+                rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist())
+    beyond = torch.cat(masks)
+    if not parts:
+        parts.append(run(map_rows(take_rows(x, slice(1)), torch.zeros_like)))
+    return parts, beyond if bool(beyond.any()) else None
 
 
 def warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
@@ -94,16 +95,8 @@ def _works(run: Callable[[Any], object], row: Any) -> bool:
     return True
 
 
-def _working(run: Callable[[Any], object], x: Any) -> Any:
-    """A row that can be predicted, of some in `x` or one of zeros; None where there is none."""
-    rows = row_count(x)
-    tried = [take_rows(x, slice(i, i + 1)) for i in range(0, rows, max(1, rows // _TRIED))]
-    tried += [] if isinstance(x, Items) else [map_rows(tried[0], torch.zeros_like)]
-    return next((row for row in tried if _works(run, row)), None)
-
-
 def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor:
-    """The rows that an error is about, `(N,)`; found one by one where it is about a part of them."""
+    """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
     rows = row_count(x)
     if error.rows is not None and len(error.rows) == rows:
         return error.rows.cpu()  # type: ignore[no-any-return]
@@ -112,7 +105,7 @@ def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor
 
 @contextmanager
 def failures_explained(x: Any, model: nn.Module) -> Iterator[None]:
-    """Where the model fails on inputs that were placed, `DataError` that says what may be wrong with them."""
+    """Raise `DataError` where the model fails on inputs that were placed, and say what may be wrong with them."""
     try:
         yield
     except LatedropError as error:

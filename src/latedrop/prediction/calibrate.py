@@ -37,8 +37,8 @@ from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
-from latedrop.data.items import as_items
 from latedrop.data.names import names_of
+from latedrop.data.rows import as_items
 from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
@@ -47,8 +47,7 @@ from latedrop.network.find_sites import Select
 from latedrop.network.network import Network, Readout, check_module
 from latedrop.network.sites import Sites
 from latedrop.network.weights import fingerprint
-from latedrop.prediction.class_predictor import ClassPredictor
-from latedrop.prediction.predictor import Predictor
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 
 __all__ = ["calibrate", "calibrate_cross_fitted"]
 
@@ -335,7 +334,7 @@ def _by_classes(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPre
 
 
 def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
-    """What every record says about the model and its inputs."""
+    """Return what every record says about the model and its inputs."""
     readout, columns = plan.readout, plan.columns
     return {
         "sites": sites,

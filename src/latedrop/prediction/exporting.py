@@ -14,16 +14,14 @@ from torch import Tensor, nn
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.transforms import Standardized
-from latedrop.data.items import Items
-from latedrop.data.rows import map_rows, row_count, tensors
+from latedrop.data.rows import Items, map_rows, row_count, tensors
 from latedrop.dropout.compiled import batch_function
 from latedrop.errors import ArgumentError
 from latedrop.network.sites import Sites
 from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.quantiles import checked_level
 from latedrop.stored_tensors import elsewhere
 
@@ -50,8 +48,8 @@ def export(
     function, _ = batch_function(example, predicted)
 
     def run(*inputs: Tensor) -> dict[str, Tensor]:
-        found = function(*inputs)
-        return _classes(found) if isinstance(found, ClassPrediction) else _outputs(found, level)
+        p = function(*inputs)
+        return _classes(p) if isinstance(p, ClassPrediction) else _outputs(p, level)
 
     def rows(count: int) -> list[Tensor]:
         index = (torch.arange(count) + count) % row_count(example)  # others each time
@@ -77,18 +75,17 @@ def _check_terms(calibration: Calibration | ClassCalibration) -> None:
         refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
 
 
-def _outputs(found: Prediction, level: float) -> dict[str, Tensor]:
-    low, high = found.interval(level)
-    named = {"mean": found.mean, "std": found.std, "low": low, "high": high}
-    if found.novelty is not None:
-        named["novelty"] = found.novelty.to(found.mean.dtype)
-    if found.calibration.target is not None or found.calibration.intervals is not None:
-        named |= {"location": found.output, "spread": found.spread}
+def _outputs(p: Prediction, level: float) -> dict[str, Tensor]:
+    named = p.to_dict(level)
+    if p.novelty is not None:
+        named["novelty"] = p.novelty.to(p.mean.dtype)
+    if p.calibration.target is not None or p.calibration.intervals is not None:
+        named |= {"location": p.output, "spread": p.spread}
     return {name: value.detach() for name, value in named.items()}
 
 
-def _classes(found: ClassPrediction) -> dict[str, Tensor]:
-    named = {**found.to_dict(), "energy": found.energy}
+def _classes(p: ClassPrediction) -> dict[str, Tensor]:
+    named = {**p.to_dict(), "energy": p.energy}
     return {
         name: value.detach().float() if value.is_floating_point() else value.detach() for name, value in named.items()
     }
@@ -110,19 +107,19 @@ def _record(calibration: Calibration | ClassCalibration, level: float) -> Regres
 
 
 def _names(model: nn.Module, example: Any) -> list[str]:
-    """What the inputs are called: as the parameters of `forward`, or as the keys of mappings."""
+    """Return names of the inputs: the parameters of `forward`, or the keys of mappings."""
     parameters = [p.name for p in signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
     if isinstance(example, Tensor):
-        found = parameters[:1] or ["input"]
+        names = parameters[:1] or ["input"]
     elif isinstance(example, Mapping):
-        found = _keys(example)
+        names = _keys(example)
     else:
         tops = [*parameters, *(f"input_{i}" for i in range(len(parameters), len(example)))]
-        found = [name for top, value in zip(tops, example, strict=False) for name in _keys(value, top)]
-    found = [f"{name}_in" if name in _TAKEN else name for name in found]
-    if len(set(found)) < len(found):
-        raise ArgumentError(f"expected inputs of different names for an ONNX file; found {found}.")
-    return found
+        names = [name for top, value in zip(tops, example, strict=False) for name in _keys(value, top)]
+    names = [f"{name}_in" if name in _TAKEN else name for name in names]
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"expected inputs of different names for an ONNX file; found {names}.")
+    return names
 
 
 _TAKEN = (

@@ -30,7 +30,6 @@ from latedrop.calibration.cross_validation import Candidate, CrossValidation, le
 from latedrop.calibration.logistic import logistic
 from latedrop.calibration.record import Columns
 from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
-from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, gives_batches, inputs_in
@@ -38,8 +37,8 @@ from latedrop.data.names import in_order, names_of, pair_in_order
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
 from latedrop.files import read_text, write_aside
-from latedrop.network.calling import Readout
-from latedrop.network.network import Network, check_module
+from latedrop.network.network import Network, Readout, check_module
+from latedrop.network.weights import Weights, fingerprint
 from latedrop.prediction.prediction import Predicted
 from latedrop.quantiles import checked_level
 from latedrop.records import Format, Limits, match, naming, record

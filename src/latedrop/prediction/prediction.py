@@ -1,4 +1,4 @@
-"""What a calibrated model gives: a prediction with its uncertainty, and where that comes from."""
+"""Predictions of numbers and of classes with their uncertainty, and explanations of a variance."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from latedrop.calibration.class_record import ClassCalibration
+from latedrop.calibration.class_sets import Rejection
+from latedrop.calibration.fit_classes import entropy
 from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
@@ -25,45 +28,60 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-__all__ = ["Explanation", "Predicted", "Prediction", "frame_of", "warn_of_overflow"]
+__all__ = ["ClassPrediction", "Explanation", "Predicted", "Prediction", "frame_of", "warn_of_overflow"]
+
+_ROUNDING = 1e-6  # of summed probabilities
 
 
 class Predicted:
-    """What predictions of numbers and of classes have in common: dataclasses of tensors with a row for each input."""
+    """Dataclasses of tensors with a row for each input: the common part of predictions of numbers and of classes."""
 
     novelty: Tensor | None
+    index: Any
 
     @property
     def strangeness(self) -> Tensor | None:
-        """The same as `novelty`, by its name of earlier versions."""
+        """Novelty, by its name of earlier versions."""
         return self.novelty
 
     @classmethod
     def joined(cls, parts: Sequence[_Same]) -> _Same:
-        """The predictions of several batches as one."""
+        """Return the predictions of several batches as one."""
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
         return parts[0] if len(parts) == 1 else _each(parts, torch.cat)
 
     def cpu(self: _Same) -> _Same:
-        """The same on the CPU."""
-        return _each([self], lambda values: values[0].cpu(), index=getattr(self, "index", None))
+        """Return this prediction on the CPU."""
+        return _each([self], lambda values: values[0].cpu(), index=self.index)
+
+    def with_rows_beyond(self: _Same, rows: Tensor, output: Tensor) -> _Same:
+        """Return a prediction of all N rows from this one, without `rows`, `(N,)` of bool, of which nothing is known.
+
+        `output` is the model's own of all rows; what is finite of it is kept.
+        """
+        index = (~rows).cumsum(0).sub(1).clamp_min(0)
+        full = _each([self], lambda values: values[0][index.to(values[0].device)], index=self.index)
+        return full._unknown(rows.to(output.device), output)
+
+    def _unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
+        raise NotImplementedError
 
 
 _Same = TypeVar("_Same", bound=Predicted)
 
 
 def _each(parts: Sequence[_Same], made: Callable[[list[Tensor]], Tensor], **others: Any) -> _Same:
-    """A prediction whose tensors are made of those of several; all but these and the calibration is left out."""
+    """Return a prediction whose tensors are made of those of several; what is neither, but the calibration, is None."""
     first: Any = parts[0]
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name in (each.name for each in fields(first) if each.name != "calibration"):
         values = [getattr(part, name) for part in parts]
         if isinstance(values[0], dict):
-            found[name] = {key: made([value[key] for value in values]) for key in values[0]}
+            named[name] = {key: made([value[key] for value in values]) for key in values[0]}
         else:
-            found[name] = made(values) if isinstance(values[0], Tensor) else None
-    same: _Same = replace(first, **(found | others))
+            named[name] = made(values) if isinstance(values[0], Tensor) else None
+    same: _Same = replace(first, **(named | others))
     return same
 
 
@@ -114,14 +132,14 @@ class Prediction(Predicted):
         """The predicted mean, `(N, ...)`, in the original unit of the targets."""
         return self.output if self.calibration.target is None else self._moments()[0]
 
-    def unknown(self, rows: Tensor, own: Tensor) -> Prediction:
-        """The same where nothing is known of some `rows`, `(N,)` of bool, but the model's `own` output, if finite."""
-        rows, wide = rows.to(self.output.device), rows.to(self.output.device).reshape(-1, *[1] * (own.dim() - 1))
-        output = torch.where(wide, own.where(own.isfinite(), torch.nan).to(self.output), self.output)
-        strange = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
+    def _unknown(self, rows: Tensor, output: Tensor) -> Prediction:
+        """Give some rows the widest interval; their mean is the model's output, or NaN."""
+        wide = rows.reshape(-1, *[1] * (output.dim() - 1))
+        mean = torch.where(wide, output.where(output.isfinite(), torch.nan).to(self.output), self.output)
+        novelty = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
         shares = None if self.shares is None else {k: v.masked_fill(rows, 0) for k, v in self.shares.items()}
         variance = self.raw_variance.masked_fill(wide, torch.inf)
-        return replace(self, output=output, raw_variance=variance, novelty=strange, shares=shares)
+        return replace(self, output=mean, raw_variance=variance, novelty=novelty, shares=shares)
 
     @property
     def variance(self) -> Tensor:
@@ -139,7 +157,7 @@ class Prediction(Predicted):
 
     @property
     def spread(self) -> Tensor:
-        """What quantiles are counted in, `(N, ...)`, in the unit that the model was trained in.
+        """The unit of quantiles, `(N, ...)`, in the unit that the model was trained in.
 
         With Student or Gaussian intervals that is the standard deviation; others keep the scale that they were fitted
         with.
@@ -165,11 +183,11 @@ class Prediction(Predicted):
         return torch.stack(values)
 
     def in_model_unit(self) -> Prediction:
-        """The same prediction in the unit that the model was trained in, where it is Gaussian."""
+        """Return this prediction in the unit that the model was trained in, where it is Gaussian."""
         return replace(self, calibration=replace(self.calibration, target=None))
 
     def scaled(self, choice: Choice) -> Prediction:
-        """The same prediction with another scale; nothing is run again."""
+        """Return this prediction with another scale; nothing is run again."""
         return replace(self, calibration=self.calibration.with_choice(choice))
 
     def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
@@ -188,7 +206,7 @@ class Prediction(Predicted):
         return frame
 
     def to_polars(self, level: float = 0.9) -> polars.DataFrame:
-        """The same as a data frame of polars, which has no index."""
+        """Return a data frame of polars with these columns; it has no index."""
         frame: polars.DataFrame = frame_of("polars", self._columns(level))
         return frame
 
@@ -220,8 +238,8 @@ class Prediction(Predicted):
         fitted, unit = self.calibration.intervals, self.calibration.target
         degrees = self.calibration.degrees
         z = student_quantile(q, degrees) if fitted is None else along_outputs(fitted.z(q), self.output)
-        found = _known(self.output + z * self.spread, 2 * q - 1)
-        return found if unit is None else unit.inverse(found)
+        ends = _known(self.output + z * self.spread, 2 * q - 1)
+        return ends if unit is None else unit.inverse(ends)
 
 
 def _known(values: Tensor, sign: float = 1) -> Tensor:
@@ -245,6 +263,154 @@ def warn_of_overflow(prediction: Prediction, stacklevel: int) -> None:
             LatedropWarning,
             stacklevel=stacklevel,
         )
+
+
+@dataclass(frozen=True)
+class ClassPrediction(Predicted):
+    """Predictions of N rows among K classes; of maps `(N, K, H, W)` and `(N, H, W)` stand for `(N, K)` and `(N,)`.
+
+    Attributes:
+        log_probabilities: `(N, K)`, calibrated.
+        logits: `(N, K)`, the model's own.
+        calibration: what turned them into probabilities.
+        novelty: `(N,)`, also of maps: how far a row lies outside the reference rows. Below 1 for 95 % of these; None
+            where the calibration cannot tell.
+        mutual_information: `(N,)` in nats, how much thinned networks disagree (BALD); None where no dropout was run,
+            see `ClassPredictor.predict`.
+        index: of the pandas data frame that was predicted; None for other inputs.
+    """
+
+    log_probabilities: Tensor
+    logits: Tensor
+    calibration: ClassCalibration
+    novelty: Tensor | None = None
+    mutual_information: Tensor | None = None
+    index: Any = None
+
+    @property
+    def probabilities(self) -> Tensor:
+        """`(N, K)`."""
+        return self.log_probabilities.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """`(N,)`, the likeliest class."""
+        return self.log_probabilities.argmax(1)
+
+    @property
+    def names(self) -> list[str]:
+        """The likeliest class of each row by its name."""
+        known = self.calibration.known_names
+        return [known[k] for k in self.label.tolist()]
+
+    @property
+    def confidence(self) -> Tensor:
+        """`(N,)`, the probability of the likeliest class."""
+        return self.probabilities.amax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """`(N,)` in nats."""
+        return entropy(self.log_probabilities.movedim(1, -1))
+
+    @property
+    def energy(self) -> Tensor:
+        """`(N,)`, minus the log of the sum of exponentials of the logits (Liu et al. 2020): large for strange rows."""
+        return -self.logits.logsumexp(1)
+
+    @property
+    def image_scores(self) -> dict[str, Tensor]:
+        """Scores of each image of maps, `(N,)`: `expected_error`, the share of pixels that should be wrong, and others.
+
+        Those are the means of `entropy` and, where it is known, `mutual_information`; and `novelty`.
+        """
+        maps = {"expected_error": 1 - self.confidence, "entropy": self.entropy}
+        maps |= {} if self.mutual_information is None else {"mutual_information": self.mutual_information}
+        scores = {name: values.reshape(len(self), -1).mean(1) for name, values in maps.items()}
+        return scores if self.novelty is None else {**scores, "novelty": self.novelty}
+
+    def prediction_set(self, level: float = 0.9) -> Tensor:
+        """`(N, K)`, True for the classes of a set that holds the label with that probability.
+
+        Conformal rows tell nothing of rows that lie outside the reference rows (novelty above 1): to their sets the
+        likeliest classes are added until the probabilities sum to `level`.
+        """
+        if self.calibration.sets is None:
+            raise ArgumentError(
+                "expected a predictor with prediction sets, from rows used for nothing else; found one without. "
+                "Call uq = uq.conformal((x, labels)) first."
+            )
+        members = self.calibration.sets.members(self.probabilities, level)
+        if self.novelty is None:
+            return members
+        p, order = self.probabilities.cpu().sort(dim=1, descending=True, stable=True)
+        likeliest = (p.cumsum(1) - p < level - _ROUNDING).gather(1, order.argsort(1))
+        return members | (likeliest & (self.novelty.cpu() > 1)[:, None])
+
+    def kept(self, rule: Rejection | None = None) -> Tensor:
+        """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`.
+
+        None keeps a row of which nothing is known, whose novelty is the largest number.
+        """
+        rule = self.calibration.rule if rule is None else rule
+        if not isinstance(rule, Rejection):
+            raise ArgumentError(
+                f"expected a rule, from rows used for nothing else; found {rule!r}. Call uq = uq.reject((x, labels), "
+                "risk=0.01) first, or pass what uq.rejection gives."
+            )
+        sure = self.confidence >= rule.threshold
+        return sure if self.novelty is None else sure & (self.novelty < LARGEST)
+
+    def to_dict(self, level: float | None = None) -> dict[str, Tensor]:
+        """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`.
+
+        With a level, where the calibration makes prediction sets, also `set`; where it has a rule, `kept`.
+        """
+        named = {"label": self.label, "confidence": self.confidence, "entropy": self.entropy}
+        extra = {"novelty": self.novelty, "mutual_information": self.mutual_information}
+        named |= {name: value for name, value in extra.items() if value is not None}
+        if level is not None and self.calibration.sets is not None:
+            named["set"] = self.prediction_set(level)
+        if self.calibration.rule is not None:
+            named["kept"] = self.kept()
+        return {**named, "probabilities": self.probabilities}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per example: its class by name, the columns of `to_dict`, and the probability of every class.
+
+        Of maps one row per image, with its scores.
+        """
+        if self.calibration.maps:
+            return frame_of("pandas", {name: value.cpu().numpy() for name, value in self.image_scores.items()})
+        named = self.to_dict()
+        probabilities = named.pop("probabilities")
+        frame = frame_of("pandas", {name: value.cpu().numpy() for name, value in named.items()}, index=self.index)
+        if self.calibration.names:
+            frame["label"] = self.names
+        for k, name in enumerate(self.calibration.known_names):
+            frame[f"p_{name}"] = probabilities[:, k].cpu().numpy()
+        return frame
+
+    def _unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
+        """Make all classes of some rows as likely as each other."""
+        output = output[:, None] if output.dim() == 1 else output
+        wide = rows.reshape(-1, *[1] * (output.dim() - 1))
+        logs = self.log_probabilities.masked_fill(wide, -math.log(self.log_probabilities.shape[1]))
+        logits = torch.where(wide, output.where(output.isfinite(), -LARGEST).to(self.logits), self.logits)
+        novelty = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
+        doubt = self.mutual_information
+        doubt = None if doubt is None else doubt.masked_fill(wide[:, 0] if doubt.dim() > 1 else rows, 0)
+        return replace(self, log_probabilities=logs, logits=logits, novelty=novelty, mutual_information=doubt)
+
+    def __repr__(self) -> str:
+        sure, shape = self.confidence, tuple(self.log_probabilities.shape)
+        return (
+            f"ClassPrediction of {len(self)} rows, probabilities {shape}, confidence {float(sure.min()):.3f} to "
+            f"{float(sure.max()):.3f} ({self.calibration.choice})"
+        )
+
+    def __len__(self) -> int:
+        return len(self.log_probabilities)
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,248 @@
-"""The calibrated model of numbers: `calibrate` makes it, `load` brings it back, `predict` uses it."""
+"""Calibrated models: `calibrate` makes them, `load` brings them back from a file, `predict` uses them.
+
+`Calibrated` has what numbers and classes share; `Predictor` gives numbers, `ClassPredictor` probabilities of classes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+from warnings import warn
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from latedrop.calibration.class_record import CLASSES, ClassCalibration
+from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
+from latedrop.calibration.fit_classes import entropy, information
+from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.intervals import Conformal, residuals
+from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.rates import moments
-from latedrop.calibration.record import Calibration, Choice
+from latedrop.calibration.record import CALIBRATION, Calibration, Choice
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
-from latedrop.data.arrays import check_inputs, floating
-from latedrop.data.batches import Batches
-from latedrop.data.datasets import Unpack, is_loader, only_inputs
-from latedrop.data.items import as_items
-from latedrop.data.names import in_order, pair_in_order
+from latedrop.calibration.targets import as_labels, as_logits
+from latedrop.data.arrays import check_inputs, floating, place
+from latedrop.data.batches import Batches, row_batches
+from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
+from latedrop.data.names import in_order, index_of, pair_in_order
+from latedrop.data.rows import Collate, as_items, take_rows
+from latedrop.detection.detector import Detector, detector
+from latedrop.dropout.first_order import unit_variances
+from latedrop.dropout.moments import Engine
 from latedrop.dropout.moments import Sampling as DrawOptions
-from latedrop.dropout.sampling import own_output
-from latedrop.errors import ArgumentError, DataError
+from latedrop.dropout.sampling import own_output, sample_rates, try_prefix
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning, OutputError
+from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
+from latedrop.network.network import Network, Readout, check_finite, part_of
+from latedrop.network.sites import missing_sites, odds_by_site
+from latedrop.network.weights import Weights, fingerprint
 from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
-from latedrop.prediction.calibrated import Calibrated
-from latedrop.prediction.explaining import explained
+from latedrop.prediction.beyond import checked_novelty, failures_explained, predicted_rows, warn_of_rows_beyond
+from latedrop.prediction.exporting import export
 from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
-from latedrop.prediction.prediction import Explanation, Prediction
-from latedrop.records import plain
+from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
+from latedrop.prediction.whole import predicted_whole
+from latedrop.records import naming, plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
-from latedrop.terms import BatchContext
+from latedrop.terms import BatchContext, Term
 
-__all__ = ["AdaptedPredictor", "JointPredictor", "Predictor"]
+__all__ = ["AdaptedPredictor", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "load"]
 
+_DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
+_Record = TypeVar("_Record", Calibration, ClassCalibration)
+_Made = TypeVar("_Made", Prediction, ClassPrediction)
 _Kind = TypeVar("_Kind", bound="Predictor")
+_Own = TypeVar("_Own", bound="Calibrated[Any, Any]")
+
+
+class Calibrated(Generic[_Record, _Made]):
+    """A model with its calibration. The model itself is untouched.
+
+    Attributes:
+        model: as the user has it.
+        calibration: what was chosen and measured.
+        cross_validated: the validation rows, each predicted by a fit to other rows: a `CrossValidated` with `mean`,
+            `variance`, `target` and `errors`, or a `CrossValidatedClasses` with `probabilities` and `labels`. None
+            after `load`, as a file holds no rows.
+    """
+
+    kind: ClassVar[type[Prediction] | type[ClassPrediction]]
+    """The type of its predictions."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calibration: _Record,
+        readout: Readout = None,
+        *,
+        batch_size: int = 256,
+        chunk: int | None = None,
+        engine: Engine = "auto",
+        collate: Collate = None,
+        cross_validated: Any = None,
+    ) -> None:
+        self.model = model
+        self.calibration: _Record = calibration
+        self.readout = calibration.readout if readout is None else readout
+        self.batch_size = batch_size
+        self.chunk = chunk
+        self.engine: Engine = engine
+        self.collate = collate
+        self.cross_validated = cross_validated
+        self._weights = Weights(model, calibration.fingerprint)
+        self._network = Network(model)
+
+    @property
+    def network(self) -> Network:
+        """The private copy that makes predictions; made anew where tensors of the model were moved or replaced."""
+        self._network = self._network.current()
+        return self._network
+
+    def __call__(self, x: Any) -> _Made:
+        """Same as `predict`."""
+        return self.predict(x)
+
+    def predict(self, x: Any, **options: Any) -> _Made:
+        """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, an iterator of batches.
+
+        With `collate`, a list. The batch size does not change the result, unless every example has its own masks
+        (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
+        where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
+        """
+        index = None
+        if not isinstance(x, Tensor) or self.collate is not None:
+            if self.collate is None and gives_batches(x):
+                return self._joined(
+                    [self.predict(part, **options) for part in inputs_in(x, self.model, self.batch_size)]
+                )
+            rows, sites = in_order(x, self.calibration.columns), self.calibration.sites
+            index, x = index_of(x), as_items(rows, self.collate, sites)
+        if not self._weights.are_same(self.model):
+            self._network = self._network.current()
+            self._weights.check(self.model)
+        x = place(x, self._network.weight, check=False, cut=True)
+        step = partial(self._step, **options) if options else self._step
+        run = step
+        if self.engine == "compiled" and self._is_whole(**options):
+            run = partial(
+                predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
+            )
+        with failures_explained(x, self.model):
+            parts, beyond = predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
+        prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
+        if beyond is not None:
+            prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
+            warn_of_rows_beyond(beyond, stacklevel=3)
+        elif isinstance(prediction, Prediction) and prediction.calibration.target is not None:
+            warn_of_overflow(prediction, stacklevel=3)
+        return prediction
+
+    def predict_batches(
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
+    ) -> Iterator[_Made]:
+        """Yield a prediction for each batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
+
+        Without it a batch is inputs alone, a pair (inputs, targets) where the model takes one input only, or a mapping;
+        with `collate`, a list of items, or a tuple of it and targets. Of mappings `unpack` may name the targets.
+        """
+        yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
+
+    def predict_labelled(
+        self, data: Any, unpack: Unpack | None = None, tick: Callable[[int], Any] = lambda rows: None
+    ) -> tuple[_Made, Tensor]:
+        """Predict data as `calibrate` takes them; also return their targets. Both on the CPU; one batch at a time.
+
+        `tick` is called with the rows of each batch.
+        """
+        parts, targets = [], []
+        data = pair_in_order(data, self.calibration.columns)
+        for x, y in Batches(self.batch_size, unpack, self.collate).read(data, self.model):
+            parts.append(self.predict(x).cpu())
+            targets.append(self._truth(parts[-1], y.cpu()))
+            tick(len(y))
+        return self._joined(parts), torch.cat(targets)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the calibration as JSON, whole or not at all; the weights are not in it."""
+        write_aside(path, self.calibration.to_json())
+
+    def detector(
+        self, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
+    ) -> Detector:
+        """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
+
+        Args:
+            usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows used
+                for nothing else make p-values exact; with validation rows they are nearly so. With several
+                scores one half, at random, fits their combination, the other gives the p-values.
+            scores: names; by default `"novelty"` and what costs nothing more: `"entropy"`, `"confidence"` and
+                `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), `"sites"` (a score for
+                every site, by a backward pass for each output), and `"mutual_information"` for classes.
+            strange: rows known to be strange, if there are any: the combination is fitted to tell these.
+            seed: fixes the halves.
+        """
+        return detector(self, usual, scores, strange=strange, seed=seed)
+
+    def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
+        """Write one ONNX file that `latedrop.load_onnx` reads without torch.
+
+        It gives `mean`, `std`, `low` and `high`; of classes `probabilities`, `label` and scores.
+
+        Args:
+            path: of the file.
+            example: inputs of a few rows, or a loader that has them. The file takes any number of rows, and all other
+                sizes as they are here.
+            level: probability content of `low` and `high`.
+        """
+        example = first_inputs(example, self.model, self.collate)
+        self.predict(example)  # also tells what is wrong with the example
+        placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
+        if isinstance(self.calibration, Calibration) and self.calibration.method == "sample":
+            try_prefix(self._network, placed, self.calibration.sites, self.readout)
+        return export(path, self.model, self.calibration, self._step, placed, level)
+
+    def _step(self, x: Any, **options: Any) -> _Made:
+        """Predict one batch, which was placed, step by step."""
+        raise NotImplementedError
+
+    def _is_whole(self, **options: Any) -> bool:
+        """Return True if a whole prediction can be a program; draws are one by themselves."""
+        raise NotImplementedError
+
+    def _truth(self, prediction: _Made, y: Tensor) -> Tensor:
+        """Return the targets of rows that were predicted; an error where they do not fit."""
+        raise NotImplementedError
+
+    def _joined(self, parts: Sequence[_Made]) -> _Made:
+        joined: _Made = self.kind.joined(parts)
+        return joined
+
+    def _own_output(self, x: Any) -> Tensor:
+        """Return the model's output, where some rows are beyond numbers; an error where it is finite for none."""
+        parts = row_batches(x, self.batch_size)
+        output = torch.cat([own_output(self.network, part, self.readout, check=False) for part in parts])
+        if not bool(output.isfinite().any()):
+            check_finite(output, "without dropout")
+        return output
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {type(self.model).__name__}: {self.calibration.verdict}"
+
+    def _with(self: _Own, calibration: Any) -> _Own:
+        """Return this predictor with another record."""
+        other = copy(self)
+        other.calibration = calibration
+        return other
 
 
 class Predictor(Calibrated[Calibration, Prediction]):
@@ -53,36 +259,29 @@ class Predictor(Calibrated[Calibration, Prediction]):
     kind = Prediction
 
     def scaled(self, choice: Choice) -> Predictor:
-        """The same predictor with another scale; nothing is run again.
+        """Return this predictor with another scale; nothing is run again.
 
         `choice` is `"optimal"`, `"relaxed"`, a number, or a step of `predictor.calibration.tradeoff()`.
         """
         return self._with(self.calibration.with_choice(choice))
 
     def conformal(self, data: Any, unpack: Unpack | None = None) -> Predictor:
-        """The same predictor with split-conformal intervals from `data`, which must have served for nothing else."""
+        """Return this predictor with split-conformal intervals from `data`, which must have served for nothing else."""
         calibration = self.calibration
         if len(calibration.output_shape) > 1:
             raise ArgumentError(
                 f"expected one value or a vector per example for conformal intervals; found outputs of shape "
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
-        columns: list[list[Tensor]] = []
-        marks = []
-        data = pair_in_order(data, calibration.columns)
-        for x, y in Batches(self.batch_size, unpack, self.collate).read(data, self.model):
-            part = self.predict(x).in_model_unit()
-            target = align_target(part.mean, y if calibration.target is None else calibration.target.forward(y))
-            columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
-            marks.append(marks_of(part.mean, target))
-        if not columns:
-            raise DataError("expected at least one row for conformal intervals; found none.")
+        prediction, target = self.predict_labelled(data, unpack)
+        prediction = prediction.in_model_unit()
+        target = target if calibration.target is None else calibration.target.forward(target)
+        marks = marks_of(prediction.mean, target)
         if not isinstance(calibration.intervals, Conformal):  # whose rows may come again
-            warn_of_fitted_rows(calibration.seen, np.concatenate(marks), stacklevel=2)
-        scales, floors = calibration.chosen()
-        joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-        seen = merged(calibration.seen, sketch(np.concatenate(marks)))
-        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors), seen=seen))
+            warn_of_fitted_rows(calibration.seen, marks, stacklevel=2)
+        scores = residuals(prediction.mean, prediction.variance, target, per_output=prediction.mean.dim() > 1)
+        fitted = Conformal.fit(scores, *calibration.chosen())
+        return self._with(replace(calibration, intervals=fitted, seen=merged(calibration.seen, sketch(marks))))
 
     def joint(self, data: Any, unpack: Unpack | None = None, *, seed: int = 0) -> JointPredictor:
         """Describe several outputs together: predictions then have `region(level)` and `bands(level)`.
@@ -114,7 +313,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         return made
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
-        """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
+        """Say where the doubt about one prediction comes from, to first order: shares of sites, and their main units.
 
         With terms, also the share of every other one and of the floor.
 
@@ -123,10 +322,35 @@ class Predictor(Calibrated[Calibration, Prediction]):
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
-        if is_loader(x) and self.collate is None:
-            x = only_inputs(x, self.model)
-        x = as_items(in_order(x, self.calibration.columns), self.collate, self.calibration.sites)
-        return explained(self.network, x, self.calibration, self.readout, output=output, most=most)
+        c, network = self.calibration, self.network
+        x = first_inputs(x, self.model, self.collate)
+        x = as_items(in_order(x, c.columns), self.collate, c.sites)
+        mean, columns = unit_variances(network, x, c.sites, self.readout)
+        if not 0 <= output < len(columns):
+            raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
+        odds: Sequence[float] = odds_by_site(c.sites, c.rate) if c.terms is None else ()
+        others: dict[str, float] = {}  # the floor, and terms other than dropout to first order
+        if c.terms is not None:
+            odds = c.terms.odds([site.name for site in c.sites], output // prod(c.output_shape[1:]))
+            rows = BatchContext(network, place(x, network.copy), c.sites, self.readout, c.terms.features)
+            added = c.terms.parts(rows)
+            others = {name: float(part[0].flatten()[output]) for name, part in added.items() if not is_site(name)}
+        by_unit = {s.name: columns[output][s.name].double() * o for s, o in zip(c.sites, odds, strict=True)}
+        amounts = {name: float(units.sum()) for name, units in by_unit.items()} | others
+        total = sum(amounts.values())
+        if total == 0:
+            raise OutputError(
+                "expected a prediction that dropout can move; no unit of any site contributes to it: the variance that "
+                "is predicted here is the floor alone."
+            )
+        largest: list[tuple[str, tuple[int, ...], float]] = []
+        for site in c.sites:
+            values, places = (part.tolist() for part in by_unit[site.name].topk(min(most, by_unit[site.name].numel())))
+            largest += [(site.name, site.place(k), value / total) for value, k in zip(values, places, strict=True)]
+        largest.sort(key=lambda unit: -unit[2])
+        own = mean if c.target is None else c.target.inverse(mean)
+        shares = {name: amount / total for name, amount in amounts.items()}
+        return Explanation(float(own.flatten()[output]), shares, tuple(largest[:most]))
 
     def stream(
         self,
@@ -138,12 +362,11 @@ class Predictor(Calibrated[Calibration, Prediction]):
         step: float = STEP,
         watch_every: int = 1,
     ) -> Stream:
-        """Intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
+        """Return intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
         c = self.calibration
         options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(plain(c.target))}"
-        known: dict[str, Any] = {"usual": c.usual(), "made_with": made_with, "unit": c.target}
-        return Stream(self.predict, level, path, **options, **known)
+        return Stream(self.predict, level, path, usual=c.usual(), made_with=made_with, unit=c.target, **options)
 
     def _step(self, x: Any, **options: Any) -> Prediction:
         c = self.calibration
@@ -157,11 +380,12 @@ class Predictor(Calibrated[Calibration, Prediction]):
             return Prediction(mean, variance, c, novelty, shares=shares)
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         drawn = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
-        (found,) = moments(self._network, x, [c.rate], c.sites, c.method, drawn)
-        own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = own_output(self._network, x, self.readout).clone() if own else found.mean
+        (drawn_moments,) = moments(self._network, x, [c.rate], c.sites, c.method, drawn)
+        mean = drawn_moments.mean
+        if c.mean == "model" and c.method != "linear":  # which gives the model's own output anyway
+            mean = own_output(self._network, x, self.readout).clone()
         c.check_outputs(mean)
-        return Prediction(mean, found.variance, c)
+        return Prediction(mean, drawn_moments.variance, c)
 
     def _is_whole(self, **options: Any) -> bool:
         return self.calibration.method != "sample"
@@ -195,3 +419,197 @@ class AdaptedPredictor(AdaptedSteps, Predictor):  # type: ignore[misc]
     Attributes:
         shift: how labelled rows are weighed, and what they tell.
     """
+
+
+class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
+    """A classifier with its calibration: call it on inputs, get `ClassPrediction`s. The model itself is untouched.
+
+    >>> import latedrop
+    >>> x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.ReLU(), torch.nn.Linear(20, 3))
+    >>> uq = latedrop.calibrate(net, (x, x[:, :3].argmax(1)), progress=False)
+    >>> p = uq.predict(x)
+    >>> p.probabilities.shape, p.label.shape, p.novelty.shape
+    (torch.Size([90, 3]), torch.Size([90]), torch.Size([90]))
+    """
+
+    kind = ClassPrediction
+
+    def predict(self, x: Any, *, rate: float | None = None) -> ClassPrediction:  # type: ignore[override]
+        """Predict N rows, in batches that fit memory; see `Predictor.predict`.
+
+        Args:
+            x: inputs, a `DataLoader`, a data set, or an iterator of batches.
+            rate: also measure how much 30 thinned networks at this rate disagree, where the calibration uses no
+                dropout of its own: gives `mutual_information`.
+        """
+        if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
+            raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
+        return super().predict(x, **({} if rate is None else {"rate": rate}))
+
+    def conformal(
+        self, data: Any, score: Score = "lac", *, per_class: bool = False, unpack: Unpack | None = None
+    ) -> ClassPredictor:
+        """Return this predictor with prediction sets from `data`, which must have served for nothing else.
+
+        Args:
+            data: rows and labels, in the form of `calibrate`'s.
+            score: `"lac"` makes the smallest sets, `"aps"` covers easy and hard rows more evenly, `"raps"` does so
+                without long sets.
+            per_class: sets that hold each class as often as they say, and not only the labels as a whole.
+            unpack: from a batch to `(inputs, labels)`.
+        """
+        prediction, labels = self._held_out(data, unpack)
+        sets = ClassSets.fit(prediction.probabilities, labels, checked_score(score), per_class=per_class)
+        return self._with(replace(self.calibration, sets=sets))
+
+    def rejection(
+        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
+    ) -> Rejection:
+        """Find the most lenient threshold under which the error rate of kept rows stays below `risk`.
+
+        It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
+        """
+        prediction, labels = self._held_out(data, unpack)
+        return rejection(prediction.confidence, prediction.label == labels, risk, confidence)
+
+    def reject(
+        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
+    ) -> ClassPredictor:
+        """Return this predictor with the rule of `rejection`, saved with it: predictions then know `kept`."""
+        rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
+        return self._with(replace(self.calibration, rule=rule))
+
+    def _held_out(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
+        """Predict rows with labels, and warn where these are the validation rows."""
+        prediction, labels = self.predict_labelled(data, unpack)
+        warn_of_fitted_rows(self.calibration.seen, marks_of(prediction.logits, labels), stacklevel=3)
+        return prediction, labels
+
+    def _truth(self, prediction: ClassPrediction, y: Tensor) -> Tensor:
+        if self.calibration.maps:
+            raise ArgumentError(
+                "expected a classifier of rows for prediction sets, rejection and judgements; found maps, whose pixels "
+                "depend on each other. Judge images by predict(...).image_scores."
+            )
+        return as_labels(y, self.calibration.classes, (len(prediction),))
+
+    def _is_whole(self, **options: Any) -> bool:
+        return not self.calibration.maps and self.calibration.rate is None and not options
+
+    def _step(self, x: Any, *, rate: float | None = None) -> ClassPrediction:  # type: ignore[override]
+        c = self.calibration
+        check_inputs(floating(x))
+        rows = BatchContext(self._network, x, c.sites, self.readout, c.features, of=largest_logit)
+        novelty = c.novelty(rows)  # first, as the same pass gives the logits
+        logits = as_logits(rows.mean, maps=c.maps)
+        if logits.shape[1] != c.classes:
+            raise DataError(
+                f"expected logits of {c.classes} classes, as in the calibration; found {logits.shape[1]}. Use the "
+                "readout that the calibration was made with."
+            )
+        logits = logits.float() if c.maps else logits.double()
+        novelty = None if novelty is None else checked_novelty(novelty).to(logits)
+        temperature = c.fit.temperatures(novelty, logits)
+        logs = torch.log_softmax(logits / temperature.reshape(-1, *[1] * (logits.dim() - 1)), 1)
+        rate = c.rate if c.rate is not None else rate
+        if rate is None:
+            return ClassPrediction(logs, logits, c, novelty)
+        mean, information = (self._draw_maps if c.maps else self._draw)(x, rate, novelty, logits)
+        return ClassPrediction(logs if c.rate is None else mean, logits, c, novelty, information)
+
+    # The mutual information is taken at one temperature for all rows: at that of a strange one all draws would agree
+    # that nothing is known.
+
+    def _draw(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log of the mean softmax of thinned networks, `(N, K)`, and their mutual information, `(N,)`."""
+        c = self.calibration
+        (moments,) = sample_rates(self._network, x, [rate], c.sites, self._options(self.readout, keep=True))
+        assert moments.outputs is not None
+        draws = torch.stack([as_logits(part) for part in moments.outputs]).to(logits)
+        return c.fit.log_probabilities(draws, novelty), information(torch.log_softmax(draws / c.alone, 2))
+
+    def _draw_maps(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both for maps, image by image: of the draws means are kept, `H(mean p) - mean H(p)`."""
+        c, least = self.calibration, torch.finfo(logits.dtype).tiny
+        means, disagreement = [], []
+        for i, t in enumerate(c.fit.temperatures(novelty, logits).tolist()):
+
+            def read(output: Any, t: float = t) -> Tensor:
+                drawn = as_logits(part_of(output, self.readout), maps=True).to(logits)
+                alone = torch.log_softmax(drawn / c.alone, 1)
+                parts = torch.softmax(drawn / t, 1), alone.exp(), entropy(alone.movedim(1, -1))[:, None]
+                return torch.cat(parts, 1)
+
+            options = self._options(read)
+            (moments,) = sample_rates(self._network, take_rows(x, slice(i, i + 1)), [rate], c.sites, options)
+            mean, alone, own = moments.mean.split([c.classes, c.classes, 1], 1)
+            means.append(mean.clamp_min(least).log())
+            together = entropy(alone.clamp_min(least).log().movedim(1, -1))
+            disagreement.append((together - own[:, 0]).clamp_min(0))
+        return torch.cat(means), torch.cat(disagreement)
+
+    def _options(self, readout: Readout, *, keep: bool = False) -> DrawOptions:
+        engine: Engine = "auto" if self.engine == "compiled" else self.engine  # whose programs have moments alone
+        return DrawOptions(
+            self.calibration.draws or _DRAWS, self.calibration.seed, readout, self.chunk, True, keep, engine
+        )
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    readout: Readout = None,
+    *,
+    collate: Collate = None,
+    terms: Sequence[Term] = (),
+) -> Any:
+    """Bring a saved calibration back to its model.
+
+    With the same `terms`, where it was made with some of your own.
+
+    Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
+    readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
+    a file cannot hold, the predictor takes lists of items.
+
+    >>> import tempfile, latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    >>> uq = latedrop.calibrate(net, (x, x**2))
+    >>> path = os.path.join(tempfile.mkdtemp(), "net.latedrop.json")
+    >>> _ = uq.save(path)
+    >>> bool((load(path, net).predict(x).std == uq.predict(x).std).all())
+    True
+    """
+    text = read_text(path, "a calibration file")
+    with naming(path):
+        classes = f'"{CLASSES.key}"' in text[:100]
+        calibration: Any = CLASSES.from_json(text) if classes else CALIBRATION.from_json(text)
+    wrong = missing_sites(model, calibration.sites, same_type=True)
+    if wrong:
+        raise FileError(
+            f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
+            "Load the model that was calibrated, or calibrate this one."
+        )
+    if calibration.custom_readout is not None and readout is None:
+        raise FileError(
+            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
+            "cannot hold. Pass the same function to load()."
+        )
+    if isinstance(calibration, Calibration):
+        if calibration.terms is not None:
+            calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in model.parameters()) else torch.float32
+        if not bool(calibration.variance(torch.tensor([calibration.least_variance], dtype=dtype)).isfinite().all()):
+            raise FileError(
+                f"expected scales and floors in {path} that give a finite variance; found {calibration.scales} and "
+                f"{calibration.floors}. The file was edited, or its model was in float64: calibrate again."
+            )
+    if fingerprint(model) != calibration.fingerprint:
+        warn(
+            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
+            "Calibrate again after training.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    return (ClassPredictor if classes else Predictor)(model, calibration, readout, collate=collate)

@@ -22,8 +22,7 @@ from latedrop.dropout.compiled import Program, batch_function, program_for, read
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import LatedropError
 from latedrop.network.network import Network, Readout
-from latedrop.prediction.class_prediction import ClassPrediction
-from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.prediction import ClassPrediction, Prediction
 
 __all__ = ["predicted_whole"]
 

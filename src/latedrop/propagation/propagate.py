@@ -21,8 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.items import Collate, as_items
-from latedrop.data.rows import copied, row_count, some_rows
+from latedrop.data.rows import Collate, as_items, copied, row_count, some_rows
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, SiteError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,14 +13,13 @@ from latedrop.metrics.groups import Floats, Group
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
 from latedrop.report.html import Figure
-from latedrop.report.svg import SIZE, SMALL, Axis, Plot, robust_limit
+from latedrop.report.svg import SHARES, SIZE, SMALL, Axis, Plot, robust_limit, spread
 from latedrop.report.tables import with_unit
 
 __all__ = ["by_input", "by_level", "of_rows", "series_of", "share_bars"]
 
 _BARS, _DOTS = 40, 500
 _USED, _CONSTANT = "used", "constant"
-_SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
 
 
 def series_of(labels: Sequence[str], used: str) -> dict[str, str]:
@@ -32,10 +30,10 @@ def series_of(labels: Sequence[str], used: str) -> dict[str, str]:
 
 
 def by_level(output: JudgedOutput) -> Iterator[Figure]:
-    """What the intervals hold, and how wide they are, at every level."""
+    """Draw what the intervals hold, and how wide they are, at every level."""
     looks = series_of([row.label for row in output.evaluations], output.used.label)
     legend = {looks[row.label]: row.label for row in output.evaluations}
-    plot = Plot(Axis(0, 1, "level of the interval", ticks=_SHARES), Axis(0, 1, "share of rows inside", ticks=_SHARES))
+    plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), Axis(0, 1, "share of rows inside", ticks=SHARES))
     plot.line([0, 1], [0, 1], "ideal", "exact: as many inside as the level says")
     for row in reversed(output.evaluations):
         plot.line(row.levels, row.observed, looks[row.label], f"{row.label}: area {row.ma:.3f} beside the diagonal")
@@ -54,7 +52,7 @@ def _widths(output: JudgedOutput, rows: Sequence[Evaluation], looks: dict[str, s
     y = Axis(0, 1.05 * high, with_unit("mean width", output.unit))
     if min(own, top) > 0 and max(own, top) > 10 * min(own, top):  # side by side on a logarithmic axis alone
         y = Axis.around([min(own, top) / 10, high], y.label, log=True)
-    plot = Plot(Axis(0, 1, "level of the interval", ticks=_SHARES), y)
+    plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), y)
     for row in reversed(rows):
         plot.line(
             row.levels, row.widths, looks[row.label], f"{row.label}: {plain(row.width)} at {percent(row.level, 0)}"
@@ -81,7 +79,7 @@ def of_rows(output: JudgedOutput) -> Iterator[Figure]:
 
 def _intervals(output: JudgedOutput) -> Figure:
     values, level = output.values, output.used.level
-    some = np.argsort(values.mean, kind="stable")[_spread(len(values.mean), _BARS)]
+    some = np.argsort(values.mean, kind="stable")[spread(len(values.mean), _BARS)]
     constant = _constant(output)
     reach = 0.0 if constant is None else central_quantile(level) * constant
     ends = np.concatenate([values.low[some], values.high[some]])
@@ -89,9 +87,7 @@ def _intervals(output: JudgedOutput) -> Figure:
         np.concatenate([values.target[some], values.mean[some] - reach, values.mean[some] + reach]), ends
     )
     plot = Plot(
-        Axis(
-            -1, len(some), f"{len(some)} of {_count(values.of)} rows, in order of their prediction", ticks=((-9, ""),)
-        ),
+        Axis(-1, len(some), f"{len(some)} of {values.of:,} rows, in order of their prediction", ticks=((-9, ""),)),
         Axis.around([low, high], with_unit(output.name, output.unit)),
     )
     for k, i in enumerate(some.tolist()):
@@ -117,7 +113,7 @@ def _intervals(output: JudgedOutput) -> Figure:
 def _errors(output: JudgedOutput) -> Figure:
     values, level = output.values, output.used.level
     error = np.abs(values.target - values.mean)
-    some = _spread(len(error), _DOTS)
+    some = spread(len(error), _DOTS)
     std, size = values.std[some], error[some]
     log = 1000 >= float(std.max()) / float(std.min()) > 10
     constant = _constant(output)
@@ -139,11 +135,13 @@ def _errors(output: JudgedOutput) -> Figure:
     if constant is not None:
         plot.upright(constant, _CONSTANT, f"constant: {plain(constant)} for every row")
         legend[_CONSTANT] = "deviation of the constant"
-    found = output.used.correlation if output.verdict is None else output.verdict.correlation
+    ranking = output.used.correlation if output.verdict is None else output.verdict.correlation
     beyond = int((size > y.high).sum() + (std > x.high).sum())
-    shown = f"{len(some)} of {_count(values.of)} values, evenly chosen. " if len(some) < values.of else ""
+    shown = f"{len(some)} of {values.of:,} values, evenly chosen. " if len(some) < values.of else ""
     note = f" {beyond} lie beyond the figure." if beyond else ""
-    said = f"{shown}Dots above the line are outside their interval.{note} Rank correlation {found or 0:.2f}: at 0 the "
+    said = (
+        f"{shown}Dots above the line are outside their interval.{note} Rank correlation {ranking or 0:.2f}: at 0 the "
+    )
     said += "deviation does not tell which rows to trust."
     return Figure("Are the uncertain rows the wrong ones?", said, plot.svg(said), legend)
 
@@ -205,15 +203,15 @@ def by_input(output: JudgedOutput) -> Iterator[Figure]:
 
 def _stretches(groups: Sequence[Group]) -> list[tuple[str, float, float]]:
     """Where groups beside one another hold less, or more: from where to where."""
-    found: list[tuple[str, float, float]] = []
+    stretches: list[tuple[str, float, float]] = []
     before = ""
     for group in groups:
         if group.off and group.off == before:
-            found[-1] = group.off, found[-1][1], group.high
+            stretches[-1] = group.off, stretches[-1][1], group.high
         elif group.off:
-            found.append((group.off, group.low, group.high))
+            stretches.append((group.off, group.low, group.high))
         before = group.off
-    return found
+    return stretches
 
 
 def _coverage_plot(groups: Sequence[Group], level: float, x: Axis, size: tuple[float, float] = SIZE) -> Plot:
@@ -250,7 +248,7 @@ def _legend(output: JudgedOutput, groups: Sequence[Group]) -> dict[str, str]:
 
 
 def share_bars(shares: dict[str, float], constant: float | None) -> Figure:
-    """What the variance is made of; the constant beside it, in the same unit."""
+    """Draw what the variance is made of; the constant beside it, in the same unit."""
     bars: dict[str, tuple[float, str]] = {name: (share, "share") for name, share in shares.items()}
     if constant is not None:
         bars["constant, in all"] = (constant, "share constant")
@@ -273,7 +271,7 @@ def _cut(name: str) -> str:
 
 
 def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
-    """What an axis has to show: targets and the constant, unless they are far off, and what of intervals is near."""
+    """Return the ends of an axis: of targets and the constant, unless they are far off, and of intervals nearby."""
     middle = float(np.median(usual))
     far = robust_limit(np.abs(usual - middle).tolist())
     near = usual if far is None else usual[np.abs(usual - middle) <= far]
@@ -286,12 +284,3 @@ def _constant(output: JudgedOutput) -> float | None:
     """The standard deviation of the constant."""
     known = output.values.constant
     return None if known is None else float(known[0])
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
-
-
-def _spread(count: int, most: int) -> Any:
-    """At most `most` indices, evenly spaced from the first to the last of `count`."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))

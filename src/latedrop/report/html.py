@@ -36,10 +36,10 @@ def light(grade: str, word: str = "") -> str:
 def lights(findings: Sequence[Finding]) -> str:
     """A card for each finding."""
     cards = [
-        f'<li class="card {found.grade}"><h3>{escape(_ABOUT.get(found.about, found.about))}</h3>'
-        f'<p>{light(found.grade)} <span class="value">{escape(found.value)}</span></p>'
-        f"<p>{escape(found.advice)}</p></li>"
-        for found in findings
+        f'<li class="card {part.grade}"><h3>{escape(_ABOUT.get(part.about, part.about))}</h3>'
+        f'<p>{light(part.grade)} <span class="value">{escape(part.value)}</span></p>'
+        f"<p>{escape(part.advice)}</p></li>"
+        for part in findings
     ]
     return f'<ul class="cards">{"".join(cards)}</ul>'
 
@@ -94,7 +94,7 @@ def figures(shown: Sequence[Figure], *, small: bool = False) -> str:
 
 
 def _key(series: str) -> str:
-    """What stands before a name in a legend: a piece of the line, a dot or a cross."""
+    """Return what stands before a name in a legend: a piece of the line, a dot or a cross."""
     line = f'<line class="line {series}" x1="1" x2="25" y1="5" y2="5"/>'
     if series == "dot target":
         line = '<circle class="dot target" cx="13" cy="5" r="4"/>'

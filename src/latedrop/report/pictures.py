@@ -1,10 +1,10 @@
-"""Pictures as PNG files: the overview of a demo, and figures of one's own for a report. matplotlib draws them."""
+"""The overview of a demo as a PNG file, drawn by matplotlib."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,26 +13,17 @@ from torch import Tensor
 from latedrop import metrics, plots
 from latedrop.evaluation.evaluation import Evaluation, constant_of, in_use, unscaled
 from latedrop.prediction.prediction import Prediction
+from latedrop.report.svg import spread
 from latedrop.report.tables import with_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "overview", "png"]
+__all__ = ["overview", "png"]
 
 _BARS = 40
 _RAW, _SCALED = "#0072B2", "#D55E00"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the report: heading, what to see in it, the same for those who cannot see it, and the PNG."""
-
-    title: str
-    caption: str
-    alt: str
-    png: bytes
 
 
 def overview(
@@ -66,7 +57,7 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
     raw, first = replace(prediction, calibration=unscaled(prediction.calibration)), "raw"
     if prediction.calibration.terms is not None:
         raw, first = _with_constant(prediction), "constant"
-    some = np.argsort(_flat(prediction.mean), kind="stable")[_spread(prediction.mean.numel(), _BARS)]
+    some = np.argsort(_flat(prediction.mean), kind="stable")[spread(prediction.mean.numel(), _BARS)]
     ends = (*raw.interval(level), *prediction.interval(level))
     raw_low, raw_high, low, high, truth = (_flat(value)[some] for value in (*ends, target))
     x = np.arange(len(some))
@@ -84,14 +75,9 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
 
 
 def _with_constant(prediction: Prediction) -> Prediction:
-    """The same means with the constant variance."""
+    """Return these means with the constant variance."""
     return replace(prediction, raw_variance=constant_of(prediction), calibration=unscaled(prediction.calibration))
 
 
 def _flat(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
     return values.detach().cpu().double().flatten().numpy()
-
-
-def _spread(count: int, most: int) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """At most `most` indices, evenly spaced from the first to the last of `count`."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))

@@ -1,4 +1,4 @@
-"""The sections of a page: what test rows say, each a function of what was judged."""
+"""The sections of a page about numbers: each a function of what was judged, or of the calibration."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from html import escape
 
 import numpy as np
 
+from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
 from latedrop.evaluation.judgement import JudgedOutput, Judgement
 from latedrop.numerals import column, percent
 from latedrop.report import charts
-from latedrop.report.html import figures, heading, light, lights, paragraph, table
+from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
+from latedrop.report.svg import SHARES, Axis, Plot
 from latedrop.report.tables import (
+    candidate_table,
     group_table,
+    number,
     output_table,
+    rate_table,
     site_table,
     with_unit,
     worst_table,
 )
 from latedrop.report.tables import table as evaluation_table
 
-__all__ = ["made_of", "on_rows", "opening", "overview_of_outputs", "strange_rows"]
+__all__ = ["fitting", "made_of", "on_rows", "opening", "overview_of_outputs", "strange_rows", "summary", "test_rows"]
 
+_LOOKS = {"raw": "raw", "scaled": "used", "relaxed": "relaxed", "ideal": "ideal", "constant": "constant"}
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
 _NOTES = {
     "terms": "the variance of the fitted terms, the default of calibrate.",
@@ -43,12 +49,18 @@ _WORDS = (
 )
 
 
-def opening(found: Verdict | None, about: str = "") -> str:
-    """The verdict in words, and a light for each of its parts."""
-    if found is None:
+def test_rows(rows: int, verdict: Verdict | ClassVerdict | None) -> str:
+    """Say how many test rows there are, and whether the calibration was fitted to them."""
+    used = "that the calibration was fitted to" if verdict and verdict.fitted == "own rows" else "used for nothing else"
+    return f"{rows:,} test rows, {used}"
+
+
+def opening(verdict: Verdict | None, about: str = "") -> str:
+    """Write the verdict in words, and a light for each of its parts."""
+    if verdict is None:
         return paragraph("The calibration does not know its constant variance: calibrate again for a verdict.")
-    top = f'<p class="verdict">{light(found.grade)} · {escape(found.sentence)}</p>'
-    return f"{top}{lights(found.findings)}{paragraph(about, 'soft')}"
+    top = f'<p class="verdict">{light(verdict.grade)} · {escape(verdict.sentence)}</p>'
+    return f"{top}{lights(verdict.findings)}{paragraph(about, 'soft')}"
 
 
 def overview_of_outputs(judgement: Judgement, shown: Sequence[JudgedOutput]) -> str:
@@ -72,7 +84,7 @@ def on_rows(output: JudgedOutput, place: str, notes: Mapping[str, str], *, numbe
     known = {**_NOTES, **notes}
     explained = [[row.label, known[row.label]] for row in output.evaluations if row.label in known]
     rows = output.used.rows
-    caption = f"{rows:,} test rows, used for nothing else; what is in use is marked."
+    caption = f"{test_rows(rows, output.verdict)}; what is in use is marked."
     first = not number  # what the words mean is said once
     parts += [
         heading("On test rows", level),
@@ -206,3 +218,66 @@ def _constant_share(judgement: Judgement | None) -> float | None:
     if values is None or values.constant is None:
         return None
     return float(np.square(values.constant).mean() / np.square(values.std).mean())
+
+
+def summary(c: Calibration) -> str:
+    """How the variance was fitted, in a few sentences."""
+    sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
+    if c.terms is not None:
+        guard = c.terms.guard
+        grows = " The variance grows for rows unlike these." if guard is not None and guard.grows else ""
+        terms = [f"dropout at {sites}" if term.name == "dropout" else term.name for term in c.terms.terms]
+        usual = f"{c.terms.reference_rows:,} reference" if c.terms.reference_rows else "the validation"
+        return (
+            f"The variance was fitted to {c.rows:,} validation rows as a floor plus {_listed(terms)}; the candidate in "
+            f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
+        )
+    rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
+    done = {
+        "sample": f"Dropout was injected at {sites}, and {c.draws} thinned networks were run at {rates}",
+        "linear": f"The variance that dropout at {sites} would give was worked out to first order, without draws,",
+        "propagate": f"Mean and variance under dropout at {sites} were carried through its layers at {rates}",
+    }[c.method]
+    chosen = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
+    floor = f" plus {number(c.floors)}" if any(c.floors) else ""
+    mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
+    return (
+        f"{done} on {c.rows:,} validation rows. {chosen} {number(c.rate)}; the predicted mean is {mean}, the predicted "
+        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.row.relaxed_scale)})."
+    )
+
+
+def fitting(c: Calibration, unit: str) -> str:
+    """The section about the validation rows."""
+    rows = f"{c.rows:,} validation rows"
+    parts = [heading("How it was fitted"), paragraph(summary(c))]
+    parts.append(figures([_curves(c)]))
+    if c.terms is None:
+        parts += [heading("Every rate", 3), table(rate_table(c, unit), f"{rows}; the fit has seen them.")]
+    else:
+        said = f"{rows}, each left out of the fit that it was scored with."
+        parts += [heading("Candidates", 3), table(candidate_table(c.terms), said)]
+    return "".join(parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]]) or "no terms"
+
+
+def _curves(c: Calibration) -> Figure:
+    plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), Axis(0, 1, "share of rows inside", ticks=SHARES))
+    plot.line([0, 1], [0, 1], "ideal")
+    kinds = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed", "constant": "constant"}
+    if c.terms is not None:
+        del kinds["raw"]
+    named = {"scaled": "terms"} if c.terms is not None else {}
+    shown = {name: kind for name, kind in kinds.items() if kind in c.curves}
+    for name, kind in shown.items():
+        plot.line(c.curves["levels"], c.curves[kind], _LOOKS[name], named.get(name, name))
+    said = "Validation rows, which the fit has seen: test rows tell more."
+    return Figure(
+        "Calibration curves of validation rows",
+        said,
+        plot.svg(f"Share of rows inside against level. {said}"),
+        {_LOOKS[name]: named.get(name, name) for name in shown},
+    )

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
+import numpy.typing as npt
 
 from latedrop.numerals import plain
 
-__all__ = ["SIZE", "SMALL", "Axis", "Plot", "robust_limit"]
+__all__ = ["SHARES", "SIZE", "SMALL", "Axis", "Plot", "robust_limit", "spread"]
 
 SIZE, SMALL = (360.0, 240.0), (270.0, 180.0)
+SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
+"""Ticks of an axis of shares."""
 _TOP, _RIGHT, _BOTTOM, _LETTER = 8.0, 18.0, 38.0, 5.6
 _FAR = 4.0  # a largest value of more than this many times the rest is cut off
 
@@ -105,7 +108,7 @@ class Plot:
         self.parts.append(f'<path class="cross {series}" d="{path}">{_title(name)}</path>')
 
     def band(self, low: float, high: float, name: str = "") -> None:
-        """What lies between two values of y, from left to right."""
+        """Shade what lies between two values of y, from left to right."""
         (x1, y1), (x2, y2) = self.place(self.x.low, high), self.place(self.x.high, low)
         inner = _title(name)
         self.parts.append(
@@ -159,6 +162,11 @@ def robust_limit(values: Sequence[float], share: float = 0.9) -> float | None:
     return 2 * usual if usual > 0 and known[-1] > _FAR * usual else None
 
 
+def spread(count: int, most: int) -> npt.NDArray[np.intp]:
+    """Return at most `most` indices, evenly spaced from the first to the last of `count`."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))
+
+
 def _title(name: str) -> str:
     return f"<title>{escape(name)}</title>" if name else ""
 
@@ -184,10 +192,10 @@ def _powers(low: float, high: float) -> list[float]:
     """Powers of ten, with 2 and 5 times these where they are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for sizes in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
-        found = [size * 10.0**power for power in powers for size in sizes if low <= size * 10.0**power <= high]
-        if len(found) >= 3:
-            return found[:: math.ceil(len(found) / 7)]
-    return found
+        ticks = [size * 10.0**power for power in powers for size in sizes if low <= size * 10.0**power <= high]
+        if len(ticks) >= 3:
+            return ticks[:: math.ceil(len(ticks) / 7)]
+    return ticks
 
 
 def _shortened(text: str, room: float) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.calibration.record import Calibration, rate_text
-from latedrop.evaluation.class_judgement import ClassScores
 from latedrop.evaluation.evaluation import Evaluation
-from latedrop.evaluation.judgement import JudgedOutput
+from latedrop.evaluation.judgement import ClassScores, JudgedOutput
 from latedrop.metrics.groups import Group
 from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
@@ -55,8 +54,8 @@ def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
     }
     used = any(row.rate for row in evaluations)  # without a rate the scale says nothing either
     left = {"rate", "scale"} if not used else set()
-    kept = {name: cells for name, cells in columns.items() if name not in left and set(cells) != {"-"}}
-    return [list(kept), *map(list, zip(*kept.values(), strict=True))]
+    shown = {name: cells for name, cells in columns.items() if name not in left and set(cells) != {"-"}}
+    return [list(shown), *map(list, zip(*shown.values(), strict=True))]
 
 
 def _gain(row: Evaluation) -> str:
@@ -73,18 +72,18 @@ def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
     """The verdict on each of several outputs, header first."""
     lines = [["output", "coverage", "", "coverage, constant", "gain over constant [nats]", "", "rank correlation", ""]]
     for output in outputs:
-        found = output.verdict
-        if found is None:
+        v = output.verdict
+        if v is None:
             lines.append([output.name, percent(output.used.coverage), *["-"] * 6])
             continue
-        grades = {finding.about: finding.grade for finding in found.findings}
-        held = "bad" if "bad" in (grades["coverage"], grades.get("ranges")) else grades["coverage"]
-        gain = f"{'-' if found.gain <= -0.0005 else '+'}{nats(abs(found.gain))} ± {nats(found.gain_error)}"
-        share = _share(found.coverage, found.coverage_error)
-        order = f"{found.correlation:.2f} ± {found.correlation_error:.2f}"
+        grades = {finding.about: finding.grade for finding in v.findings}
+        coverage = "bad" if "bad" in (grades["coverage"], grades.get("ranges")) else grades["coverage"]
+        gain = f"{'-' if v.gain <= -0.0005 else '+'}{nats(abs(v.gain))} ± {nats(v.gain_error)}"
+        share = _share(v.coverage, v.coverage_error)
+        order = f"{v.correlation:.2f} ± {v.correlation_error:.2f}"
         constant = next((row.coverage for row in output.evaluations if row.label == "constant"), None)
         ranking = grades["ranking"]
-        lines.append([output.name, share, held, percent(constant), gain, grades["worth"], order, ranking])
+        lines.append([output.name, share, coverage, percent(constant), gain, grades["worth"], order, ranking])
     return lines
 
 
@@ -146,7 +145,7 @@ def constant_area(c: Calibration) -> float | None:
 
 
 def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
-    """What every rate gave on the validation rows, and one constant variance, header first."""
+    """Return what every rate gave on the validation rows, and one constant variance, header first."""
     metric_names = [f"nll_{kind}" for kind in (*KINDS.values(), "ideal")] + [f"ma_{kind}" for kind in KINDS.values()]
     heads = [f"NLL {name}" for name in (*KINDS, "ideal")] + [f"MA {name}" for name in KINDS]
     floor = any(any(row.floor) for row in c.table)
@@ -167,9 +166,9 @@ def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
 def candidate_table(terms: FittedTerms) -> list[list[str]]:
     """The nested models that were compared, header first."""
     cells = []
-    for found in terms.candidates:
-        chosen = " (chosen)" if found.name == terms.choice else ""
-        cells.append([found.name + chosen, f"{found.gain:+.4f}", f"{found.gain_error:.4f}"])
+    for one in terms.candidates:
+        chosen = " (chosen)" if one.name == terms.choice else ""
+        cells.append([one.name + chosen, f"{one.gain:+.4f}", f"{one.gain_error:.4f}"])
     return [["candidate", "gain over a constant [nats]", "standard error"], *cells, ["constant", "0", "-"]]
 
 

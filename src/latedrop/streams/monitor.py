@@ -53,7 +53,7 @@ _Amounts: TypeAlias = tuple[tuple[Annotated[float, Limits(0, _LARGEST)], ...], .
 @record
 @dataclass(frozen=True)
 class MonitorState:
-    """What a monitor remembers, in a file; see `Monitor`."""
+    """The memory of a monitor, in a file; see `Monitor`."""
 
     counts: _Amounts
     active: _Amounts
@@ -114,7 +114,7 @@ class Monitor:
         self.number, self.capital, self.alarm = 0, 1.0, None
 
     def state(self) -> MonitorState:
-        """What it remembers."""
+        """Return what it remembers."""
         counts = tuple(tuple(bag.counts) for bag in self.bags)
         return MonitorState(counts, tuple(map(tuple, self.active)), self.number, self.capital, self.alarm)
 

@@ -1,4 +1,4 @@
-"""What a stream knows: the tracker, the monitors, and the rows that wait for their labels; and the file of it."""
+"""The memory of a stream: the tracker, the monitors, and the rows that wait for their labels; and the file of it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ STREAM = Format(
 
 @dataclass(frozen=True)
 class Settings:
-    """What does not change while a stream runs; see `Stream`."""
+    """Settings that do not change while a stream runs; see `Stream`."""
 
     level: float
     alarm: float
@@ -95,7 +95,7 @@ class Waiting:
 
 
 class State:
-    """What changes: made with the first row, when it is known how many outputs there are and what can be watched."""
+    """The changing part, made with the first row, when outputs and what can be watched are known."""
 
     def __init__(self, settings: Settings, outputs: int, strange: bool, shares: Sequence[str]) -> None:
         self.settings, self.outputs, self.shares = settings, outputs, tuple(shares)
@@ -128,15 +128,15 @@ class State:
     def learn(self, name: Row, target: Array) -> npt.NDArray[np.bool_]:
         """Learn from the label of a waiting row; whether the interval that was given held it, `(K,)`."""
         row = self.waiting.pop(name)
-        held: npt.NDArray[np.bool_] = (row.low <= target) & (target <= row.high)
+        inside: npt.NDArray[np.bool_] = (row.low <= target) & (target <= row.high)
         self.tracker.learn(row.mean, row.std, target)
         self.monitors["errors"].add((np.abs(target - row.mean) / row.std).tolist(), name)
-        self.held = self.held + held
+        self.held = self.held + inside
         self.labels += 1
-        return held
+        return inside
 
     def recorded(self, made_with: str) -> StreamRecord:
-        """What a file holds."""
+        """Return what a file holds."""
         return StreamRecord(
             level=self.settings.level,
             made_with=made_with,

@@ -162,23 +162,23 @@ class Stream:
             target = _targets(y, len(names), state.outputs)
             if self._unit is not None:
                 target = _targets(self._unit.forward(torch.from_numpy(target)), len(names), state.outputs)
-            held = [state.learn(name, row) for name, row in zip(names, target, strict=True)]
+            inside = [state.learn(name, row) for name, row in zip(names, target, strict=True)]
             self._save()
-        return torch.from_numpy(np.array(held, dtype=bool).reshape(len(names), state.outputs))
+        return torch.from_numpy(np.array(inside, dtype=bool).reshape(len(names), state.outputs))
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """The alarms that are on."""
         with self._lock:
-            found = [] if self._state is None else list(self._state.monitors.values())
-            return tuple(monitor.alarm for monitor in found if monitor.alarm is not None)
+            monitors = {} if self._state is None else self._state.monitors
+            return tuple(monitor.alarm for monitor in monitors.values() if monitor.alarm is not None)
 
     @property
     def evidence(self) -> dict[str, float]:
         """The capital of each kind of alarm, by name: it is raised at `1 / alarm`."""
         with self._lock:
-            found = {} if self._state is None else self._state.monitors
-            return {name: monitor.capital for name, monitor in found.items()}
+            monitors = {} if self._state is None else self._state.monitors
+            return {name: monitor.capital for name, monitor in monitors.items()}
 
     @property
     def rows(self) -> int:
@@ -205,7 +205,7 @@ class Stream:
 
     @property
     def bias(self) -> tuple[float, ...]:
-        """What is added to each output now; empty before the first row."""
+        """The number added to each output now; empty before the first row."""
         with self._lock:
             return () if self._state is None else tuple(self._state.tracker.bias.tolist())
 
@@ -276,8 +276,8 @@ class Stream:
 
     def _shown(self, values: npt.NDArray[np.float64], mean: Tensor) -> Tensor:
         """In the shape, the unit and the precision of the predictions."""
-        found = torch.from_numpy(values).reshape(mean.shape)
-        return (found if self._unit is None else self._unit.inverse(found)).to(mean)
+        shaped = torch.from_numpy(values).reshape(mean.shape)
+        return (shaped if self._unit is None else self._unit.inverse(shaped)).to(mean)
 
     def _save(self) -> None:
         if self._file is not None and self._state is not None:

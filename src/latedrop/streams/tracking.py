@@ -52,7 +52,7 @@ _Amounts: TypeAlias = tuple[Annotated[float, Limits(0, _LARGEST)], ...]
 @record
 @dataclass(frozen=True)
 class TrackerState:
-    """What a tracker remembers, in a file; see `Tracker`."""
+    """The memory of a tracker, in a file; see `Tracker`."""
 
     weight: Annotated[float, Limits(0, 1 / (1 - KEEP) + 1e-9)]
     theta: tuple[Annotated[float, Limits(_LEAST_THETA - 1e-9, 700)], ...]
@@ -99,23 +99,23 @@ class Tracker:
 
     @property
     def bias(self) -> Array:
-        """What is added to a prediction, `(K,)`."""
+        """The number added to a prediction, `(K,)`."""
         weights = np.exp(self.losses.min(0) - self.losses)
-        found: Array = (weights * self.means).sum(0) / weights.sum(0)
-        return found
+        bias: Array = (weights * self.means).sum(0) / weights.sum(0)
+        return bias
 
     @property
     def scale(self) -> Array:
         """The running scale `c`, `(K,)`."""
-        found: Array = np.sqrt((PRIOR + self.squares) / (PRIOR + self.weight))
-        return found
+        scale: Array = np.sqrt((PRIOR + self.squares) / (PRIOR + self.weight))
+        return scale
 
     @property
     def factor(self) -> Array:
         """Half the interval in standard deviations, `(K,)`."""
         t = student(self.z, PRIOR + self.weight) if self.weight else self.z
-        found: Array = t * self.scale * np.exp(self.theta)
-        return found
+        factor: Array = t * self.scale * np.exp(self.theta)
+        return factor
 
     def learn(self, mean: Array, std: Array, target: Array) -> npt.NDArray[np.bool_]:
         """Learn from the label of one row, `(K,)` each; whether the interval as it is now would have missed it."""
@@ -132,7 +132,7 @@ class Tracker:
         return missed
 
     def state(self) -> TrackerState:
-        """What it remembers."""
+        """Return what it remembers."""
         by_gain = (tuple(map(tuple, part.tolist())) for part in (self.means, self.losses))
         return TrackerState(self.weight, tuple(self.theta.tolist()), tuple(self.squares.tolist()), *by_gain)
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from latedrop.data.items import rows_are_nodes
+from latedrop.data.rows import rows_are_nodes
 from latedrop.dropout.masks import checked_seed
 from latedrop.dropout.moments import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates

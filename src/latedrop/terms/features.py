@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from latedrop.data.arrays import apart, widened
-from latedrop.data.items import rows_are_nodes
-from latedrop.data.rows import copied, row_count, take_rows
+from latedrop.data.rows import copied, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network

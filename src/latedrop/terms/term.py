@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import widened
-from latedrop.data.items import Items
-from latedrop.data.rows import row_count, tensors
+from latedrop.data.rows import Items, row_count, tensors
 from latedrop.dropout.first_order import Linearization, first_order
 from latedrop.dropout.sampling import own_output
 from latedrop.network.network import Network, Readout, check_finite, read
