@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks import instead_sets
 from benchmarks.sets import MORE, Source, _place, _sheet, numbers
-from benchmarks.timing import interval, machine, markdown, write
+from benchmarks.timing import interval, machine, markdown_table, write
 from latedrop import (
     FirstOrder,
     JointPrediction,
@@ -248,7 +248,7 @@ def regions_table(record: dict[str, Any]) -> str:
         ]
         rows.append([name, *held, *[f"{middle:.2f} ({low:.2f} to {high:.2f})" for low, middle, high in side.values()]])
     head = ["outputs", "box holds", "bands hold", "ellipsoid holds", "bands", "ball", "one correlation", "ellipsoid"]
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 SHIFTED = ("concrete", "kin8nm", "power-plant", "wine-quality-red", "airfoil", "protein-tertiary-structure")
@@ -347,7 +347,7 @@ def shift_table(record: dict[str, Any]) -> str:
         "plain is off by",
         "adapted",
     ]
-    return markdown([*head, "score, adapted / plain"], rows)
+    return markdown_table([*head, "score, adapted / plain"], rows)
 
 
 def _pairs(seed: int) -> Rows:
@@ -454,7 +454,7 @@ def labels_table(record: dict[str, Any]) -> str:
         figures = [*mean(runs, "nll", ".3f"), *mean(runs, "ece", ".3f"), missed[0], f"{missed[1]} (± {spread:.1%})"]
         rows.append([name, *figures, labels_there, *mean(runs, "size", ".1f")])
     head = ["labels", "nats: model", "calibrated", "ECE: model", "calibrated", "missed: p > 0.5", "sets"]
-    return markdown([*head, "labels there", "size: p > 0.5", "sets"], rows)
+    return markdown_table([*head, "labels there", "size: p > 0.5", "sets"], rows)
 
 
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {

@@ -131,7 +131,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     guard = Guard.of([term.name for term in terms], leverage, usual)
     novelty = guard.ratio(leverage.unbind(1))
     novelty = novelty if image is None else novelty[image]
-    return replace(rows, novelty=novelty, terms=tuple(terms), guard=guard, reference_rows=reference.count)
+    return replace(rows, novelty=novelty, terms=tuple(terms), guard=guard, reference_rows=reference.rows)
 
 
 def largest_logit(output: Tensor) -> Tensor:
