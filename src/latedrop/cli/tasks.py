@@ -15,7 +15,7 @@ from latedrop.cli.tables import Labels, distinct
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Readout
-from latedrop.prediction.beyond import failures_explained
+from latedrop.prediction.calibrated import failures_explained
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 from latedrop.terminal import listed

@@ -22,8 +22,7 @@ from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
 from latedrop.network.network import Readout, part_of
-from latedrop.prediction.beyond import checked_novelty
-from latedrop.prediction.calibrated import Calibrated
+from latedrop.prediction.calibrated import Calibrated, checked_novelty
 from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.terms import BatchContext
 

@@ -120,15 +120,20 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 self._network, x, c.sites, self.readout, c.terms.features, gradients=c.terms.needs_gradients
             )
             mean, variance, novelty, shares = c.terms.predicted(rows)
-            c.check_outputs(mean)
-            return Prediction(mean, variance, c, novelty, shares=shares)
-        draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
-        drawn = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
-        (found,) = moments(self._network, x, [c.rate], c.sites, c.method, drawn)
-        own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = own_output(self._network, x, self.readout).clone() if own else found.mean
-        c.check_outputs(mean)
-        return Prediction(mean, found.variance, c)
+        else:
+            draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
+            drawn = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
+            (result,) = moments(self._network, x, [c.rate], c.sites, c.method, drawn)
+            plain = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
+            mean = own_output(self._network, x, self.readout).clone() if plain else result.mean
+            variance, novelty, shares = result.variance, None, None
+        fixed = c.per_output or c.output_shape == (1,)  # else the cells of a map, which may be of another size
+        if mean.dim() != len(c.output_shape) + 1 or (fixed and mean.shape[1] != c.output_shape[0]):
+            raise DataError(
+                f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; "
+                f"found {tuple(mean.shape)}. Use the readout that the calibration was made with."
+            )
+        return Prediction(mean, variance, c, novelty, shares=shares)
 
     def _is_whole(self, **options: Any) -> bool:
         return self.calibration.method != "sample"
