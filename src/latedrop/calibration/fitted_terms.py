@@ -51,9 +51,9 @@ __all__ = [
     "Block",
     "FittedTerms",
     "TermFit",
-    "add_totals",
     "aligned",
     "blocks_of",
+    "by_term",
     "checked_terms",
     "compared",
     "fit_terms",
@@ -151,14 +151,14 @@ class FittedTerms:
         used = {term_of(name) for name, *theta in zip(self.columns, *self.coefficients, strict=True) if any(theta)}
         return tuple(term for term in self.terms if term.name in used)
 
-    @property
+    @cached_property
     def needs_gradients(self) -> bool:
         """Whether predictions need mask gradients."""
         guard = () if self.guard is None else self.guard.terms
         looked = (*self._measured, *(self._named[name] for name in guard))
         return self._corrects or any(term.needs_gradients for term in looked)
 
-    @property
+    @cached_property
     def _corrects(self) -> bool:
         return self.correction is not None and self.correction.used
 
@@ -283,7 +283,7 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         values = torch.stack([*columns.values()])
         if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
             _refuse_unsound(columns)
-        add_totals(rows, columns)
+        rows.totals |= by_term(columns)  # for terms that look at others
         measured |= columns
     return measured
 
@@ -312,19 +312,14 @@ def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
     )
 
 
-def add_totals(rows: BatchContext, columns: Mapping[str, Tensor]) -> None:
-    """Note the sum of each term's columns, for terms that look at others."""
-    rows.totals |= _by_term(columns)  # measured again, a term has the same
-
-
 def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
     values = torch.stack(list(parts.values()))
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
-    return _by_term(dict(zip(parts, each.unbind(), strict=True)))
+    return by_term(dict(zip(parts, each.unbind(), strict=True)))
 
 
-def _by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sum the columns of each term."""
     by_term: dict[str, list[Tensor]] = {}
     for name, column in columns.items():

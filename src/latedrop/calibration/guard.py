@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.calibration.scale import along_outputs
 from latedrop.data.arrays import constants
 from latedrop.records import Limits, match, record
 from latedrop.terms import BatchContext, Term
@@ -91,12 +90,13 @@ class Guard:
         if not self.grows:
             return variance
         factor = novelty.clamp(1, self.most).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
-        constant = along_outputs(constants(self.constants), variance)
+        along = [-1, *[1] * (variance.dim() - 2)]
+        constant = constants(self.constants).to(variance).reshape(along)
         base = variance if without is None else torch.where(factor > 1, torch.maximum(variance, without), variance)
         grown = factor * base + (factor - 1) * constant
         if not self.centres:
             return grown
-        centre, spread = (along_outputs(constants(part), variance) for part in (self.centres, self.spreads))
+        centre, spread = (constants(part).to(variance).reshape(along) for part in (self.centres, self.spreads))
         ceiling = spread + (mean.to(variance) - centre).square()
         least = torch.maximum(base / factor, torch.minimum(base, constant.expand_as(base)))
         return torch.minimum(grown, torch.maximum(least, ceiling))

@@ -19,7 +19,7 @@ from latedrop.calibration.seen import Sketch
 from latedrop.calibration.transforms import StoredTransform
 from latedrop.calibration.verdict import Verdict
 from latedrop.dropout.moments import MOST_DRAWS
-from latedrop.errors import ArgumentError, DataError, LatedropWarning
+from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
@@ -251,15 +251,6 @@ class Calibration:
         if isinstance(choice, TradeoffPoint):
             return choice.scale, choice.floor
         return (float(choice),) * len(self.scales), self.floors
-
-    def check_outputs(self, mean: Tensor) -> None:
-        """`DataError` where outputs `(N, ...)` are of another shape than the calibrated ones."""
-        fixed = self.per_output or self.output_shape == (1,)  # else the cells of a map, which may be of another size
-        if mean.dim() != len(self.output_shape) + 1 or (fixed and mean.shape[1] != self.output_shape[0]):
-            raise DataError(
-                f"expected outputs of shape (N, {', '.join(map(str, self.output_shape))}), as in the calibration; "
-                f"found {tuple(mean.shape)}. Use the readout that the calibration was made with."
-            )
 
     def variance(self, raw: Tensor, choice: Choice | None = None) -> Tensor:
         """The predicted variance from the variance over draws, both `(N, ...)`."""

@@ -15,8 +15,7 @@ from latedrop.cli.tables import Labels, distinct
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Readout
-from latedrop.prediction.beyond import failures_explained
-from latedrop.prediction.predictor import ClassPredictor, Predictor
+from latedrop.prediction.predictor import ClassPredictor, Predictor, failures_explained
 from latedrop.terminal import listed
 
 __all__ = ["remembering", "task_of", "with_labels"]

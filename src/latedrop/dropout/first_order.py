@@ -340,7 +340,7 @@ class _Record:
             if key in asked:
                 slopes = [torch.zeros_like(item.value) if grad[i] is None else grad[i] for grad in grads]
                 owner = _owners(name, [item.entries(widened(slope)) for slope in slopes], rows)
-                alike = {kind: of for kind, of in lists.items() if len(of) == len(owner)}  # but where it moves nothing
+                alike = {kind: of for kind, of in lists.items() if len(of) == len(owner)}
                 names = [kind for kind, of in alike.items() if not any_true((owner != of) & (owner != rows))]
                 if rows > 1 and len(names) < 2:
                     layouts.setdefault(key, names[0] if names else "")

@@ -1,6 +1,10 @@
 """Calibrated models: `calibrate` makes them, `load` brings them back from a file, `predict` uses them.
 
 `Calibrated` has what numbers and classes share; `Predictor` gives numbers, `ClassPredictor` probabilities of classes.
+
+Some rows are beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32. They are
+left out while their batch is predicted, so that all others are answered as ever; of the rows themselves the prediction
+says that nothing is known.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -23,30 +28,30 @@ from latedrop.calibration.class_record import CLASSES, ClassCalibration
 from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
+from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.intervals import Conformal, residuals
 from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.rates import moments
 from latedrop.calibration.record import CALIBRATION, Calibration, Choice
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.calibration.targets import as_labels, as_logits
-from latedrop.data.arrays import check_inputs, floating, place
+from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating, place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.data.names import in_order, index_of, pair_in_order
-from latedrop.data.rows import Collate, as_items, take_rows
+from latedrop.data.rows import Collate, Items, as_items, map_rows, row_count, take_rows, tensors
 from latedrop.detection.detector import Detector, detector
 from latedrop.dropout.first_order import unit_variances
-from latedrop.dropout.moments import Engine
+from latedrop.dropout.moments import Engine, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates, try_prefix
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning, OutputError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
-from latedrop.network.sites import missing_sites, odds_by_site
+from latedrop.network.sites import Site, missing_sites, odds_by_site
 from latedrop.network.weights import Weights, fingerprint
 from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
-from latedrop.prediction.beyond import checked_novelty, failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.exporting import export
 from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
 from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
@@ -56,11 +61,21 @@ from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import BatchContext, Term
 
-__all__ = ["AdaptedPredictor", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "load"]
+__all__ = [
+    "AdaptedPredictor",
+    "Calibrated",
+    "ClassPredictor",
+    "JointPredictor",
+    "Predictor",
+    "checked_novelty",
+    "failures_explained",
+    "load",
+]
 
 _DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
 _Record = TypeVar("_Record", Calibration, ClassCalibration)
 _Made = TypeVar("_Made", Prediction, ClassPrediction)
+_Predicted = TypeVar("_Predicted")
 _Kind = TypeVar("_Kind", bound="Predictor")
 _Own = TypeVar("_Own", bound="Calibrated[Any, Any]")
 
@@ -138,11 +153,11 @@ class Calibrated(Generic[_Record, _Made]):
                 predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
             )
         with failures_explained(x, self.model):
-            parts, beyond = predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
+            parts, beyond = _predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
         prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
         if beyond is not None:
             prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
-            warn_of_rows_beyond(beyond, stacklevel=3)
+            _warn_of_rows_beyond(beyond, stacklevel=3)
         elif isinstance(prediction, Prediction) and prediction.calibration.target is not None:
             warn_of_overflow(prediction, stacklevel=3)
         return prediction
@@ -376,16 +391,20 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 self._network, x, c.sites, self.readout, c.terms.features, gradients=c.terms.needs_gradients
             )
             mean, variance, novelty, shares = c.terms.predicted(rows)
-            c.check_outputs(mean)
-            return Prediction(mean, variance, c, novelty, shares=shares)
-        draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
-        drawn = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
-        (drawn_moments,) = moments(self._network, x, [c.rate], c.sites, c.method, drawn)
-        mean = drawn_moments.mean
-        if c.mean == "model" and c.method != "linear":  # which gives the model's own output anyway
-            mean = own_output(self._network, x, self.readout).clone()
-        c.check_outputs(mean)
-        return Prediction(mean, drawn_moments.variance, c)
+        else:
+            draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
+            drawn = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
+            (result,) = moments(self._network, x, [c.rate], c.sites, c.method, drawn)
+            plain = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
+            mean = own_output(self._network, x, self.readout).clone() if plain else result.mean
+            variance, novelty, shares = result.variance, None, None
+        fixed = c.per_output or c.output_shape == (1,)  # else the cells of a map, which may be of another size
+        if mean.dim() != len(c.output_shape) + 1 or (fixed and mean.shape[1] != c.output_shape[0]):
+            raise DataError(
+                f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; "
+                f"found {tuple(mean.shape)}. Use the readout that the calibration was made with."
+            )
+        return Prediction(mean, variance, c, novelty, shares=shares)
 
     def _is_whole(self, **options: Any) -> bool:
         return self.calibration.method != "sample"
@@ -554,6 +573,108 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         return DrawOptions(
             self.calibration.draws or _DRAWS, self.calibration.seed, readout, self.chunk, True, keep, engine
         )
+
+
+def checked_novelty(novelty: Tensor) -> Tensor:
+    """Return novelty as it is; `DataError` about the rows where it is beyond the largest number."""
+    beyond = ~(novelty < LARGEST)
+    if any_true(beyond):
+        raise DataError(
+            f"expected inputs whose features fit a number; found {int(beyond.sum())} of {len(beyond)} rows whose do "
+            "not. Leave these rows out.",
+            rows=beyond,
+        )
+    return novelty
+
+
+def _predicted_rows(
+    run: Callable[[Any], _Predicted], x: Any, batch_size: int, sites: Sequence[Site], alone: Callable[[Any], object]
+) -> tuple[list[_Predicted], Tensor | None]:
+    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`; None without any.
+
+    An error that names no rows stays one, and any where rows see each other. `alone` tries a single row. Where all rows
+    are beyond, a row of zeros is predicted.
+    """
+    apart = not any(site.coupled for site in sites)
+    parts: list[_Predicted] = []
+    masks: list[Tensor] = []
+    for part in [x] if 0 < row_count(x) <= batch_size else row_batches(x, batch_size):
+        rest, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
+        masks.append(beyond)
+        while not bool(beyond.all()):
+            try:
+                parts.append(run(rest))
+                break
+            except LatedropError as error:
+                if not apart or error.rows is None:
+                    raise
+                more = _named(error, alone, rest)
+                if not bool(more.any()) or (bool(more.all()) and isinstance(x, Items)):
+                    raise
+                beyond[~beyond] = more
+                rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist())
+    beyond = torch.cat(masks)
+    if not parts:
+        parts.append(run(map_rows(take_rows(x, slice(1)), torch.zeros_like)))
+    return parts, beyond if bool(beyond.any()) else None
+
+
+def _warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
+    """Warn of rows of which nothing is known."""
+    warn(
+        f"nothing is known of {int(rows.sum())} of {len(rows)} rows: what the network makes of their inputs fits no "
+        "number. Their novelty is the largest number, and their interval the widest. Look at their inputs, and "
+        "leave such rows out.",
+        LatedropWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def _works(run: Callable[[Any], object], row: Any) -> bool:
+    try:
+        run(row)
+    except LatedropError:
+        return False
+    return True
+
+
+def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor:
+    """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
+    rows = row_count(x)
+    if error.rows is not None and len(error.rows) == rows:
+        return error.rows.cpu()  # type: ignore[no-any-return]
+    return torch.tensor([not _works(run, take_rows(x, slice(i, i + 1))) for i in range(rows)])
+
+
+@contextmanager
+def failures_explained(x: Any, model: nn.Module) -> Iterator[None]:
+    """Raise `DataError` where the model fails on inputs that were placed, and say what may be wrong with them."""
+    try:
+        yield
+    except LatedropError as error:
+        check_inputs(floating(x))  # which says how many of all rows are not finite
+        _check_axes(x, error)
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        if out_of_memory(error):
+            raise
+        _check_axes(x, error)
+        check_dtypes(x, model, error)
+        raise DataError(
+            f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
+            "shapes and dtypes that it was calibrated with; batches in a list, or with targets, go to "
+            "predict_batches(batches, unpack)."
+        ) from error
+
+
+def _check_axes(x: Any, error: Exception) -> None:
+    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
+    shapes = [tuple(value.shape) for value in tensors(x)]
+    if shapes and all(len(shape) == 1 for shape in shapes):
+        raise DataError(
+            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
+            "which looks like a single row. Pass x[None] to predict one row."
+        ) from error
 
 
 def load(

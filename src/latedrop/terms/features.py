@@ -14,7 +14,7 @@ products on average. The signs follow from a hash, so they are the same on every
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -77,13 +77,9 @@ class Features:
         """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
         return self.gathered(self._noted(network, x, sites, seen))
 
-    def noting(self, network: Network, sites: Sites) -> Noted:
+    def noting(self, network: Network) -> Noted:
         """Notes these features while a pass runs that somebody else makes."""
-        key = "channels", self.sites
-        if key not in network.notes:
-            layers = {site.name: network.layers[site.name] for site in sites if site.weight is None}
-            network.notes[key] = {name: channel_axis(layers[name]) if name in layers else -1 for name in self.sites}
-        return Noted(network.notes[key])
+        return Noted(network.notes.get("channels") or _channels(network), {name: [] for name in self.sites})
 
     def gathered(self, noted: Noted) -> Tensor:
         """`(N, features)`, after the pass."""
@@ -115,7 +111,7 @@ class Features:
         chosen, rows = [site for site in sites if site.name in self.sites], row_count(x)
 
         def run() -> Noted:
-            noted = self.noting(network, sites)
+            noted = self.noting(network)
             seen(network.output(copied(x), network.begin(chosen, noted, rows, shared=False)))
             return noted
 
@@ -137,36 +133,42 @@ def pooled(value: Tensor, channels: int) -> Tensor:
     return torch.cat([mean, spread], 1)
 
 
+@dataclass
 class Noted:
-    """Leaves what passes by as it is, and notes the features of some sites."""
+    """Leaves what passes by as it is, and notes the features of some sites.
 
-    def __init__(self, channels: dict[str, int]) -> None:
-        self._channels = channels
-        self._vectors: dict[str, list[Tensor]] = {name: [] for name in channels}
-        self.positions: set[str] = set()  # sites whose input has more than one vector for a row
+    Attributes:
+        channels: the axis of each site's input along which its features lie.
+        calls: by site what was noted, `(N, features)` for each call of its layer.
+        positions: sites whose input has more than one vector for a row.
+    """
+
+    channels: dict[str, int]
+    calls: dict[str, list[Tensor]]
+    positions: set[str] = field(default_factory=set)
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Note `value`; see `Thinner`."""
-        if axis is not None and site.name in self._vectors:
-            channels = self._channels[site.name] % value.dim()
+        if axis is not None and site.name in self.calls:
+            channels = self.channels.get(site.name, -1) % value.dim()
             moved = widened(value.detach()).movedim(axis, 0)
             self.positions |= {site.name} if moved.dim() > 2 else set()
-            self._vectors[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
+            self.calls[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
         return value
 
     def note_entries(self, name: str, entries: Tensor, owner: Tensor, rows: int) -> None:
         """Note `entries` `(P, channels)` of a site, each of the row `owner`: mean and standard deviation by row."""
-        if name not in self._vectors:
+        if name not in self.calls:
             return
         count = torch.bincount(owner, minlength=rows + 1)[:, None].to(entries)
         mean = entries.new_zeros(rows + 1, entries.shape[1]).index_add(0, owner, entries) / count.clamp_min(1)
         squares = torch.zeros_like(mean).index_add(0, owner, (entries - mean[owner]).square())
-        self._vectors[name].append(torch.cat([mean, (squares / (count - 1).clamp_min(1)).sqrt()], 1)[:-1])
+        self.calls[name].append(torch.cat([mean, (squares / (count - 1).clamp_min(1)).sqrt()], 1)[:-1])
 
     def agrees(self, alone: Noted, name: str, row: int) -> bool:
         """Whether a row has the same features of a site alone, up to rounding, also in half precision."""
-        vectors, other = self._vectors[name], alone._vectors[name]
-        wide = [part.shape[1:] for part in vectors]
+        calls, other = self.calls[name], alone.calls[name]
+        wide = [part.shape[1:] for part in calls]
         if len(set(wide)) != 1 or wide != [part.shape[1:] for part in other]:  # calls with more axes have more features
             return False
         together = self.features(name)
@@ -175,13 +177,13 @@ class Noted:
 
     def features(self, name: str) -> Tensor:
         """Return the features of one site, `(N, features)`: the mean over its calls."""
-        vectors = self._vectors[name]
-        if not vectors or any(part.shape != vectors[0].shape for part in vectors):
+        calls = self.calls[name]
+        if not calls or any(part.shape != calls[0].shape for part in calls):
             raise SiteError(
                 f"expected features of the same shape in every call of {name!r}; found "
-                f"{[tuple(part.shape) for part in vectors]}. Leave the site out with select=, or name others with at=."
+                f"{[tuple(part.shape) for part in calls]}. Leave the site out with select=, or name others with at=."
             )
-        return vectors[0] if len(vectors) == 1 else torch.stack(vectors).mean(0)
+        return calls[0] if len(calls) == 1 else torch.stack(calls).mean(0)
 
 
 WIDEST_GRADIENTS = 512
@@ -190,7 +192,10 @@ _MOST_NUMBERS = 2**22  # of the matrices of all outputs together
 
 def joined_gradients(network: Network, sites: Sequence[Site], phi: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Return `(N, K, D)` from `phi` of each of K outputs, `(N, units)` by the names of the sites."""
-    rows = [torch.cat([_by_channel(network, site, entry[site.name]) for site in sites], 1) for entry in phi]
+    axes = network.notes.get("channels") or _channels(network)
+    rows = [
+        torch.cat([_by_channel(site, axes.get(site.name, -1), entry[site.name]) for site in sites], 1) for entry in phi
+    ]
     joined = torch.stack(rows, 1)
     return folded(joined, min(WIDEST_GRADIENTS, max(8, int((_MOST_NUMBERS / len(phi)) ** 0.5))))
 
@@ -205,10 +210,16 @@ def folded(phi: Tensor, width: int) -> Tensor:
     return padded.reshape(*phi.shape[:-1], layers, width).sum(-2)
 
 
-def _by_channel(network: Network, site: Site, phi: Tensor) -> Tensor:
+def _channels(network: Network) -> dict[str, int]:
+    """Return along which axis of a layer's input its features lie, from the end; looked up once."""
+    axes = {name: channel_axis(layer) for name, layer in network.layers.items()}
+    network.notes["channels"] = axes
+    return axes
+
+
+def _by_channel(site: Site, axis: int, phi: Tensor) -> Tensor:
     """Sum `(N, units)` over positions and calls, to `(N, channels)`."""
-    layer = network.layers.get(site.name) if site.weight is None else None
-    axis = channel_axis(layer) if layer is not None and len(site.units) > 1 else -1
+    axis = axis if len(site.units) > 1 else -1
     channels = site.units[axis]
     if phi.shape[1] == channels or phi.shape[1] % channels:
         return widened(phi)

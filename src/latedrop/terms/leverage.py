@@ -89,18 +89,14 @@ class _Leverage(Term):
                 f"found {tuple(vectors.shape[1:])}. Calibrate again, without sites whose width changes with the input."
             )
         # In double precision: with more numbers than rows, a row's own share of its leverage is nearly all of it.
-        root = self._root_on(vectors.device)
-        return torch.baddbmm(root[:, None, :, -1], vectors.double().transpose(0, 1), root[:, :, :-1].mT)
-
-    def _root_on(self, device: torch.device) -> Tensor:
-        """Return the root in double precision on a device, where it is copied once."""
-        assert self.root is not None
+        device = vectors.device
         if device.type == "cpu" or being_traced():
-            return self.root.to(device, torch.float64)
-        if device not in self._copies:
+            root = self.root.to(device, torch.float64)
+        else:  # copied there once
             with torch.inference_mode(False):
-                self._copies[device] = self.root.to(device, torch.float64)
-        return self._copies[device]
+                root = self._copies[device] if device in self._copies else self.root.to(device, torch.float64)
+            self._copies[device] = root
+        return torch.baddbmm(root[:, None, :, -1], vectors.double().transpose(0, 1), root[:, :, :-1].mT)
 
     @cached_property
     def _copies(self) -> dict[torch.device, Tensor]:

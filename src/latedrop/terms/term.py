@@ -128,7 +128,7 @@ class BatchContext:
     def _differentiate(self, gradients: bool) -> None:
         """Run first order, with the gradient of every mask or without; the same pass notes the features."""
         wanted, network, of = self._which, self.network, self._of if gradients else None
-        noting = None if wanted is None else partial(wanted.noting, network, self.sites)
+        noting = None if wanted is None else partial(wanted.noting, network)
         parts = first_order(network, self.x, self.sites, self.readout, phi=gradients, watch=noting, of=of)
         linear, phi, noted = [], [], []
         for part in parts:
@@ -139,9 +139,9 @@ class BatchContext:
                 noted.append(wanted.gathered(part.watcher))
         self._linear = Linearization.joined(linear)
         if gradients:
-            self._gradients = _joined(phi)
+            self._gradients = torch.cat(phi)
         if wanted is not None and self._features is None:
-            self._features = _joined(noted)
+            self._features = torch.cat(noted)
 
     @property
     def mean(self) -> Tensor:
@@ -170,10 +170,6 @@ class BatchContext:
                 self._features = self._which.of(self.network, self.x, self.sites, self._outputs.append)
         assert self._features is not None
         return self._features
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class Term:
