@@ -62,24 +62,6 @@ def broken():
     model.load_state_dict(net().state_dict())
     return model
 
-class Shades(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
-        for layer in (self.first, self.second):
-            nn.init.constant_(layer.weight, 0.4)
-        with torch.no_grad():
-            self.second.weight[0].fill_(-1.0)
-            self.second.weight[2].fill_(1.6)
-            self.first.bias.zero_()
-            self.second.bias.copy_(torch.tensor([3.5, 1.5, -2.2]))
-
-    def forward(self, x):
-        return 4 * self.second(self.first(x.mean((2, 3))).relu())
-
-def shades():
-    return Shades()
-
 def log(probabilities):
     return probabilities.clamp_min(1e-12).log()
 """

@@ -212,9 +212,6 @@ class TestTheRealCause:
     @pytest.mark.parametrize(
         ("words", "code", "message"),
         [
-            (("--readout", "5"), 1, "expected an output of several parts for the readout 5; found one tensor of shape"),
-            (("--readout", "mean"), 1, "expected an output of several parts for the readout 'mean'; found one tensor"),
-            (("--readout", "-1"), 1, "expected an output of several parts for the readout -1; found one tensor"),
             (("--readout", "filed_model:net"), 1, "expected a readout that takes the model's output, Tensor of shape"),
             (("--readout", "filed_model:nothing"), 2, "expected 'nothing' in filed_model; it is not there"),
             (("--device", "gpu"), 2, "found 'gpu', which is no device that torch knows"),

@@ -529,12 +529,6 @@ class TestHelp:
         options = call(command, "--help")[1].partition(" Options ")[2]
         assert re.findall(r"--[a-z-]+", options)[: len(required)] == required
 
-    @pytest.mark.parametrize("options", [("--method", "magic"), ("--sets", "best"), ("--batch-size", "0")])
-    def test_values_that_are_no_choice(self, call: Run, options: tuple[str, str]) -> None:
-        code, out, err = call("calibrate", "user_model:net", "--data", "val.npz", "-o", "cal.json", *options)
-        assert (code, out) == (2, "")
-        assert f"Invalid value for '{options[0]}'" in err
-
 
 class TestPage:
     """docs/command_line.md: every line of bash on it runs, and prints what the page says, up to the numbers."""

@@ -191,6 +191,7 @@ def test_the_token(regression: Any) -> None:
     [
         {"host": "evil.example:8000"},  # a name that was made to point here
         {"host": "127.0.0.1.evil.example"},
+        {"host": "evil.example@127.0.0.1:8000"},
         {"host": ""},
         {"host": "["},
         {"origin": "https://evil.example"},

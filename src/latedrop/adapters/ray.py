@@ -54,7 +54,6 @@ class Asked:
         trust: unpickle files that hold more than weights.
         untrained: random weights will do.
         folder: where the model's code lies; None is the worker's own folder.
-        scale: another than the calibration's own.
         batch_size: rows that run at once; fewer are filled up.
     """
 
@@ -69,7 +68,6 @@ class Asked:
     trust: bool = False
     untrained: bool = False
     folder: str | None = None
-    scale: float | str | None = None
     batch_size: int = 1024
 
     def predictor(self) -> Predictor | OnnxPredictor:
@@ -96,11 +94,11 @@ class Asked:
                 f"{found.calibration.output_shape}. Calibrate with a readout."
             )
         found.batch_size = self.batch_size
-        return found if self.scale is None else found.scaled(self.scale)  # type: ignore[arg-type]
+        return found
 
     def _onnx(self) -> OnnxPredictor:
         others = {"calibration": self.calibration, "weights": self.weights, "readout": self.readout}
-        given = [name for name, value in {**others, "scale": self.scale}.items() if value not in ("", None)]
+        given = [name for name, value in others.items() if value not in ("", None)]
         if given:
             raise ArgumentError(
                 f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it out."

@@ -45,6 +45,6 @@ def bearer_token(request: Request) -> bytes:
 def _name(host: str) -> str:
     """The header Host without its port; nothing where it is none."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return "" if "@" in host else urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
