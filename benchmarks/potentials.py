@@ -3,7 +3,8 @@
     python -m benchmarks.potentials            # trains five networks, measures, writes results/potentials.json
 
 Clusters of 8 to 13 atoms held by a Morse potential are shaken; the networks learn energies and forces of small
-displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters.
+displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters. All
+of it is done for several seeds, of data and networks.
 With `f` the sum over atoms of what enters the last layer, `F` that of the training clusters, the leverage of the last
 layer (LLPR) is `f' (F'F + r I)^-1 f`, and of a force `g' (F'F + r I)^-1 g` with `g` the derivative of `f` by a place.
 
@@ -28,7 +29,7 @@ from benchmarks.timing import machine, markdown_table, write
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
 """Displacements are up to `HOME` in training, and as large as a level in a test; the distance of a bond is 1."""
 STIFF, CUTOFF, WIDTH = 3.0, 2.5, 32
-TRAIN, VALID, TEST, EPOCHS, COMMITTEE = 500, 250, 150, 60, 5
+TRAIN, VALID, TEST, EPOCHS, COMMITTEE, SEEDS = 500, 250, 150, 60, 5, 3
 Z90 = 1.6448536
 Predict = Callable[[Any], tuple[Tensor, Tensor]]
 
@@ -164,22 +165,32 @@ def judged(mean: Tensor, std: Tensor, true: Tensor, half: Tensor) -> dict[str, f
     return {
         "rmse": float(error.square().mean().sqrt()),
         "std": float(std.square().mean().sqrt()),
+        "error90": float(error.quantile(0.9)),
+        "half90": float(half.median()),
         "coverage": float((error <= half).double().mean()),
     }
 
 
 def measured() -> dict[str, Any]:
-    start = time.time()
-    train, valid = clusters(TRAIN, 0.02, HOME, 1), clusters(VALID, 0.02, HOME, 2)
-    nets = [trained(seed, train) for seed in range(COMMITTEE)]
+    start = time.process_time()
+    runs = [run(seed) for seed in range(SEEDS)]
+    record = {"machine": machine(torch.device("cpu")), "levels": list(LEVELS), "home": HOME, "runs": runs}
+    return record | {"cpu_seconds": time.process_time() - start}
+
+
+def run(seed: int) -> dict[str, Any]:
+    """Measure with data and networks of one seed."""
+    train, valid = (clusters(count, 0.02, HOME, 100 * seed + i) for count, i in ((TRAIN, 1), (VALID, 2)))
+    nets = [trained(COMMITTEE * seed + member, train) for member in range(COMMITTEE)]
     net, batches = nets[0], [next(iter(DataLoader(part, len(part)))) for part in (train, valid)]
     others = {"last layer": last_layer(net, batches[0]), "committee": committee(nets)}
-    own, scales = net(batches[1]), {}
-    for name, predict in others.items():
+    output, scales = net(batches[1]), {}
+    for method, predict in others.items():
         pairs = zip(("energy", "forces"), predict(batches[1]), strict=True)
-        scales[name] = [
-            float(((own[k].detach() - batches[1][k]).flatten() ** 2 / v.clamp_min(1e-300)).mean()) for k, v in pairs
-        ]
+        scales[method] = {
+            name: float(((output[name].detach() - batches[1][name]).flatten() ** 2 / v.clamp_min(1e-300)).mean())
+            for name, v in pairs
+        }
     uq = {
         name: latedrop.calibrate(
             net,
@@ -191,30 +202,29 @@ def measured() -> dict[str, Any]:
         )
         for name in ("energy", "forces")
     }
-    record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "levels": list(LEVELS), "home": HOME}
-    record |= {"made_of": {name: one.calibration.terms.choice for name, one in uq.items()}, "found": {}, "ranks": {}}
-    pooled: dict[tuple[str, str], list[Tensor]] = {}
+    levels: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in uq}
+    pooled: dict[str, dict[str, list[Tensor]]] = {name: {} for name in uq}
     for number, level in enumerate(LEVELS):
-        batch = next(iter(DataLoader(clusters(TEST, level, level, 10 + number), TEST)))
-        mean = {name: net(batch)[name].detach().flatten() for name in uq}
-        drawn = {name: predict(batch) for name, predict in others.items()}
+        batch = next(iter(DataLoader(clusters(TEST, level, level, 100 * seed + 10 + number), TEST)))
+        output, drawn = net(batch), {method: predict(batch) for method, predict in others.items()}
         for k, name in enumerate(uq):
-            p, true = uq[name].predict(batch), batch[name].flatten()
+            p, true, mean = uq[name].predict(batch), batch[name].flatten(), output[name].detach().flatten()
             low, high = p.interval(0.9)
             spreads = {"default": (p.std.flatten(), 0.5 * (high - low).flatten())}
-            for other in others:
-                std = (scales[other][k] * drawn[other][k]).sqrt().float()
-                spreads[other] = std, Z90 * std
+            for method in others:
+                std = (scales[method][name] * drawn[method][k]).sqrt().float()
+                spreads[method] = std, Z90 * std
             for method, (std, half) in spreads.items():
-                made = judged(mean[name], std, true, half)
-                made |= {"novelty": float(p.novelty.median())} if method == "default" else {}
-                record["found"].setdefault(name, {}).setdefault(method, []).append(made)
-                pooled.setdefault((name, method), []).append(torch.stack([std, (mean[name] - true).abs()]))
-    for (name, method), parts in pooled.items():
-        std, error = torch.cat(parts, 1)
-        ranks = [_rank(*part) for part in parts]
-        record["ranks"].setdefault(name, {})[method] = {"all": _rank(std, error), "within": sum(ranks) / len(ranks)}
-    return record | {"seconds": time.time() - start}
+                numbers = judged(mean, std, true, half)
+                numbers |= {"novelty": float(p.novelty.median())} if method == "default" else {}
+                levels[name].setdefault(method, []).append(numbers)
+                pooled[name].setdefault(method, []).append(torch.stack([std, (mean - true).abs()]))
+    ranks = {
+        name: {method: _rank(*torch.cat(parts, 1)) for method, parts in methods.items()}
+        for name, methods in pooled.items()
+    }
+    made_of = {name: one.calibration.terms.choice for name, one in uq.items()}
+    return {"seed": seed, "made_of": made_of, "found": levels, "ranks": ranks}
 
 
 def _rank(std: Tensor, error: Tensor) -> float:
@@ -223,15 +233,26 @@ def _rank(std: Tensor, error: Tensor) -> float:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The table of docs/potentials.md."""
+    """The table of docs/potentials.md: means over seeds; of ranks also the smallest and the largest."""
+    runs = record["runs"]
+
+    def mean(name: str, method: str, level: int, key: str) -> float:
+        return sum(one["found"][name][method][level][key] for one in runs) / len(runs)
+
+    places = range(len(record["levels"]))
     rows: list[list[str]] = []
     titles = {"default": "the default", "last layer": "last layer (LLPR)", "committee": "committee of five"}
-    for name, methods in record["found"].items():
-        rows.append([f"{name}: RMSE", *(f"{one['rmse']:.3f}" for one in methods["default"]), ""])
-        for method, levels in methods.items():
-            cells = [f"{one['std']:.3f} ({one['coverage']:.0%})" for one in levels]
-            rows.append([f"{name}: {titles[method]}", *cells, f"{record['ranks'][name][method]['all']:.2f}"])
-        rows.append([f"{name}: novelty", *(f"{one['novelty']:.2g}" for one in methods["default"]), ""])
+    for name in runs[0]["found"]:
+        errors = [f"{mean(name, 'default', i, 'error90'):.2f}" for i in places]
+        rows.append([f"{name}: 90 % of errors are below", *errors, ""])
+        for method, title in titles.items():
+            pairs = [(mean(name, method, i, "half90"), mean(name, method, i, "coverage")) for i in places]
+            cells = [f"{half:.2f} ({inside:.0%})" for half, inside in pairs]
+            ranks = sorted(one["ranks"][name][method] for one in runs)
+            middle = sum(ranks) / len(ranks)
+            rows.append([f"{name}: {title}", *cells, f"{middle:.2f} ({ranks[0]:.2f} to {ranks[-1]:.2f})"])
+        novelty = [f"{mean(name, 'default', i, 'novelty'):.2g}" for i in places]
+        rows.append([f"{name}: novelty", *novelty, ""])
     return markdown_table(["displacement", *(f"{level:g}" for level in record["levels"]), "ranks"], rows)
 
 
