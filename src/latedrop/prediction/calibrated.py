@@ -27,6 +27,7 @@ from latedrop.dropout.sampling import own_output, try_prefix
 from latedrop.files import write_aside
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.network import Network
+from latedrop.prediction.acquiring import Uncertainty, acquired
 from latedrop.prediction.beyond import failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.prediction.exporting import export
@@ -163,6 +164,21 @@ class Calibrated(Generic[_Record, _Made]):
             seed: fixes the halves.
         """
         return detector(self, usual, scores, strange=strange, seed=seed)  # type: ignore[arg-type]
+
+    def acquire(
+        self, pool: Any, count: int, *, score: Uncertainty | None = None, diverse: bool = True, seed: int = 0
+    ) -> Tensor:
+        """Return the places of `count` rows of a pool without labels that are worth a label, `(count,)`.
+
+        Args:
+            pool: inputs, whose rows have places.
+            count: how many rows are labelled together.
+            score: `"novelty"`; `"entropy"` of classes, or `"std"` of numbers. By default entropy of classes, and of
+                numbers novelty, where the calibration can tell it.
+            diverse: rows that differ from each other; False: those of the largest scores, in that order.
+            seed: of the choice among rows that differ.
+        """
+        return acquired(self, pool, count, score, diverse, seed)
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
         """Write one ONNX file that `latedrop.load_onnx` reads without torch.

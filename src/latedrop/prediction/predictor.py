@@ -173,7 +173,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """Return the same calibrated model as a predictor of another kind."""
         if type(self) is not Predictor:
             raise ArgumentError(
-                f"expected a predictor as calibrate() or load() gives it; found a {type(self).__name__}. Start again "
+                f"expected a predictor as calibrate() or load() gives it; found {type(self).__name__}. Start again "
                 "from that one."
             )
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
@@ -190,7 +190,7 @@ class JointPredictor(JointSteps, Predictor):  # type: ignore[misc]
 
 
 class AdaptedPredictor(AdaptedSteps, Predictor):  # type: ignore[misc]
-    """A predictor for rows of a target, which `Predictor.adapted` makes; `save` writes the calibration alone.
+    """A predictor for rows of a target, which `Predictor.adapted` makes; no file holds it.
 
     Attributes:
         shift: how labelled rows are weighed, and what they tell.
