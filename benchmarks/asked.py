@@ -8,6 +8,8 @@ are blown up or shrunk until they hold 90 % of the test rows.
 as `exp(tilt · position)` along an input, one of those that the target follows most, in either direction; and where they
 lie beyond all labelled rows (cut), which has to be refused. The target's inputs are the test rows', without labels.
 
+`acquire`: labelled rows until an error, in batches of 20 from 40 on. A quarter of the labelled rows is for validation.
+
 `labels`: several labels for one row. Probabilities beside the model's own, and sets that may miss a tenth of the labels
 beside those of probability above one half.
 """
@@ -40,6 +42,7 @@ from latedrop import (
     calibrate,
     calibrate_multilabel,
     metrics,
+    sample,
 )
 from latedrop.errors import DataError
 from latedrop.prediction import joint as joint_module
@@ -455,6 +458,119 @@ def labels_table(record: dict[str, Any]) -> str:
         rows.append([name, *figures, labels_there, *mean(runs, "size", ".1f")])
     head = ["labels", "nats: model", "calibrated", "ECE: model", "calibrated", "missed: p > 0.5", "sets"]
     return markdown_table([*head, "labels there", "size: p > 0.5", "sets"], rows)
+
+
+ROUNDS, BATCH, START = 9, 20, 40
+GOAL = 6  # random choice's mean error after as many batches is the goal
+POOLS = ("digits", "concrete", "kin8nm")
+
+
+def acquire(seeds: int) -> dict[str, Any]:
+    """Compare ways to choose rows for labels: test error after each batch."""
+    runs = {name: [_acquire(name, seed) for seed in range(seeds)] for name in POOLS}
+    return {"start": START, "batch": BATCH, "sets": runs}
+
+
+def _acquire(name: str, seed: int) -> dict[str, list[float]]:
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        rows = torch.tensor(found.data).float(), torch.tensor(found.target)
+    else:
+        data = torch.tensor(instead_sets.table(name)).float()
+        rows = data[:, :-1], data[:, -1:]
+    pool, test = divided(rows, seed, (0.6, 0.4))
+    (x, _), (x_test, _) = standardised([(pool[0], pool[0]), (test[0], test[0])])
+    x, x_test = x[:1500], x_test[:1000]
+    y, y_test = pool[1][:1500], test[1][:1000]
+    if name != "digits":
+        y, y_test = (y - y.mean()) / y.std(), (y_test - y.mean()) / y.std()
+    first = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:START].tolist()
+    return {rule: _curve((x, y), (x_test, y_test), list(first), rule, seed) for rule in RULES}
+
+
+def _curve(pool: Rows, test: Rows, labelled: list[int], rule: str, seed: int) -> list[float]:
+    (x, y), (x_test, y_test) = pool, test
+    classes = not y.is_floating_point()
+    errors = []
+    for turn in range(ROUNDS):
+        torch.manual_seed(100 * seed + turn)
+        net = network(x.shape[1], 10 if classes else 1)
+        fit = [row for i, row in enumerate(labelled) if i % 4]
+        loss = nn.functional.cross_entropy if classes else nn.functional.mse_loss
+        optimiser = torch.optim.Adam(net.parameters(), 3e-3, weight_decay=1e-4)
+        for _ in range(200):
+            optimiser.zero_grad()
+            loss(net(x[fit]), y[fit]).backward()
+            optimiser.step()
+        with torch.no_grad():
+            output = net.eval()(x_test)
+        wrong = (output.argmax(1) != y_test).double() if classes else (output - y_test).square()
+        errors.append(float(wrong.mean()) if classes else float(wrong.mean().sqrt()))
+        rest = torch.tensor([row for row in range(len(x)) if row not in set(labelled)])
+        labelled = labelled + rest[RULES[rule](net, x, y, labelled, rest, 100 * seed + turn)].tolist()
+    return errors
+
+
+def _random(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+    return torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:BATCH]
+
+
+def _draws(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+    """Take the largest disagreement of 30 thinned networks at rate 0.1: BALD of classes, the variance of numbers."""
+    moments = sample(net, x[rest], rate=0.1, draws=30, keep_draws=True)
+    assert moments.outputs is not None
+    if y.is_floating_point():
+        return moments.outputs[..., 0].var(0).topk(BATCH).indices
+    p = moments.outputs.softmax(2).double()
+    mean = p.mean(0)
+    information = (p * p.clamp_min(1e-30).log()).sum(2).mean(0) - (mean * mean.clamp_min(1e-30).log()).sum(1)
+    return information.topk(BATCH).indices
+
+
+def _uq(diverse: bool, score: Any) -> Callable[..., Tensor]:
+    def choose(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+        held, fit = labelled[::4], [row for i, row in enumerate(labelled) if i % 4]
+        uq = calibrate(net, (x[held], y[held]), reference=x[fit], progress=False)
+        used = score or ("std" if y.is_floating_point() else "entropy")
+        return uq.acquire(x[rest], BATCH, diverse=diverse, score=used, seed=seed)
+
+    return choose
+
+
+RULES: dict[str, Callable[..., Tensor]] = {
+    "random": _random,
+    "draws": _draws,
+    "largest": _uq(diverse=False, score=None),
+    "uncertain": _uq(diverse=True, score=None),
+    "novelty": _uq(diverse=True, score="novelty"),
+}
+
+
+def acquire_table(record: dict[str, Any]) -> str:
+    """Labelled rows until the error that random choice has on average after `GOAL` batches."""
+    rows = []
+    most = START + (ROUNDS - 1) * BATCH
+    for name, runs in record["sets"].items():
+        goal = statistics.mean(run["random"][GOAL] for run in runs)
+        cells = []
+        for rule in RULES:
+            ends = interval([min(_until(run[rule], goal), most + 1) for run in runs])
+            low, middle, high = [f"> {most}" if end > most else f"{end:.0f}" for end in ends]
+            cells.append(f"{middle} ({low} to {high})")
+        rows.append([name, f"{goal:.3f}", *cells])
+    return markdown_table(["set", "error", *RULES], rows)
+
+
+def _until(errors: list[float], goal: float) -> float:
+    """Rows at which the lowest error so far reaches a goal, between two rounds in proportion."""
+    lowest = [min(errors[: turn + 1]) for turn in range(len(errors))]
+    for turn, error in enumerate(lowest):
+        if error <= goal:
+            share = 0.0 if turn == 0 else (lowest[turn - 1] - goal) / (lowest[turn - 1] - error)
+            return START + BATCH * (turn - 1 + share if turn else 0)
+    return math.inf
 
 
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {

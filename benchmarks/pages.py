@@ -46,6 +46,7 @@ _NAMES += (
     "several_outputs",
     "another_population",
     "several_labels",
+    "active_learning",
 )
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -110,6 +111,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("asked.regions", "asked_regions", asked.regions_table),
             ("asked.shift", "asked_shift", asked.shift_table),
             ("asked.labels", "asked_labels", asked.labels_table),
+            ("asked.acquire", "asked_acquire", asked.acquire_table),
         )
     },
 }

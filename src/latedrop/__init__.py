@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from latedrop import metrics
     from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
+    from latedrop.calibration.multilabel_record import MultiLabelCalibration
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
     from latedrop.prediction.joint import JointPrediction, Region
     from latedrop.prediction.multilabel import (
-        MultiLabelCalibration,
         MultiLabelPrediction,
         MultiLabelPredictor,
         calibrate_multilabel,
@@ -97,8 +97,8 @@ _HOMES = {
     "prediction.prediction": ("ClassPrediction", "Explanation", "Prediction"),
     "prediction.adapted": ("AdaptedPrediction",),
     "prediction.joint": ("JointPrediction", "Region"),
+    "calibration.multilabel_record": ("MultiLabelCalibration",),
     "prediction.multilabel": (
-        "MultiLabelCalibration",
         "MultiLabelPrediction",
         "MultiLabelPredictor",
         "calibrate_multilabel",

@@ -101,7 +101,11 @@ def test_what_is_refused(uq: latedrop.Predictor) -> None:
         adapted.scaled("relaxed")
     with pytest.raises(ArgumentError, match="another one"):
         adapted.predict(rows(5, 9)[0]).scaled("relaxed")
-    with pytest.raises(ArgumentError, match="found a AdaptedPredictor"):
+    with pytest.raises(ArgumentError, match="whose weights no file holds"):
+        adapted.save("adapted.json")
+    with pytest.raises(ArgumentError, match="whose weights no file holds"):
+        adapted.to_onnx("adapted.onnx", rows(5, 9)[0])
+    with pytest.raises(ArgumentError, match="found AdaptedPredictor"):
         adapted.adapted(rows(100, 7)[0], rows(100, 8))
     with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
         uq.adapted(rows(100, 7)[0], rows(200, 1))

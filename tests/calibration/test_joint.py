@@ -137,7 +137,9 @@ def test_what_is_refused(uq: latedrop.Predictor, joint: latedrop.JointPredictor)
         joint.scaled("relaxed")
     with pytest.raises(ArgumentError, match="another one"):
         joint.predict(x).scaled("relaxed")
-    with pytest.raises(ArgumentError, match="found a JointPredictor"):
+    with pytest.raises(ArgumentError, match="whose regions no file holds"):
+        joint.to_onnx("joint.onnx", x)
+    with pytest.raises(ArgumentError, match="found JointPredictor"):
         joint.joint((x, y))
     with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
         uq.joint(rows(200, 1))

@@ -36,6 +36,7 @@ HEADLINES = {
     "drift": "of the rows with the stream",
     "exported_program": "of 500 fresh rows",
     "forecast": "of 6000 fresh values",
+    "labelling": "of digits right with",
     "magnet_core_loss": "the 90 % interval holds",
     "molecules": "of 300 fresh molecules",
     "my_model": "written: net.pt, train.csv, val.csv, test.csv, new.csv",

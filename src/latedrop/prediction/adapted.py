@@ -195,6 +195,11 @@ class AdaptedSteps:
         rows = BatchContext(me._network, x, c.sites, me.readout, which)
         seen = [rows.features] if rows.has_features else []
         seen += [] if rows.table is None else [rows.table.to(p.output)]
+        if not seen:
+            raise ArgumentError(
+                "expected a model with features, or inputs that are a table, to compare rows by; found neither. "
+                "Calibrate with labelled rows of the target."
+            )
         features = torch.cat([part.float() for part in seen], 1)
         return AdaptedPrediction(p.output, p.raw_variance, c, p.novelty, shares=p.shares, features=features)
 
@@ -205,6 +210,14 @@ class AdaptedSteps:
         """Predict N rows of the target; see `Predictor.predict`. The prediction also has `weight`."""
         p: AdaptedPrediction = super().predict(x, **options)  # type: ignore[misc]
         return replace(p, shift=self.shift)
+
+    def save(self, path: Any) -> NoReturn:
+        """Refuse: a file would have other intervals."""
+        _refuse_files()
+
+    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
+        """Refuse likewise."""
+        _refuse_files()
 
     def _with(self, calibration: Any) -> NoReturn:
         _refuse_other_scale()
@@ -288,4 +301,11 @@ def _refuse_other_scale() -> NoReturn:
     raise ArgumentError(
         "expected the scale that was adapted to the target; found a call for another one. Call uq.scaled(...) first, "
         "then adapted(x_target, rows)."
+    )
+
+
+def _refuse_files() -> NoReturn:
+    raise ArgumentError(
+        "expected a predictor without a target for a file; found an adapted one, whose weights no file holds. Save the "
+        "predictor that adapted(...) was called on, and call it again after loading."
     )

@@ -197,6 +197,13 @@ class JointSteps:
         p: JointPrediction = super().predict(x, **options)  # type: ignore[misc]
         return replace(p, joint=self.joint_errors)
 
+    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
+        """Refuse: a file has an interval for each output alone."""
+        raise ArgumentError(
+            "expected a predictor of each output for an ONNX file; found one of several together, whose regions no "
+            "file holds. Write the file from the predictor that joint(...) was called on."
+        )
+
     def _with(self, calibration: Any) -> NoReturn:
         _refuse_other_scale()
 

@@ -4,32 +4,30 @@ A model gives K logits z, trained with sigmoids. The probability of a label is `
 to all labels or of each label, shrunk to the common ones; what is in use is chosen on rows left out of the fits (Platt
 1999).
 
-A set holds the labels of probability `t` at least. A row with m labels has the loss `missed / m`, and a row without
-labels the loss 0. On n rows used for nothing else
-
-    t = the largest threshold with (sum of losses + 1) / (n + 1) <= share,
-
-so that a new exchangeable row loses no more than that share of its labels on average (conformal risk control:
-Angelopoulos, Bates, Fisch, Lei and Schuster 2022).
+Sets miss no more labels than one allows: see `latedrop.calibration.multilabel_record`.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
+from latedrop.calibration.cross_validation import CrossValidation, leading
 from latedrop.calibration.logistic import logistic
-from latedrop.calibration.record import Columns
-from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
+from latedrop.calibration.multilabel_record import (
+    MULTILABEL,
+    MultiLabelCalibration,
+    MultiLabelChoice,
+    RiskControl,
+)
+from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, gives_batches, inputs_in
@@ -41,13 +39,11 @@ from latedrop.network.network import Network, Readout, check_module
 from latedrop.network.weights import Weights, fingerprint
 from latedrop.prediction.prediction import Predicted
 from latedrop.quantiles import checked_level
-from latedrop.records import Format, Limits, match, naming, record
+from latedrop.records import naming
 
 __all__ = [
-    "MultiLabelCalibration",
     "MultiLabelPrediction",
     "MultiLabelPredictor",
-    "RiskControl",
     "calibrate_multilabel",
     "load_multilabel",
 ]
@@ -55,115 +51,6 @@ __all__ = [
 _FEWEST_ROWS = 20
 _PRIOR = 10.0  # rows' worth of curvature that hold a label at the common fit
 _FREE = 1e-3
-_Number = Annotated[float, Limits(-1e30, 1e30)]
-_Share = Annotated[float, Limits(0, 1)]
-Choice = Literal["model", "common", "each"]
-
-
-@record
-@dataclass(frozen=True)
-class RiskControl:
-    """The labels of rows used for nothing else.
-
-    Attributes:
-        probabilities: of every true label, in rising order.
-        losses: what missing it costs: 1 / m of a row with m labels.
-        rows: how many rows there are, with labels or without.
-    """
-
-    probabilities: tuple[_Share, ...]
-    losses: tuple[_Share, ...]
-    rows: Annotated[int, Limits(1)]
-
-    def checked(self) -> RiskControl:
-        """Check lengths and order after reading."""
-        match(list(self.probabilities) == sorted(self.probabilities), "probabilities", "in rising order", "others")
-        match(len(self.losses) == len(self.probabilities), "losses", "one of each probability", len(self.losses))
-        return self
-
-    @classmethod
-    def fit(cls, probabilities: Tensor, labels: Tensor) -> RiskControl:
-        """From probabilities and labels `(N, K)`."""
-        losses = (labels / labels.sum(1, keepdim=True).clamp_min(1)).double()
-        p, order = probabilities.double()[labels.bool()].sort()
-        return cls(tuple(p.tolist()), tuple(losses[labels.bool()][order].tolist()), len(labels))
-
-    def threshold(self, missed: float) -> float:
-        """Return the largest probability that a set may ask for; above 1 where it may ask for anything.
-
-        >>> RiskControl((0.2, 0.5, 0.9), (1.0, 1.0, 1.0), 9).threshold(0.2)
-        0.5
-        """
-        needed = math.ceil(1 / missed - 1e-9) - 1
-        if self.rows < needed:
-            raise ArgumentError(
-                f"expected at least {needed} rows to keep missed labels below {missed:g}; found {self.rows}. Pass more "
-                "rows to control(...), or allow a larger share."
-            )
-        most, lost = missed * (self.rows + 1) - 1, 0.0
-        for p, loss in zip(self.probabilities, self.losses, strict=True):
-            lost += loss
-            if lost > most + 1e-9:
-                return p
-        return math.inf
-
-
-@record
-@dataclass(frozen=True, kw_only=True)
-class MultiLabelCalibration:
-    """All that was chosen and measured. Frozen, and plain JSON on disk.
-
-    Attributes:
-        slopes: a of each label.
-        shifts: b of each label.
-        choice: `"model"`, `"common"` or `"each"`: which of the candidates is in use.
-        candidates: with their gains over the model's own probabilities, in nats per label.
-        rows: how many it was fitted to.
-        nll: of a label on rows left out, in nats.
-        base_nll: the same of the share of each label, which is the trivial answer.
-        names: of the labels; empty where they have none.
-        columns: the names of the inputs; None where there were none.
-        control: what sets are made from; None before `control`.
-        seen: marks of rows that it was fitted to.
-    """
-
-    slopes: Annotated[tuple[_Number, ...], Limits(1)]
-    shifts: tuple[_Number, ...]
-    choice: Choice
-    candidates: tuple[Candidate, ...]
-    rows: Annotated[int, Limits(2)]
-    nll: Annotated[float, Limits(0)]
-    base_nll: Annotated[float, Limits(0)]
-    names: tuple[str, ...] = ()
-    columns: Columns | None = None
-    readout: str | int | None = None
-    custom_readout: str | None = None
-    fingerprint: str
-    control: RiskControl | None = None
-    seen: Sketch = ""
-
-    def checked(self) -> MultiLabelCalibration:
-        """Check lengths against each other after reading."""
-        match(len(self.shifts) == len(self.slopes), "shifts", f"{len(self.slopes)} numbers", len(self.shifts))
-        match(len(self.names) in (0, len(self.slopes)), "names", f"{len(self.slopes)} names", len(self.names))
-        return self
-
-    def __str__(self) -> str:
-        gain = max(self.candidates, key=lambda each: each.name == self.choice)
-        return (
-            f"{len(self.slopes)} labels, {self.rows} rows; probabilities of {self.choice!r}: {self.nll:.3f} nats per "
-            f"label on rows left out, {gain.gain:+.3f} (± {gain.gain_error:.3f}) beside the model's own; shares of "
-            f"labels alone: {self.base_nll:.3f}"
-        )
-
-
-FORMAT = Format(
-    MultiLabelCalibration,
-    "latedrop-multilabel",
-    "a multi-label calibration",
-    "Calibrate again with calibrate_multilabel().",
-    "calibration",
-)
 
 
 @dataclass(frozen=True)
@@ -255,7 +142,7 @@ class MultiLabelPredictor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""
-        write_aside(path, FORMAT.to_json(self.calibration).encode())
+        write_aside(path, MULTILABEL.to_json(self.calibration).encode())
 
     def __repr__(self) -> str:
         return f"MultiLabelPredictor of {type(self.model).__name__}: {self.calibration}"
@@ -306,7 +193,7 @@ def calibrate_multilabel(
             options[name][out] = logits[out] * slopes + shifts
         base[out] = ((labels[rest].sum(0) + 0.5) / (len(rest) + 1)).logit().expand(len(out), -1)
     scores = {name: -_losses(values, labels) for name, values in options.items()}
-    choice: Choice = leading(scores, "model", left)  # type: ignore[assignment]
+    choice: MultiLabelChoice = leading(scores, "model", left)  # type: ignore[assignment]
     slopes, shifts = _fits(logits, labels)[choice]
     calibration = MultiLabelCalibration(
         slopes=tuple(slopes.tolist()),
@@ -333,7 +220,7 @@ def load_multilabel(path: str | os.PathLike[str], model: nn.Module, *, readout: 
     """
     text = read_text(path, "a multi-label calibration")
     with naming(path):
-        calibration = FORMAT.from_json(text)
+        calibration = MULTILABEL.from_json(text)
     if calibration.custom_readout is not None and readout is None:
         raise FileError(
             f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
@@ -349,7 +236,7 @@ def load_multilabel(path: str | os.PathLike[str], model: nn.Module, *, readout: 
     return MultiLabelPredictor(model, calibration, readout)
 
 
-def _fits(logits: Tensor, labels: Tensor) -> dict[Choice, tuple[Tensor, Tensor]]:
+def _fits(logits: Tensor, labels: Tensor) -> dict[MultiLabelChoice, tuple[Tensor, Tensor]]:
     """Return slopes and shifts `(K,)` of each candidate."""
     count = labels.shape[1]
     inputs = torch.stack([logits, torch.ones_like(logits)], -1)

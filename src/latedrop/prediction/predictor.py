@@ -51,6 +51,7 @@ from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
 from latedrop.network.sites import Site, missing_sites, odds_by_site
 from latedrop.network.weights import Weights, fingerprint
+from latedrop.prediction.acquiring import Uncertainty, acquired
 from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
 from latedrop.prediction.exporting import export
 from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
@@ -207,6 +208,21 @@ class Calibrated(Generic[_Record, _Made]):
             seed: fixes the halves.
         """
         return detector(self, usual, scores, strange=strange, seed=seed)
+
+    def acquire(
+        self, pool: Any, count: int, *, score: Uncertainty | None = None, diverse: bool = True, seed: int = 0
+    ) -> Tensor:
+        """Return the places of `count` rows of a pool without labels that are worth a label, `(count,)`.
+
+        Args:
+            pool: inputs, whose rows have places.
+            count: how many rows are labelled together.
+            score: `"novelty"`; `"entropy"` of classes, or `"std"` of numbers. By default entropy of classes, and of
+                numbers novelty, where the calibration can tell it.
+            diverse: rows that differ from each other; False: those of the largest scores, in that order.
+            seed: of the choice among rows that differ.
+        """
+        return acquired(self, pool, count, score, diverse, seed)
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
         """Write one ONNX file that `latedrop.load_onnx` reads without torch.
@@ -416,7 +432,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """Return the same calibrated model as a predictor of another kind."""
         if type(self) is not Predictor:
             raise ArgumentError(
-                f"expected a predictor as calibrate() or load() gives it; found a {type(self).__name__}. Start again "
+                f"expected a predictor as calibrate() or load() gives it; found {type(self).__name__}. Start again "
                 "from that one."
             )
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
@@ -433,7 +449,7 @@ class JointPredictor(JointSteps, Predictor):  # type: ignore[misc]
 
 
 class AdaptedPredictor(AdaptedSteps, Predictor):  # type: ignore[misc]
-    """A predictor for rows of a target, which `Predictor.adapted` makes; `save` writes the calibration alone.
+    """A predictor for rows of a target, which `Predictor.adapted` makes; no file holds it.
 
     Attributes:
         shift: how labelled rows are weighed, and what they tell.
