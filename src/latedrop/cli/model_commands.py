@@ -173,7 +173,7 @@ def predict(
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")
-        judge = None if detector is None else Detector.load(detector, uq)  # type: ignore[arg-type]
+        judge = None if detector is None else Detector.load(detector, uq)
         columns = output_names(uq.calibration, level, flat=flat)
         names = [*(name for names in columns.values() for name in names), *([] if judge is None else ["p_value"])]
         check_kept(source.columns.kept, names)
