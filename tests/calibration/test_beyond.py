@@ -101,6 +101,19 @@ def test_a_number_that_does_not_fit_the_dtype_is_flagged_too(default: latedrop.P
         default.predict(x[ABSURD : ABSURD + 1])
 
 
+def test_absurd_items() -> None:
+    """There are no items of zeros: where none is left, it is an error."""
+    batches = latedrop.Batches(size=2, collate=torch.stack)
+    uq = latedrop.calibrate(net(), (list(X[:120]), Y[:120]), batches=batches, task="regression", progress=False)
+    far = [torch.full((3,), 1e30)] * 2
+    with pytest.warns(LatedropWarning, match="2 of 6 rows"):
+        found = uq.predict([*far, *NEW[:4]])
+    assert_same_up_to_rounding(found.std[2:], uq.predict(list(NEW[:4])).std)
+    assert float(found.std[:2].min()) > 1e5
+    with pytest.raises(latedrop.LatedropError):
+        uq.predict(far)
+
+
 def test_a_row_without_an_output(default: latedrop.Predictor) -> None:
     """Its mean is NaN, its interval the widest; where no row has an output, that is an error."""
 

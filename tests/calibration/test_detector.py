@@ -84,9 +84,9 @@ def test_false_alarms_are_as_rare_as_asked_for() -> None:
             {name: s[start:end] for name, s in scores.items()} for start, end in ((0, 30), (30, 60), (60, 60 + new))
         ]
         combined = Combination.fit(parts[0])
-        held, fresh = ({**part, COMBINED: combined(part)} for part in parts[1:])
-        for name in held:
-            p = p_values(held[name].sort().values, fresh[name])
+        usual, fresh = ({**part, COMBINED: combined(part)} for part in parts[1:])
+        for name in usual:
+            p = p_values(usual[name].sort().values, fresh[name])
             for alarm in (0.1, 0.3):
                 counts.setdefault((name, alarm), []).append(float((p <= alarm).double().mean()))
     for (name, alarm), rates in counts.items():
@@ -111,10 +111,10 @@ def test_strange_rows_weigh_the_scores() -> None:
     dice = torch.Generator().manual_seed(0)
     usual = {name: torch.randn(200, generator=dice) for name in "abc"}
     noise = {name: torch.randn(50, generator=dice) for name in "abc"}
-    told = Combination.fit(usual, {**noise, "a": noise["a"] + 3, "b": noise["b"] - 3})
-    assert told.weights is not None
-    assert told.weights["a"] > 0.8
-    assert told.weights["b"] == 0  # it says the opposite, and a p-value counts large scores
+    by_name = Combination.fit(usual, {**noise, "a": noise["a"] + 3, "b": noise["b"] - 3})
+    assert by_name.weights is not None
+    assert by_name.weights["a"] > 0.8
+    assert by_name.weights["b"] == 0  # it says the opposite, and a p-value counts large scores
     same = Combination.fit(usual, {name: values - 9 for name, values in noise.items()})
     assert same.weights is None
     with pytest.raises(DataError, match="at least 2 strange rows"):
@@ -136,15 +136,15 @@ def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, t
     new, far = found(rows(200, 6)), found(rows(200, 7, 6.0))
     assert set(new.scores) == set(new.p_values) == names
     assert all(len(values) == 200 for values in (new, far, *new.scores.values()))
-    told = {row.score: row for row in found.evaluate(rows(200, 6), rows(200, 7, 6.0))}
-    assert set(told) == names
+    by_name = {row.score: row for row in found.evaluate(rows(200, 6), rows(200, 7, 6.0))}
+    assert set(by_name) == names
     for score in ("novelty", "neighbours", "site:2"):
-        assert told[score].auroc > 0.9
+        assert by_name[score].auroc > 0.9
         threshold = torch.quantile(far.scores[score], 0.05, interpolation="lower")
-        assert told[score].fpr95 == pytest.approx(float((new.scores[score] >= threshold).double().mean()), abs=0.02)
-    assert told[COMBINED].auroc > max(told[score].auroc for score in names) - 0.03
+        assert by_name[score].fpr95 == pytest.approx(float((new.scores[score] >= threshold).double().mean()), abs=0.02)
+    assert by_name[COMBINED].auroc > max(by_name[score].auroc for score in names) - 0.03
     error = (0.05 * 0.95 * (1 / 200 + 1 / 150)) ** 0.5
-    assert all(row.false_alarms < 0.05 + 4 * error for row in told.values())
+    assert all(row.false_alarms < 0.05 + 4 * error for row in by_name.values())
     assert torch.equal(new.strange(0.05), new.p_values[COMBINED] <= 0.05)
     assert torch.equal(new.strange(0.2, "novelty"), new.p_values["novelty"] <= 0.2)
     found.save(tmp_path / "detector.json")

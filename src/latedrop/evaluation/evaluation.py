@@ -146,19 +146,25 @@ def evaluate(
     truth = align_target(mean, target)
     aim = as_output(mean, truth if unit is None else unit.forward(truth))
     truth, centre = (aim, mean) if unit is None else (truth, unit.moments(mean, variance)[0])
-    error, deviation, counts = aim - mean, variance.double().sqrt(), _counts(weights, len(mean))
+    error, deviation, counts = (aim - mean).double(), variance.double().sqrt(), _counts(weights, len(mean))
     left = CrossValidation(weights=counts)
-
-    def gaussian(level: float) -> tuple[Tensor, Tensor]:
-        reach = student_quantile((1 + level) / 2, degrees) * deviation
-        return mean - reach, mean + reach
+    size, mean_deviation = error.abs(), _average(_of(deviation, output), counts)
 
     def judged_at(level: float) -> tuple[Tensor, float]:
-        """Return what the intervals of a level hold, `(N,)`, and their mean width."""
-        low, high = (interval or gaussian)(level)
-        inside = _of(((low <= aim) & (aim <= high)).double(), output)
+        """Return which share of each row the intervals of a level hold, `(N,)`, and their mean width."""
+        reach = student_quantile((1 + level) / 2, degrees)
+        if interval is None:
+            inside = size <= reach * deviation
+        else:
+            low, high = interval(level)
+            inside = (low <= aim) & (aim <= high)
+        share = _of(inside.double(), output).reshape(len(mean), -1).mean(1)
+        if interval is None and unit is None:
+            return share, 2 * reach * mean_deviation
+        if interval is None:
+            low, high = mean - reach * deviation, mean + reach * deviation
         low, high = (low, high) if unit is None else (unit.inverse(low), unit.inverse(high))
-        return inside.reshape(len(inside), -1).mean(1), _average(_of((high - low).double(), output), counts)
+        return share, _average(_of((high - low).double(), output), counts)
 
     scores: dict[str, Any] = {"nll": None}
     if interval is None:
@@ -171,8 +177,8 @@ def evaluate(
             by_row = _of(trivial - by_value, output).reshape(len(mean), -1).mean(1)
             scores |= {"gain": float(average(by_row, counts)), "gain_error": standard_error(by_row, left)}
     inside, width = judged_at(level)
-    curve = [judged_at(a) for a in levels]
-    observed = [float(average(part, counts)) for part, _ in curve]
+    curve = [(float(average(share, counts)), wide) for share, wide in map(judged_at, levels)]
+    observed, widths = zip(*curve, strict=True)
     centre, truth = _of(centre, output), _of(truth, output)
     return Evaluation(
         label=label,
@@ -185,10 +191,10 @@ def evaluate(
         coverage=float(average(inside, counts)),
         width=width,
         levels=tuple(levels),
-        observed=tuple(observed),
+        observed=observed,
         mae=_average((truth - centre).abs().double(), counts),
         coverage_error=share_error(inside, left),
-        widths=tuple(width for _, width in curve),
+        widths=widths,
         **scores,
     )
 

@@ -614,6 +614,7 @@ def _predicted_rows(
     apart = not any(site.coupled for site in sites)
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
+    failure: LatedropError | None = None
     for part in [x] if 0 < row_count(x) <= batch_size else row_batches(x, batch_size):
         rest, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
         masks.append(beyond)
@@ -625,12 +626,14 @@ def _predicted_rows(
                 if not apart or error.rows is None:
                     raise
                 more = _named(error, alone, rest)
-                if not bool(more.any()) or (bool(more.all()) and isinstance(x, Items)):
+                if not bool(more.any()):
                     raise
-                beyond[~beyond] = more
+                beyond[~beyond], failure = more, error
                 rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist())
-    beyond = torch.cat(masks)
-    if not parts:
+    beyond = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
+    if failure is not None and not parts:
+        if isinstance(x, Items):  # there are no items of zeros
+            raise failure
         parts.append(run(map_rows(take_rows(x, slice(1)), torch.zeros_like)))
     return parts, beyond if bool(beyond.any()) else None
 
