@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -436,7 +436,8 @@ def whole_batch(
     return rows
 
 
-class Learned(NamedTuple):
+@dataclass(frozen=True)
+class Learned:
     """Terms after the reference rows, which tell what is usual; without any, the validation rows stood in.
 
     Attributes:
