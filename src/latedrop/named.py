@@ -69,10 +69,10 @@ def load_model(
 
 def load_function(name: str) -> Callable[..., Any]:
     """The callable that `package.module:name` means."""
-    found = _attribute(name)
-    if not callable(found):
-        raise ArgumentError(f"expected a function at {name}; found {type(found).__name__}.")
-    return found  # type: ignore[no-any-return]
+    target = _attribute(name)
+    if not callable(target):
+        raise ArgumentError(f"expected a function at {name}; found {type(target).__name__}.")
+    return target  # type: ignore[no-any-return]
 
 
 def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
@@ -81,11 +81,11 @@ def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
         return next(iter(arrays.values()))
     program = getattr(model, "_in_spec", None)
     if program is not None:  # an exported program takes by name only what was exported by name
-        known = set(program.children()[1].context)
+        accepted = set(program.children()[1].context)
     else:
         parameters = inspect.signature(model.forward).parameters.values()
-        known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return dict(arrays) if set(arrays) <= known else tuple(arrays.values())
+        accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return dict(arrays) if set(arrays) <= accepted else tuple(arrays.values())
 
 
 def input_names(model: nn.Module) -> tuple[str, ...]:
@@ -102,13 +102,13 @@ def example_inputs(model: nn.Module) -> Any:
     """Inputs of the shapes that a program was exported with, three rows each; None where the model is none."""
     if not isinstance(model, torch.fx.GraphModule):
         return None
-    found = {str(node.target): node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"}
-    values = [value for value in found.values() if isinstance(value, Tensor)]
-    if not values or len(values) < len(found) or any(value.dim() == 0 for value in values):
+    inputs = {str(node.target): node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"}
+    values = [value for value in inputs.values() if isinstance(value, Tensor)]
+    if not values or len(values) < len(inputs) or any(value.dim() == 0 for value in values):
         return None
     if not all(isinstance(size, int) for value in values for size in value.shape[1:]):
         return None
-    return as_arguments(model, {name: _random(3, value) for name, value in found.items()})
+    return as_arguments(model, {name: _random(3, value) for name, value in inputs.items()})
 
 
 def _random(rows: int, like: Tensor) -> Tensor:
@@ -120,26 +120,26 @@ def _random(rows: int, like: Tensor) -> Tensor:
 
 def _from_code(name: str, *, trained: bool) -> nn.Module:
     """The module that code gives; where it has to be `trained`, code that gives another one each time is refused."""
-    found = _attribute(name)
-    if isinstance(found, nn.Module):
+    target = _attribute(name)
+    if isinstance(target, nn.Module):
         again = _imported_again(name) if trained else None
-    elif callable(found):
+    elif callable(target):
         # The first one is let go before the second is made: there may be memory for one alone.
-        again = _marks(_called(name, found)) if trained else None
-        found = _called(name, found)
+        again = _marks(_called(name, target)) if trained else None
+        target = _called(name, target)
     else:
         raise ArgumentError(
-            f"expected a module or a function that returns one at {name}; found {type(found).__name__}."
+            f"expected a module or a function that returns one at {name}; found {type(target).__name__}."
         )
     if again is not None:
-        marks = _marks(found)
+        marks = _marks(target)
         random = [key for key in marks if marks[key] != again.get(key)]
         if random:
             raise ArgumentError(
                 f"expected {name} to have trained weights; found random ones: made twice, {listed(random, _SHOWN)} "
                 "came out different. Pass --weights FILE, have the code load them, or pass --untrained to go on."
             )
-    return found
+    return target
 
 
 def _called(name: str, make: Callable[[], Any]) -> nn.Module:
@@ -195,12 +195,12 @@ def _attribute(name: str) -> Any:
     if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
         plain = PureWindowsPath(module_name).with_suffix("").as_posix().strip("/.").replace("/", ".")
         raise ArgumentError(f"expected package.module:callable; found {name!r}. Write {plain}:{path}, without .py.")
-    found: Any = _imported(module_name)
+    target: Any = _imported(module_name)
     for part in path.split("."):
-        if not hasattr(found, part):
-            raise ArgumentError(f"expected {part!r} in {module_name}; it is not there. {_hint(found, part)}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(target, part):
+            raise ArgumentError(f"expected {part!r} in {module_name}; it is not there. {_hint(target, part)}")
+        target = getattr(target, part)
+    return target
 
 
 def _imported(module_name: str) -> Any:
@@ -266,15 +266,15 @@ def _loaded(path: str, trust: bool) -> Any:
 
 
 def _load_weights(model: nn.Module, name: str, path: str, trust: bool) -> None:
-    found = _safetensors(path) if Path(path).suffix.lower() == ".safetensors" else _loaded(path, trust)
-    if isinstance(found, nn.Module):
-        found = found.state_dict()
-    if isinstance(found, Mapping):
-        found = next((found[key] for key in _NESTED if isinstance(found.get(key), Mapping)), found)
-    if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
-        raise FileError(f"expected weights by name in {path}; found {type(found).__name__}. Save model.state_dict().")
+    weights = _safetensors(path) if Path(path).suffix.lower() == ".safetensors" else _loaded(path, trust)
+    if isinstance(weights, nn.Module):
+        weights = weights.state_dict()
+    if isinstance(weights, Mapping):
+        weights = next((weights[key] for key in _NESTED if isinstance(weights.get(key), Mapping)), weights)
+    if not isinstance(weights, Mapping) or not any(isinstance(value, Tensor) for value in weights.values()):
+        raise FileError(f"expected weights by name in {path}; found {type(weights).__name__}. Save model.state_dict().")
     try:
-        model.load_state_dict(_without_wrapper(dict(found), set(model.state_dict())))
+        model.load_state_dict(_without_wrapper(dict(weights), set(model.state_dict())))
     except (RuntimeError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split())
         raise FileError(f"expected weights of {name} in {path}; torch says: {said[:500].rstrip('.')}.") from error

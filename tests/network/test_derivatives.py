@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import Sampling, Terms, calibrate, find_sites, inject, linearize, load, propagate, sample
+from latedrop import Terms, calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
@@ -113,16 +113,6 @@ def test_inside_inference_mode_and_no_grad() -> None:
         with mode():
             found = sample(model, x.clone(), 0.2, 10, readout="forces").variance
         assert_same_up_to_rounding(found, expected)
-
-
-def test_calibration_predicts_in_a_process_that_never_searched() -> None:
-    model, x, _ = made("energy")
-    data = x.repeat(3, 1), torch.randn(18, 3)
-    uq = calibrate(model, data, method=Sampling(rates=[0.2]), readout="forces", progress=False)
-    torch.manual_seed(0)
-    fresh = Energy().eval()  # nothing is known about it
-    uq.model = fresh
-    assert_same_up_to_rounding(uq.predict(x).mean, sample(model, x, 0.2, 100, readout="forces").mean)
 
 
 def test_weights_get_no_gradients_from_a_calibration_or_a_loaded_one(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
@@ -168,18 +167,6 @@ def test_readouts_that_mix_rows() -> None:
         torch.testing.assert_close(fast, slow)
 
 
-def test_models_that_take_another_way_for_large_batches() -> None:
-    class Big(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (2 if len(x) > 100 else 1)
-
-    model, x = Big(*net(8)), torch.randn(40, 8)
-    sites = find_sites(model, x)
-    sample(model, x[:2], 0.3, draws=6, sites=sites)
-    fast, slow = (sample(model, x, 0.3, 50, sites=sites, engine=engine).mean for engine in ("auto", "loop"))
-    torch.testing.assert_close(fast, slow)
-
-
 def test_a_copy_made_inside_is_a_model_like_any_other() -> None:
     model, x = net(8), torch.randn(40, 8)
     sites = find_sites(model, x)
@@ -282,19 +269,6 @@ def test_rows_in_another_order_inside(order: str) -> None:
     torch.testing.assert_close(by_rows.variance, one_by_one.variance)
 
 
-def test_noise_that_is_switched_on_later() -> None:
-    model: Any = Net(lambda net, h, x: F.dropout(net.m(h), 0.5, net.noisy))
-    model.noisy = False
-    x = rows(12)
-    find_sites(model, x)
-    model.noisy = True
-    with pytest.warns(UserWarning, match="draws random numbers by itself"):
-        sites = find_sites(model, x)
-    state = torch.get_rng_state()
-    sample(model, x, 0.2, 10, sites=sites)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 class Compiled(Net):
     @torch.compile(backend="eager")
     def block(self, h: Tensor) -> Tensor:
@@ -324,32 +298,6 @@ def test_nested_tensors_are_refused(layout: Any, kind: Any) -> None:
 
     with pytest.raises(SiteError, match="'m'; found a nested one"):
         find_sites(Nested().eval(), torch.randn(12, 4, 3), kind=kind)
-
-
-class RowsLast(nn.Module):
-    """The rows lie along the third axis at `m`, as code with windows has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.e, self.m, self.h = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.h(self.m(self.e(x).relu().permute(1, 2, 0, 3)).relu().mean((0, 1)))
-        return found
-
-
-@pytest.mark.parametrize("size", [(4, 4), (4, 1), (4, 3)])
-@pytest.mark.parametrize("kind", ["element", "channel"])
-def test_rows_along_a_later_axis(size: tuple[int, int], kind: Any) -> None:
-    model, x = RowsLast(), torch.randn(6, *size, 3)
-    sites = find_sites(model, x, kind=kind)
-    outputs = [
-        sample(model, x, 0.3, 5, sites=sites, engine=engine, keep_draws=True).outputs
-        for engine in ("rows", "loop", "auto")  # warnings are errors
-    ]
-    for found in outputs[1:]:
-        torch.testing.assert_close(found, outputs[0])
 
 
 class TwoRanks(nn.Module):

@@ -40,8 +40,7 @@ from latedrop.wrappers import bare
 
 __all__ = ["FirstOrder", "Linearization", "first_order", "linearize", "unit_variances"]
 
-_MOST_OUTPUTS = 1024
-_OUTPUTS_AT_ONCE = 16
+_MOST_OUTPUTS, _OUTPUTS_AT_ONCE = 1024, 16
 _LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
 _MOST_COUNTED = {torch.float16: 16, torch.bfloat16: 16}  # rows that gradients tell apart, with room for rounding
 _UNCLEAR = 0.25, 0.02  # how far an entry may be from the number and the second weight of its row

@@ -91,11 +91,11 @@ def product(value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale
 
 @lru_cache(maxsize=1024)
 def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> _Plan | None:
-    """How the kernel goes over values of these sizes and strides."""
-    found = _axes(sizes[1:], steps[1:], shape)
-    if found is None:
+    """Plan how the kernel goes over values of these sizes and strides."""
+    axes_of = _axes(sizes[1:], steps[1:], shape)
+    if axes_of is None:
         return None
-    strides, (rows, first, second) = found
+    strides, (rows, first, second) = axes_of
     places = first[0] * second[0]
     wide = min(_BLOCK, 1 << (places - 1).bit_length())
     high = _BLOCK // wide

@@ -139,7 +139,7 @@ def masks(
 
 
 def _are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
-    """Whether masks are remembered."""
+    """Return True if masks are remembered."""
     return len(draws) * prod(shape) <= _SMALL.get(device.type, 0)
 
 
@@ -152,14 +152,14 @@ def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDAr
 
 
 def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The mixing of splitmix64 (Steele, Lea, Flood 2014), whose numbers are `STEP` apart."""
+    """Mix numbers as splitmix64 does (Steele, Lea, Flood 2014); they are `STEP` apart."""
     z = (numbers ^ (numbers >> _BY[0])) * _TIMES[0]
     z = (z ^ (z >> _BY[1])) * _TIMES[1]
     return z ^ (z >> _BY[2])  # type: ignore[no-any-return]
 
 
 def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
-    """The keys as `masks_from_keys` takes them on that device."""
+    """Return the keys as `masks_from_keys` takes them on that device."""
     if device.type == "cpu" or not isinstance(draws, range):
         keys = draw_keys(seed, draws, site, call)
         return keys if device.type == "cpu" else keys_on(keys, device)
@@ -167,17 +167,17 @@ def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torc
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
-    """The keys as an int32 tensor `(draws, 2)`, without waiting for the device."""
+    """Return the keys as an int32 tensor `(draws, 2)`, without waiting for the device."""
     return torch.from_numpy(keys.view(np.int32)).to(device, non_blocking=True)
 
 
 def threshold(rate: float) -> int:
-    """A unit is dropped where its hash is below this: `u < rate` in whole numbers."""
+    """Return the hash below which a unit is dropped: `u < rate` in whole numbers."""
     return min(ceil(rate * 2**32), 2**32 - 1)
 
 
 def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, *, scaled: bool = True) -> Tensor:
-    """As `masks`, from the keys of the draws: an array on the CPU, a tensor elsewhere.
+    """Return masks from the keys of the draws: an array on the CPU, a tensor elsewhere.
 
     Without `scaled`, what is kept is 1.
     """
@@ -187,11 +187,11 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, 
         return (keep.to(like.dtype) * scale).view(len(keys), *shape)
     lowest = np.uint32(threshold(rate))
     values = np.empty((len(keys), units), np.float64 if like.dtype == torch.float64 else np.float32)
-    kept = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
+    scaled_one = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
 
     def fill(start: int, stop: int) -> None:
         for rows, part, x in _hashed(keys, start, stop):
-            np.multiply(x >= lowest, kept, out=values[rows, part])
+            np.multiply(x >= lowest, scaled_one, out=values[rows, part])
 
     threads = min(torch.get_num_threads(), values.size // _PARALLEL)
     if threads > 1:
@@ -236,7 +236,7 @@ def _hashed(
 
 
 def hashes(keys: Tensor, units: int) -> Tensor:
-    """The same by plain tensor operators, for keys `(..., 2)`: int32 `(..., units)`, the hash less `2^31`.
+    """Hash by plain tensor operators, for keys `(..., 2)`: int32 `(..., units)`, the hash less `2^31`.
 
     For devices without a kernel, and to be compiled.
     """
@@ -276,7 +276,7 @@ def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[[], T
         if type(tensor) is Tensor and not being_traced():
             with _KEEPING:
                 _KEPT[place] = tensor
-                while len(_KEPT) > _MOST_KEPT or sum(kept.nbytes for kept in _KEPT.values()) > _MOST_BYTES:
+                while len(_KEPT) > _MOST_KEPT or sum(mask.nbytes for mask in _KEPT.values()) > _MOST_BYTES:
                     _KEPT.pop(next(iter(_KEPT)))
     return tensor
 
@@ -288,7 +288,7 @@ _MOST_KEPT, _MOST_BYTES = 128, 2**28
 
 @cache
 def _kernels() -> Any:
-    """The module of kernels for CUDA; None where Triton is not installed."""
+    """Return the module of kernels for CUDA; None where Triton is not installed."""
     try:
         from latedrop.dropout import kernels
     except ImportError:

@@ -48,7 +48,7 @@ class Sampling:
 
 
 def checked_draws(draws: Any) -> int:
-    """The number of draws as an int, or `ArgumentError`."""
+    """Return the number of draws as an int, or raise `ArgumentError`."""
     if isinstance(draws, bool) or not hasattr(draws, "__index__") or int(draws) < 2:
         raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {shown(draws)}.")
     if int(draws) > MOST_DRAWS:
@@ -78,9 +78,9 @@ class Moments:
 
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:
-        """One batch after the other."""
-        kept = [part.outputs for part in parts if part.outputs is not None]
-        outputs = torch.cat(kept, 1) if kept else None
+        """Return those of one batch after the other as one."""
+        each = [part.outputs for part in parts if part.outputs is not None]
+        outputs = torch.cat(each, 1) if each else None
         mean, variance = torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
         return cls(mean, variance, parts[0].draws, outputs)
 
@@ -118,7 +118,7 @@ class Stream:
         self._part = before + delta * (count / total), spread, total
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance, `(N, ...)`."""
+        """Return mean and variance, `(N, ...)`."""
         assert self._part is not None
         mean, squares, draws = self._part
         return self._origin + mean, squares / (draws - 1)
@@ -136,5 +136,5 @@ def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory ran out, on any device."""
+    """Return True if an error says that memory ran out, on any device."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)

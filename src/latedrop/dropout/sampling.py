@@ -182,7 +182,8 @@ class _ThinnedNetworks:
             asked = options.engine == "compiled" or worth_it(x, draws, passes, len(sites))
             if known if self._traced else asked:
                 self._prefix = Prefix(self._rows, REMEMBERED.get(network.weight.device.type, 0) if passes > 1 else 0)
-        _log.debug("%d draws of %d rows, %d at once", draws, self._rows, self._chunk)
+        once = ", first layers once" if self._prefix else ""
+        _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Return mean and variance over all draws, at a rate for each site."""

@@ -275,9 +275,9 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
     raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
 
 
-def _irregular(name: str, found: str) -> str:
+def _irregular(name: str, layout: str) -> str:
     return (
-        f"expected the examples in order along one axis of the input of layer {name!r}, in every call; found {found}. "
+        f"expected the examples in order along one axis of the input of layer {name!r}, in every call; found {layout}. "
         "Use kind='channel', or leave it out with select=."
     )
 

@@ -417,7 +417,7 @@ def part_of(output: Any, readout: Readout) -> Any:
 
 
 def read(output: Any, readout: Readout, rows: int) -> Tensor:
-    """The quantity of interest, `(rows, ...)`, from the raw output of a model.
+    """Return the quantity of interest, `(rows, ...)`, from the raw output of a model.
 
     `readout` is a callable, the name or index of one part of the output, or None where the output
     holds a single floating tensor.

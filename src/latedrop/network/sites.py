@@ -78,7 +78,7 @@ class Site:
         return prod(self.units)
 
     def place(self, unit: int) -> tuple[int, ...]:
-        """The position of a unit, counted flat, in the mask; led by the call where the layer runs several times."""
+        """Return the position of a unit, counted flat, in the mask; led by the call where the layer has several."""
         call, unit = divmod(unit, self.count)
         places: list[int] = []
         for size in reversed(self.units):
@@ -135,7 +135,7 @@ def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = 
     there = {s.name: s.weight in weights if s.weight is not None else s.name in modules for s in sites}
     if same_type:
         there.update({s.name: type(modules.get(s.name)).__name__ == s.layer for s in sites if s.weight is None})
-    return [name for name, known in there.items() if not known]
+    return [name for name, present in there.items() if not present]
 
 
 def refuse_nested(name: str, *inputs: Tensor) -> None:
