@@ -474,7 +474,9 @@ def test_animation_of_the_documentation(demo: Demo, tmp_path: Path) -> None:
         page.click("[data-layer=density]")
         page.click("[data-layer=doubt]")
         page.click("[data-layer=faint]")
-        page.wait_for_timeout(3000)
+        with page.expect_response(lambda answer: "/layers/doubt" in answer.url and answer.status == 200):
+            pass
+        page.wait_for_timeout(1000)
         film.take(5)
         film.write(Path(SHOTS or tmp_path) / "console.gif")
         browser.close()
