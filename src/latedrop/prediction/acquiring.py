@@ -63,7 +63,8 @@ def acquired(uq: Any, pool: Any, count: int, score: Uncertainty | None, diverse:
             "expected finite scores of the pool; found rows without. Leave out the rows that predict warns of."
         )
     if not diverse:
-        return values.argsort(descending=True, stable=True)[:count]
+        largest: Tensor = values.argsort(descending=True, stable=True)
+        return largest[:count]
     return spread_out(_directions(uq, pool, classes) * values[:, None], count, seed)
 
 
@@ -100,4 +101,5 @@ def _directions(uq: Any, pool: Any, classes: bool) -> Tensor:
     phi = torch.cat(parts)
     unit = phi.square().mean(0).sqrt()
     phi = phi / unit.clamp_min(1e-12 * float(unit.max().clamp_min(torch.finfo(torch.float64).tiny)))
-    return phi / phi.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    directions: Tensor = phi / phi.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    return directions
