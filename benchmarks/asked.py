@@ -10,6 +10,9 @@ lie beyond all labelled rows (cut), which has to be refused. The target's inputs
 
 `acquire`: labelled rows until an error, in batches of 20 from 40 on. A quarter of the labelled rows is for validation.
 
+`language`: what dropout does to a small transformer (GPT-2 of two layers) that predicts the next character of Python's
+help topics, trained without dropout and with it.
+
 `labels`: several labels for one row. Probabilities beside the model's own, and sets that may miss a tenth of the labels
 beside those of probability above one half.
 """
@@ -573,11 +576,83 @@ def _until(errors: list[float], goal: float) -> float:
     return math.inf
 
 
+RATES = (0.01, 0.03, 0.1, 0.3)
+PAST = 24
+
+
+def language(seeds: int) -> dict[str, Any]:
+    """Measure what dropout does to a small transformer that predicts the next character."""
+    return {"rates": RATES, "runs": [_language(seed) for seed in range(seeds)]}
+
+
+def _language(seed: int) -> dict[str, Any]:
+    from pydoc_data.topics import topics
+
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    text = "".join(topics[name] for name in sorted(topics)[:20])
+    signs = sorted(set(text))
+    codes = torch.tensor([signs.index(sign) for sign in text]).unfold(0, PAST + 1, 1)
+    cut = 3 * len(codes) // 4
+    torch.manual_seed(seed)
+    result: dict[str, Any] = {}
+    for trained_with in (0.0, 0.1):
+        shape = {"vocab_size": len(signs), "n_positions": PAST, "n_embd": 64, "n_layer": 2, "n_head": 4}
+        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), trained_with)
+        net = GPT2LMHeadModel(GPT2Config(**shape, **rates, bos_token_id=0, eos_token_id=0))
+        optimiser = torch.optim.AdamW(net.parameters(), 3e-3)
+        for _ in range(400):
+            rows = codes[torch.randint(cut, (32,))]
+            optimiser.zero_grad()
+            logits = net(rows[:, :-1]).logits
+            nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+            optimiser.step()
+        net.eval()
+        held = codes[cut + PAST :]
+        held = held[torch.randperm(len(held))[:900]]
+        x, y = held[:, :-1], held[:, -1]
+        uq = calibrate(net, (x[:500], y[:500]), readout=_last, progress=False)
+        x, y = x[500:], y[500:]
+        found = {"plain": _right(uq.predict(x).logits.softmax(1), y), "default": _right(uq.predict(x).probabilities, y)}
+        for rate in RATES:
+            draws = sample(net, x, rate, 10, readout=_last, keep_draws=True).outputs
+            assert draws is not None
+            p = draws.double().softmax(2)
+            one = [_right(each, y) for each in p]
+            found[f"one at {rate}"] = [statistics.mean(pair[k] for pair in one) for k in range(2)]
+            found[f"mean at {rate}"] = _right(p.mean(0), y)
+        result[f"trained with {trained_with:g}"] = found
+    return result
+
+
+def _last(output: Any) -> Tensor:
+    return output.logits[:, -1]  # type: ignore[no-any-return]
+
+
+def _right(p: Tensor, y: Tensor) -> list[float]:
+    """Return the share of right answers and the negative log-likelihood in nats."""
+    nll = -p.gather(1, y[:, None]).clamp_min(1e-30).log()
+    return [float((p.argmax(1) == y).double().mean()), float(nll.mean())]
+
+
+def language_table(record: dict[str, Any]) -> str:
+    """Means over seeds: share of right next characters, and nats."""
+    rows = []
+    for kind in next(iter(record["runs"][0].values())):
+        cells = []
+        for trained_with in record["runs"][0]:
+            pairs = [run[trained_with][kind] for run in record["runs"]]
+            cells += [f"{statistics.mean(p[0] for p in pairs):.1%}", f"{statistics.mean(p[1] for p in pairs):.3f}"]
+        rows.append([kind, *cells])
+    return markdown(["network", "trained without dropout", "nats", "trained with 0.1", "nats"], rows)
+
+
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "regions": regions,
     "shift": shift,
     "labels": labels,
     "acquire": acquire,
+    "language": language,
 }
 
 

@@ -47,6 +47,7 @@ _NAMES += (
     "another_population",
     "several_labels",
     "active_learning",
+    "language_models",
 )
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -112,6 +113,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("asked.shift", "asked_shift", asked.shift_table),
             ("asked.labels", "asked_labels", asked.labels_table),
             ("asked.acquire", "asked_acquire", asked.acquire_table),
+            ("asked.language", "asked_language", asked.language_table),
         )
     },
 }

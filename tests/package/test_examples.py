@@ -37,6 +37,7 @@ HEADLINES = {
     "exported_program": "of 500 fresh rows",
     "forecast": "of 6000 fresh values",
     "labelling": "of digits right with",
+    "language_model": "next character:",
     "magnet_core_loss": "the 90 % interval holds",
     "molecules": "of 300 fresh molecules",
     "my_model": "written: net.pt, train.csv, val.csv, test.csv, new.csv",
@@ -58,6 +59,7 @@ HEADLINES = {
     "units": "with one scale for all:",
 }
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_predict": ("lightning",), "timm_images": ("timm",)}
+NEEDS |= {"language_model": ("transformers",)}
 NEEDS |= {"graphs": ("torch_geometric",), "potential": ("torch_geometric", "ase")}
 NEEDS |= {"onnx_file": ("onnx", "onnxruntime"), "count_people": ("scipy", "PIL", "safetensors")}
 FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole

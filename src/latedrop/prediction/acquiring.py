@@ -63,8 +63,8 @@ def acquired(uq: Any, pool: Any, count: int, score: Uncertainty | None, diverse:
             "expected finite scores of the pool; found rows without. Leave out the rows that predict warns of."
         )
     if not diverse:
-        places: Tensor = values.argsort(descending=True, stable=True)[:count]
-        return places
+        largest: Tensor = values.argsort(descending=True, stable=True)
+        return largest[:count]
     return spread_out(_directions(uq, pool, classes) * values[:, None], count, seed)
 
 
