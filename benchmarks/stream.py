@@ -32,7 +32,7 @@ from benchmarks.sets import cuts, pair, standardised, table, trained
 from benchmarks.timing import RESULTS, machine, write
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
-from latedrop.streams.bag import Usual, from_curve
+from latedrop.streams.monitor import Usual, from_curve
 from latedrop.streams.tracking import Tracker
 from studies.regression.data import SETS as UCI
 

@@ -30,7 +30,7 @@ from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
-from latedrop.streams.bag import Usual, usual_of_rows
+from latedrop.streams.monitor import Usual, usual_of_rows
 
 __all__ = ["Picked", "TermRows", "compare", "described", "judge", "nested", "set_guard"]
 
