@@ -644,7 +644,7 @@ def language_table(record: dict[str, Any]) -> str:
             pairs = [run[trained_with][kind] for run in record["runs"]]
             cells += [f"{statistics.mean(p[0] for p in pairs):.1%}", f"{statistics.mean(p[1] for p in pairs):.3f}"]
         rows.append([kind, *cells])
-    return markdown(["network", "trained without dropout", "nats", "trained with 0.1", "nats"], rows)
+    return markdown_table(["network", "trained without dropout", "nats", "trained with 0.1", "nats"], rows)
 
 
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {

@@ -32,7 +32,7 @@ from benchmarks.sets import cuts, pair, standardised, table, trained
 from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
-from latedrop.streams.bag import Usual, from_curve
+from latedrop.streams.monitor import Usual, from_curve
 from studies.regression.data import SETS as UCI
 
 LEVEL, ALARM = 0.9, 0.01

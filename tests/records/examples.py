@@ -16,7 +16,7 @@ from latedrop.onnx_files.metadata import METADATA, Metadata
 from latedrop.prediction.exporting import _record
 from latedrop.records import Format
 from latedrop.stored_tensors import inline
-from latedrop.streams.state import STREAM
+from latedrop.streams.stream import STREAM
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS: dict[str, Format[Any]] = {

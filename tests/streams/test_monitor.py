@@ -7,8 +7,7 @@ import pytest
 
 from latedrop.errors import DataError
 from latedrop.records import FieldError, checked, plain
-from latedrop.streams.bag import ERRORS, SHARES, Bag, counted, from_curve, uniform
-from latedrop.streams.monitor import Monitor, MonitorState
+from latedrop.streams.monitor import ERRORS, SHARES, Bag, Monitor, MonitorState, counted, from_curve, uniform
 from rounding import assert_same_doubles
 
 scipy_stats = pytest.importorskip("scipy.stats")

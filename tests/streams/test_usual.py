@@ -6,7 +6,7 @@ import pytest
 
 from latedrop.errors import DataError
 from latedrop.records import checked, plain
-from latedrop.streams.bag import SHARES, STRANGENESS, Usual, usual_of_rows
+from latedrop.streams.monitor import SHARES, STRANGENESS, Usual, usual_of_rows
 
 
 def test_rows_are_counted() -> None:

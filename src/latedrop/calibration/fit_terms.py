@@ -30,7 +30,7 @@ from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
 from latedrop.metrics.groups import Held, Inputs, by_input
 from latedrop.metrics.tails import Tail, fit_tail
-from latedrop.streams.bag import Usual, usual_of_rows
+from latedrop.streams.monitor import Usual, usual_of_rows
 
 __all__ = ["Picked", "compare", "described", "fitted_variance", "judge", "nested", "with_guard"]
 

@@ -30,7 +30,7 @@ from latedrop.calibration.guard import Guard, finite
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Limits, Tagged, Via, match, record
-from latedrop.streams.bag import Usual
+from latedrop.streams.monitor import Usual
 from latedrop.terms import (
     BatchContext,
     Dropout,

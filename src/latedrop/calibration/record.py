@@ -24,7 +24,7 @@ from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import inline
-from latedrop.streams.bag import Usual, from_curve
+from latedrop.streams.monitor import Usual, from_curve
 from latedrop.terms.forest import LEAST_ROWS, ErrorForest
 
 __all__ = [

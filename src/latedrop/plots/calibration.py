@@ -43,9 +43,6 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | Non
             `metrics.calibration_curve`.
         ax: Where to draw.
 
-    Returns:
-        The axes drawn on.
-
     Example:
         >>> ax = calibration_curves({"raw": ([0.1, 0.5, 0.9], [0.0, 0.2, 0.6])})
         >>> ax.get_xlabel()
@@ -93,9 +90,6 @@ def metric_by_rate(
         ylabel: Name of the metric, and its unit if it has one.
         xlabel: Name of the rate.
         log: Logarithmic axis of rates.
-
-    Returns:
-        The axes drawn on.
 
     Example:
         >>> ax = metric_by_rate([0.01, 0.1, 0.5], {"scaled": [1.2, 1.1, 1.4]}, ylabel="NLL", log=True)
@@ -146,9 +140,6 @@ def tradeoff(
         xlabel: Name of the first metric.
         ylabel: Name of the second metric.
         rmse_label: Name of what the colour shows.
-
-    Returns:
-        The axes drawn on.
 
     Example:
         >>> ax = tradeoff([1.0, 1.1, 1.3], [0.3, 0.1, 0.02], scale=[2.0, 3.0, 4.5])

@@ -39,9 +39,6 @@ def intervals(
         xlabel: Name of the input, and its unit if it has one.
         ylabel: Name of what is predicted, and its unit if it has one.
 
-    Returns:
-        The axes drawn on.
-
     Example:
         >>> ax = intervals([0, 1], [2, 3], {0.5: ([1.5, 2.5], [2.5, 3.5]), 0.9: ([1, 2], [3, 4])})
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
@@ -83,9 +80,6 @@ def error_against_std(
         unit: Unit of both.
         log: Logarithmic axes; points with an error or a deviation of 0 are not shown.
 
-    Returns:
-        The axes drawn on.
-
     Example:
         >>> ax = error_against_std([0.5, 1.0, 2.0], [0.1, -1.5, 1.0], unit="kW")
         >>> ax.get_ylabel()
@@ -117,9 +111,6 @@ def site_shares(names: Sequence[str], shares: Array, ax: Axes | None = None) -> 
         names: Names of the sites, S of them.
         shares: Their fractions of the variance `(S,)`, drawn as given.
         ax: Where to draw.
-
-    Returns:
-        The axes drawn on.
 
     Example:
         >>> ax = site_shares(["encoder.2", "head"], [0.75, 0.25])
