@@ -45,15 +45,10 @@ def refuse(what: str, error: Exception | None = None) -> NoReturn:
 
 
 class Program:
-    """A function of tensors of one shape each, which runs a network, traced and compiled; one caller at a time.
+    """A function of tensors of one shape each, which runs a network, traced and compiled; one caller at a time."""
 
-    Attributes:
-        checked: whether it was seen to give what the steps give.
-        shape: what its maker wants to remember of its results.
-    """
-
-    checked = False
-    shape: Any = None
+    checked = False  # whether it was seen to give what the steps give
+    shape: Any = None  # what its maker wants to remember of its results
 
     def __init__(self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         self._device = inputs[0].device

@@ -110,10 +110,15 @@ def find_sites(
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
     holders = {name: type(module).__module__ for name, module in modules.items() if hasattr(module, "weight")}
     packed = [name for name, origin in holders.items() if ".quantized." in origin]
-    if packed and not chosen:
+    unusable = packed or [name for name, weight in model.named_parameters() if weight.is_complex()]
+    if unusable and not chosen:
+        what, remedy = "complex", "Keep real and imaginary parts as weights of their own."
+        if packed:
+            what = "quantised"
+            remedy = "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
         raise SiteError(
-            f"expected weight layers that work on floating numbers; found quantised ones, {', '.join(packed[:3])}. "
-            "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
+            f"expected weight layers that work on floating numbers; found {what} ones, {', '.join(unusable[:3])}. "
+            f"{remedy}"
         )
     if not chosen or unmatched:
         first = [name for name in layers if name not in downstream]
