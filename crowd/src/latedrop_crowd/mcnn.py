@@ -161,7 +161,7 @@ class Trained:
         return torch.cat([flat, flat.sum(1, keepdim=True)], 1)
 
     def prepared(self, name: str, image: Tensor) -> Tensor:
-        """The frame as the network takes it, enlarged and on its device; `DataError` where it does not fit."""
+        """Enlarge a frame and put it on the network's device; raise `DataError` where it does not fit."""
         channels, stride = self.channels, self.stride
         if image.dim() != 3 or len(image) != channels:
             raise DataError(

@@ -516,13 +516,13 @@ def _role(words: bytes, tokens: Mapping[str, str]) -> str | None:
 
 
 def role_of(request: Request) -> str:
-    """The role of a request that was let in; without tokens everybody may do all."""
+    """Return the role of a request that was let in; without tokens everybody may do all."""
     role: str = request.scope.get(_ROLE, ROLES[-1])
     return role
 
 
 def _forbidden(request: Request) -> str | None:
-    """Why the role of a request does not allow it, in words; None where it does."""
+    """Say why the role of a request does not allow it; None where it does."""
     wanted = "label" if _LABELLING.fullmatch(request.scope["path"]) else "configure"
     if request.method in ("GET", "HEAD") or ROLES.index(role_of(request)) >= ROLES.index(wanted):
         return None

@@ -213,8 +213,8 @@ class Watch:
     def label(self, view: View, frame: int, people: float | None, heads: Any = None) -> str:
         """Learn from what somebody counted, in words what it does; None takes the label of a frame back."""
         with self._labelling:
-            kept = self.store.frame(frame)
-            if kept is None or kept["source"] != view.name:
+            row = self.store.frame(frame)
+            if row is None or row["source"] != view.name:
                 raise DataError("expected a frame of this source that is still kept; it is gone. Take another one.")
             if people is not None:
                 self.store.label(frame, people, heads)
@@ -405,7 +405,7 @@ def _lossless(image: Tensor) -> bytes:
 
 
 def _fitted(trained: Trained, own: CrowdCalibration, store: Store, source: str) -> tuple[CrowdCalibration, str]:
-    """The calibration that the labels of a source ask for, and what they do, in words; `own` where they are too few."""
+    """Fit counts to the labels of a source, and say what that does; give `own` back where there are too few."""
     rows = store.frames(source, labelled=True)
     if len(rows) < FEWEST:
         missing = FEWEST - len(rows)
@@ -429,7 +429,7 @@ def _fitted(trained: Trained, own: CrowdCalibration, store: Store, source: str) 
 
 
 def _last_used(store: Store, source: str, own: CrowdCalibration) -> CrowdCalibration:
-    """The calibration that was in use when the console ended; `own`, that of the weights, where there is none."""
+    """Read the calibration that was in use when the console ended; `own`, that of the weights, where there is none."""
     used = [row for row in store.calibrations(source) if row["used"]]
     if used:
         why = "is of another counter"

@@ -198,6 +198,7 @@ def mean_errors(mean: float, crowd_set: CrowdSet, indices: Sequence[int]) -> dic
 
 
 def _truth(crowd_set: CrowdSet, indices: Sequence[int]) -> Tensor:
+    """Count the people of frames, `(N,)` of double precision."""
     return crowd_set.counts(indices, torch.float64)
 
 
