@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from latedrop.network.find_sites import find_sites
     from latedrop.network.network import Network
     from latedrop.network.sites import Site, Sites
-    from latedrop.network.weights import fingerprint
     from latedrop.onnx_files.predictor import load_onnx
     from latedrop.prediction.adapted import AdaptedPrediction
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from latedrop.prediction.predictor import AdaptedPredictor, ClassPredictor, JointPredictor, Predictor, load
     from latedrop.programs import load_program
     from latedrop.propagation.propagate import propagate
+    from latedrop.weights import fingerprint
 
 __all__ = [
     "AdaptedPrediction",
@@ -110,7 +110,7 @@ _HOMES = {
     "calibration.record": ("Calibration",),
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
     "calibration.transforms": ("Log", "Standardized"),
-    "network.weights": ("fingerprint",),
+    "weights": ("fingerprint",),
     "errors": ("LatedropError", "LatedropWarning"),
     "dropout.first_order": ("Linearization", "linearize"),
     "dropout.moments": ("Moments",),

@@ -27,9 +27,9 @@ from torch.nn.parameter import is_lazy
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
-from latedrop.network.weights import weight_marks
 from latedrop.programs import load_program
 from latedrop.terminal import listed
+from latedrop.weights import weight_marks
 
 __all__ = ["as_arguments", "example_inputs", "input_names", "load_function", "load_model"]
 

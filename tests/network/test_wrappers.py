@@ -12,7 +12,7 @@ import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import SiteError
 from latedrop.network.network import Network
-from latedrop.network.weights import fingerprint
+from latedrop.weights import fingerprint
 from latedrop.wrappers import bare, plain_names
 from rounding import assert_same_up_to_rounding
 

@@ -19,6 +19,7 @@ ROOMS = [
     {"files", "numerals", "wrappers"},
     {"options", "records"},
     {"quantiles", "stored_tensors", "torch_private", "devices", "terminal", "progress"},
+    {"weights"},
     {"metrics", "plots", "web"},
     {"data"},
     {"programs"},

@@ -17,8 +17,8 @@ import latedrop
 from latedrop.data.rows import take_rows
 from latedrop.errors import SiteError
 from latedrop.evaluation.judgement import judge, judge_classes
-from latedrop.network.weights import fingerprint
 from latedrop.report import write_class_report, write_report
+from latedrop.weights import fingerprint
 from rounding import assert_same_up_to_rounding
 
 ROWS, HELD = 60, 40

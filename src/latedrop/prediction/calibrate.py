@@ -46,8 +46,8 @@ from latedrop.metrics.classes import accuracy, ece
 from latedrop.network.find_sites import Select
 from latedrop.network.network import Network, Readout, check_module
 from latedrop.network.sites import Sites
-from latedrop.network.weights import fingerprint
 from latedrop.prediction.predictor import ClassPredictor, Predictor
+from latedrop.weights import fingerprint
 
 __all__ = ["calibrate", "calibrate_cross_fitted"]
 

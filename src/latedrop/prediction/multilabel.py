@@ -36,10 +36,10 @@ from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
 from latedrop.files import read_text, write_aside
 from latedrop.network.network import Network, Readout, check_module
-from latedrop.network.weights import Weights, fingerprint
 from latedrop.prediction.prediction import Predicted
 from latedrop.quantiles import checked_level
 from latedrop.records import naming
+from latedrop.weights import Weights, fingerprint
 
 __all__ = [
     "MultiLabelPrediction",

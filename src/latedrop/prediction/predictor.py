@@ -50,7 +50,6 @@ from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
 from latedrop.network.sites import Site, missing_sites, odds_by_site
-from latedrop.network.weights import Weights, fingerprint
 from latedrop.prediction.acquiring import Uncertainty, acquired
 from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
 from latedrop.prediction.exporting import export
@@ -61,6 +60,7 @@ from latedrop.records import naming, plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import BatchContext, Term
+from latedrop.weights import Weights, fingerprint
 
 __all__ = [
     "AdaptedPredictor",
