@@ -27,7 +27,7 @@ from latedrop.data.names import in_order
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights
-from latedrop.metrics.levels import even_levels
+from latedrop.metrics.levels import checked_levels, even_levels
 from latedrop.metrics.tails import Tail
 from latedrop.network.sites import Rate
 from latedrop.prediction.prediction import Prediction
@@ -143,6 +143,7 @@ def evaluate(
     >>> row.coverage, round(row.nll, 3)
     (0.75, 2.201)
     """
+    levels = checked_levels(levels).tolist()
     truth = align_target(mean, target)
     aim = as_output(mean, truth if unit is None else unit.forward(truth))
     truth, centre = (aim, mean) if unit is None else (truth, unit.moments(mean, variance)[0])
