@@ -17,6 +17,7 @@ from benchmarks import (
     crowd_regions,
     crowd_width,
     gpu_round,
+    graphs,
     hops,
     instead,
     linear,
@@ -97,6 +98,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("long_tables.predict", "long_tables_predict", long_tables.predict_table),
             ("long_tables.ray", "long_tables_ray", long_tables.ray_table),
             ("gpu_round", "gpu_round", gpu_round.step_table),
+            ("graphs", "graphs", graphs.markdown),
             ("hops", "hops", hops.table),
         )
     },
