@@ -20,7 +20,6 @@ beside those of probability above one half.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
 import time
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import instead_sets
-from benchmarks.sets import MORE, Source, _place, _sheet, numbers
+from benchmarks.sets import MORE, _place, _sheet, numbers
 from benchmarks.timing import interval, machine, markdown_table, write
 from latedrop import (
     FirstOrder,
@@ -141,13 +140,6 @@ def _digits(seed: int) -> Rows:
     return images[:, seen], hidden
 
 
-def _bikes(seed: int) -> Rows:
-    source = Source("day.csv", skip=1, drop=(0, 1))
-    lines = _place("boom_bikes", source).read_text(encoding="utf-8").splitlines()[source.skip :]
-    data = numbers([[c for i, c in enumerate(row) if i not in source.drop] for row in csv.reader(lines)])
-    return torch.tensor(data[:, :-3]).float(), torch.tensor(data[:, -3:-1]).float()
-
-
 def _waves(seed: int) -> Rows:
     dice = torch.Generator().manual_seed(seed)
     count, past, ahead = 2000, 24, 12
@@ -162,7 +154,6 @@ def _waves(seed: int) -> Rows:
 
 MANY: dict[str, Callable[[int], Rows]] = {
     "buildings: price, cost": _buildings,
-    "bikes: casual, registered": _bikes,
     "diabetes: four of serum": _serum,
     "digits: four hidden parts": _digits,
     "waves: twelve steps (synthetic)": _waves,
@@ -383,15 +374,8 @@ def _sums(seed: int) -> Rows:
     return x, (torch.rand(3000, 12, generator=dice) < torch.sigmoid(2 * x @ directions + shifts)).float()
 
 
-def _bikes_high(seed: int) -> Rows:
-    x, y = _bikes(seed)
-    levels = torch.tensor([0.25, 0.5, 0.75])
-    return x, (y[:, :, None] > y.quantile(levels, 0).T).flatten(1).float()
-
-
 LABELLED: dict[str, Callable[[int], Rows]] = {
     "two digits, ten labels": _pairs,
-    "bikes: six thresholds": _bikes_high,
     "directions, twelve labels (synthetic)": _sums,
 }
 MISSED = 0.1

@@ -177,7 +177,7 @@ def markdown(record: dict[str, Any]) -> str:
         pairs = zip(ratios, record["made_of"][name], strict=True)
         cells = [f"{m:.1f} ({low:.1f} to {high:.1f}){'' if 'forest' in of else ' *'}" for (low, m, high), of in pairs]
         rows.append([name, NETWORKS[name][0], *cells])
-    return timing.markdown(["network", "rows", *(f"width {width}" for width in record["widths"])], rows, words=2)
+    return timing.markdown_table(["network", "rows", *(f"width {width}" for width in record["widths"])], rows, words=2)
 
 
 if __name__ == "__main__":
