@@ -46,21 +46,8 @@ from latedrop.terms.features import Features
 from latedrop.terms.term import Missing
 
 __all__ = [
-    "KINDS",
-    "TYPICAL",
-    "Block",
-    "FittedTerms",
-    "TermFit",
-    "aligned",
-    "blocks_of",
-    "by_term",
-    "checked_terms",
-    "compared",
-    "fit_terms",
-    "is_site",
-    "measured_columns",
-    "shares_of_terms",
-    "term_of",
+    *("KINDS", "TYPICAL", "Block", "FittedTerms", "TermFit", "aligned", "blocks_of", "by_term", "checked_terms"),
+    *("compared", "fit_terms", "is_site", "measured_columns", "shares_of_terms", "term_of"),
 ]
 
 _Kind: TypeAlias = Dropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead

@@ -30,16 +30,8 @@ from latedrop.options import AtLeast, check_options, shown
 from latedrop.terms import Term
 
 __all__ = [
-    "PAPER_RATES",
-    "Classification",
-    "FirstOrder",
-    "Method",
-    "Plan",
-    "Propagation",
-    "Sampling",
-    "Task",
-    "Terms",
-    "checked_method",
+    *("PAPER_RATES", "Classification", "FirstOrder", "Method", "Plan", "Propagation", "Sampling", "Task", "Terms"),
+    *("checked_method",),
 ]
 
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)

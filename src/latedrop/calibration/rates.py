@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed
-from latedrop.calibration.intervals import Isotonic, residuals
+from latedrop.calibration.intervals import isotonic, residuals
 from latedrop.calibration.measure import validation_batches
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import Choice, RateRow
@@ -44,6 +44,7 @@ from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
 from latedrop.propagation.propagate import propagate
+from latedrop.quantiles import IsotonicKnots
 
 __all__ = ["FittedRates", "ScaleFit", "draw_options", "fit_rates", "fit_scale", "moments"]
 
@@ -138,13 +139,13 @@ class ScaleFit:
             curves |= {"levels": tuple(levels.tolist()), name: tuple(observed.tolist())}
         return curves
 
-    def isotonic(self, choice: Choice) -> Isotonic:
+    def isotonic(self, choice: Choice) -> IsotonicKnots:
         """Fit isotonic intervals for the scale in use."""
         scale, floor = self.relaxed if choice == "relaxed" else self.optimal
         if isinstance(choice, float):
             scale = torch.full_like(scale, choice)
         z = residuals(self.mean, apply_scale(self.variance, scale, floor), self.target, self.per_output)
-        return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
+        return isotonic(z, tuple(scale.tolist()), tuple(floor.tolist()))
 
     def _rmse(self) -> float | tuple[float, ...]:
         """Return a number, or one for each of several outputs, which may have different units."""

@@ -24,18 +24,8 @@ from latedrop.metrics.levels import Levels, central_quantile, checked_levels, fr
 from latedrop.records import Limits, record
 
 __all__ = [
-    "Floors",
-    "Scales",
-    "TradeoffPoint",
-    "along_outputs",
-    "apply_scale",
-    "fit_floor",
-    "least_positive",
-    "lifted",
-    "optimal_scale",
-    "refuse_no_errors",
-    "relaxed_scale",
-    "tradeoff",
+    *("Floors", "Scales", "TradeoffPoint", "along_outputs", "apply_scale", "fit_floor", "least_positive", "lifted"),
+    *("optimal_scale", "refuse_no_errors", "relaxed_scale", "tradeoff"),
 ]
 
 _NO_ERROR = 1e-10  # of the root mean square: errors below it count as 0 where a curve is balanced

@@ -22,20 +22,8 @@ from latedrop.errors import DataError
 from latedrop.wrappers import bare
 
 __all__ = [
-    "LABELS",
-    "Columns",
-    "Unpack",
-    "dataset_batches",
-    "first_inputs",
-    "gives_batches",
-    "inputs_in",
-    "inputs_loaded",
-    "inputs_of",
-    "is_dataset",
-    "is_loader",
-    "labels_apart",
-    "named_inputs",
-    "unpacked",
+    *("LABELS", "Columns", "Unpack", "dataset_batches", "first_inputs", "gives_batches", "inputs_in", "inputs_loaded"),
+    *("inputs_of", "is_dataset", "is_loader", "labels_apart", "named_inputs", "unpacked"),
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str

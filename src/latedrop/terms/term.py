@@ -45,6 +45,7 @@ class BatchContext:
         index: `(N,)`, the rows' places among the validation rows while these are fitted; None for new rows.
         weights: `(N,)`, what validation rows count while these are fitted; None where all count the same.
         totals: the sum of a term's columns, in the shape of the mean, for terms that were measured before others.
+        wants_gradients: whether the pass of first order notes mask gradients, too, should they be asked for later.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class BatchContext:
         self.weights: Tensor | None = None
         self.totals: dict[str, Tensor] = {}
         self._which = features
-        self._wants_gradients = gradients
+        self.wants_gradients = gradients
         self._of = of
         self._gradients: Tensor | None = None
         self._table: Tensor | None = None
@@ -113,7 +114,7 @@ class BatchContext:
     def linear(self) -> Linearization:
         """The first-order variance of every site."""
         if self._linear is None:
-            self._differentiate(self._wants_gradients)
+            self._differentiate(self.wants_gradients)
         assert self._linear is not None
         return self._linear
 
@@ -165,7 +166,7 @@ class BatchContext:
             if self._which is None:
                 raise ValueError("no term asked for features")
             if self._which.are_loose(self.sites):
-                self._differentiate(self._wants_gradients)
+                self._differentiate(self.wants_gradients)
             else:
                 self._features = self._which.of(self.network, self.x, self.sites, self._outputs.append)
         assert self._features is not None
