@@ -346,6 +346,8 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     rows = whole_batch(network, plan, measured.sites, measured.features, noted, measured.mean)
     rows.weights = plan.weights
     error, columns, correction = measured.target - measured.mean, dict(measured.columns), None
+    if method.mean == "corrected":
+        _check_correctable(terms)
     rows.totals |= by_term(columns)
     for i, term in enumerate(terms):
         if isinstance(term, ErrorForest) and method.mean == "corrected":
@@ -360,11 +362,6 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
         if _learns(term) and term in measured.terms:
             columns |= measured_columns([terms[i]], rows)
     terms = [term for term in terms if not isinstance(term, ErrorForest) or term.grown is not None]
-    if method.mean == "corrected" and correction is None:
-        raise ArgumentError(
-            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
-            f"at most 4 outputs; found {[term.name for term in terms]}. Leave mean='corrected' out."
-        )
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     guards = [learned[term] for term in guard]
     leverage, usual = leverages(guards, rows) if guards else (None, None)
@@ -384,13 +381,21 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     )
 
 
+def _check_correctable(terms: Sequence[Term]) -> None:
+    """Raise `ArgumentError` unless mask gradients come before a forest, which a corrected mean is made of."""
+    names = [term.name for term in terms]
+    if "gradients" not in names or "forest" not in names[names.index("gradients") :]:
+        raise ArgumentError(
+            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
+            f"at most 4 outputs; found {names}. Leave mean='corrected' out."
+        )
+
+
 def _corrected(
     forest: ErrorForest, terms: Sequence[Term], rows: BatchContext, columns: dict[str, Tensor], error: Tensor
-) -> tuple[Correction | None, Tensor]:
-    """Fit the correction of the mean, None where there are no mask gradients; and what it adds to validation rows."""
-    metric = next((term for term in terms if isinstance(term, GradientLeverage)), None)
-    if metric is None:
-        return None, torch.zeros_like(error)
+) -> tuple[Correction, Tensor]:
+    """Fit the correction of the mean; also return what it adds to validation rows."""
+    metric = next(term for term in terms if isinstance(term, GradientLeverage))
     flat = error.double().reshape(len(error), -1)
     if not bool(flat.any(0).all()):
         refuse_no_errors()

@@ -123,7 +123,8 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     if "leverage" in names or not gradients:
         kinds.append(Leverage())
     if gradients:
-        plan = replace(plan, readout=_of_largest_logit(plan.readout))
+        readout = plan.readout
+        plan = replace(plan, readout=lambda output: largest_logit(part_of(output, readout)))
     reference = learned_from_reference(network, plan, sites, features, parts, kinds)
     terms: list[Any] = list(reference.terms.values())
     validation = whole_batch(network, plan, sites, features, parts, logits if gradients else None)
@@ -138,10 +139,6 @@ def largest_logit(output: Tensor) -> Tensor:
     """Return `(N, 1)`, the logit of the likeliest class; of a binary classifier with one logit, its size."""
     flat = output.reshape(len(output), -1)
     return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
-
-
-def _of_largest_logit(readout: Any) -> Any:
-    return lambda output: largest_logit(part_of(output, readout))
 
 
 class Labelled:

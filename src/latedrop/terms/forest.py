@@ -28,7 +28,7 @@ from latedrop.data.arrays import constants
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.term import BatchContext, Term
+from latedrop.terms.term import BatchContext, OnDevices, Term
 from latedrop.torch_private import being_traced
 
 __all__ = ["LEAST_ROWS", "ErrorForest", "Trees", "grow"]
@@ -88,30 +88,17 @@ class Trees:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _some(self, x: Tensor) -> Tensor:
-        feature, threshold, child, roots, *leaves = self._on(x.device)
+        feature, threshold, child, roots, *leaves = self._arrays.on(x.device)
         node = roots.expand(len(x), -1)
         for _ in range(self.depth):
             node = child.take(node) + (x.gather(1, feature.take(node)) > threshold.take(node))
         return torch.stack([column.take(node).sum(1) for column in leaves], 1)
 
-    def _on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the arrays on a device, where they are copied once."""
-        if device.type == "cpu" or being_traced():
-            return tuple(part.to(device) for part in self._arrays)
-        if device not in self._copies:
-            with torch.inference_mode(False):
-                self._copies[device] = tuple(part.to(device) for part in self._arrays)
-        return self._copies[device]
-
     @cached_property
-    def _copies(self) -> dict[torch.device, tuple[Tensor, ...]]:
-        return {}
-
-    @cached_property
-    def _arrays(self) -> tuple[Tensor, ...]:
+    def _arrays(self) -> OnDevices:
         feature, threshold, child = self.nodes.unbind(1)
         columns = (column.double().contiguous() for column in self.leaves.unbind(1))
-        return feature.long(), threshold.contiguous(), child.long(), self.roots.long(), *columns
+        return OnDevices(feature.long(), threshold.contiguous(), child.long(), self.roots.long(), *columns)
 
     def checked(self) -> Trees:
         """Check the places that nodes name, after reading."""
