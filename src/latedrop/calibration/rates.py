@@ -237,7 +237,10 @@ def fit_rates(network: Network, data: Any, plan: Plan) -> FittedRates:
     fits: list[tuple[Rate, ScaleFit | None]]
     if isinstance(method, FirstOrder):
         ((mean, by_site),) = pairs
-        fits, shares = [_first_order(mean, by_site, target, plan)], _site_shares(sites, by_site)
+        fits = [_first_order(mean, by_site, target, plan)]
+        each = by_site.double().flatten(0, -2)
+        each = each / each.sum(-1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
+        shares = dict(zip([site.name for site in sites], each.mean(0).tolist(), strict=True))
     else:
         fits = [(rate, fit_scale(*pair, target, plan, per_output)) for rate, pair in zip(rates, pairs, strict=True)]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
@@ -328,13 +331,6 @@ def _first_order(mean: Tensor, by_site: Tensor, target: Tensor, plan: Plan) -> t
     scales, floors = _likeliest(mean, lifted(total, least), target, plan.has_floor, per_output, plan.weights)
     odds = float(scales[scales > 0].log().mean().exp()) if bool(scales.any()) else _NOMINAL_ODDS
     return odds / (1 + odds), fit_scale(mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors))
-
-
-def _site_shares(sites: Sites, by_site: Tensor) -> dict[str, float]:
-    """Return the share of every site in the first-order variance, on average over rows and outputs."""
-    by_site = by_site.double().flatten(0, -2)
-    shares = by_site / by_site.sum(-1, keepdim=True).clamp_min(torch.finfo(by_site.dtype).tiny)
-    return dict(zip([site.name for site in sites], shares.mean(0).tolist(), strict=True))
 
 
 def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:

@@ -130,7 +130,7 @@ def tradeoff(
     """The path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
     points = []
     for t in torch.linspace(0, 1, steps, dtype=torch.float64):
-        scale, floor = (_geometric(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
+        scale, floor = (_between(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
         fitted = apply_scale(variance, scale, floor)
         measured = (float(score(mean, fitted, target, weights=weights)) for score in (nll, miscalibration_area))
         points.append(TradeoffPoint(tuple(scale.tolist()), tuple(floor.tolist()), *measured))
@@ -212,7 +212,6 @@ def _floor_of(e2: Tensor, v: Tensor, weights: Tensor | None) -> tuple[Tensor, Te
     return s * t / size, s * (1 - t)
 
 
-def _geometric(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    both = (start > 0) & (end > 0)
-    safe = torch.where(both, start, 1.0)
-    return torch.where(both, safe * (torch.where(both, end, 1.0) / safe) ** t, (1 - t) * start + t * end)
+def _between(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """Return the geometric step where both ends are above 0, else the arithmetic one."""
+    return torch.where((start > 0) & (end > 0), start ** (1 - t) * end**t, (1 - t) * start + t * end)
