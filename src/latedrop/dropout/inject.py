@@ -18,7 +18,7 @@ from torch import nn
 from latedrop.data.rows import row_count
 from latedrop.dropout.masks import DrawMasks, checked_seed
 from latedrop.errors import DataError, SiteError
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import plain_call, reroute_calls, restore_calls
 from latedrop.wrappers import plain_names
@@ -39,7 +39,7 @@ class Injection:
         self.sites = [site for site in sites if self.rates[site.name] > 0]
         self._fixed = draw is not None
         self._network = Network(model, gradients=True)
-        self._network.begin(self.sites, None, None)  # what is wrong with the sites is said at once
+        self._network.watch(self.sites)  # what is wrong with the sites is said at once
         plain, layers = plain_names(model), self._network.layers
         self.copies = {module: layers[plain(name)] for name, module in model.named_modules() if plain(name) in layers}
         self._root = layers[""]
@@ -53,7 +53,7 @@ class Injection:
         rows: int | None = None
         with suppress(DataError):  # of packed sequences nobody can tell
             rows = row_count((args, kwargs)) if whole else None
-        now = self._network.begin(self.sites, masks, rows)
+        now = Pass(self.sites, masks, rows)
         with self._network.passing(now):
             output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
         if whole:

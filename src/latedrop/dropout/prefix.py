@@ -91,8 +91,9 @@ def drawn_output(
     """Return the output of one pass over `copies` of the rows of `x`, one for each draw, and the pass."""
     rows = row_count(x) * copies
     batch = copied(x) if prefix is not None else repeated(x, copies)
-    now = network.begin(sites, thinner, rows, copies, shared=options.shared)
-    if prefix is not None:
+    if prefix is None:
+        now = Pass(sites, thinner, rows, copies, shared=options.shared)
+    else:
         now = Copying(prefix, batch, sites, thinner, copies, shared=options.shared)
     return network.read(batch, options.readout, rows, now).detach(), now
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from latedrop.data.arrays import check_dtypes, map_values
-from latedrop.data.datasets import first_inputs
+from latedrop.data.arrays import check_dtypes, map_values, place
+from latedrop.data.datasets import first_inputs, inputs_loaded, is_loader
 from latedrop.data.rows import (
     Collate,
     Graphs,
@@ -49,7 +49,7 @@ from latedrop.options import shown
 from latedrop.torch_private import unwrapped
 from latedrop.wrappers import bare, plain_names
 
-__all__ = ["Select", "find_sites"]
+__all__ = ["Select", "find_sites", "placed_batches"]
 
 _Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Select: TypeAlias = _Selector | Sequence[_Selector] | None
@@ -133,6 +133,21 @@ def find_sites(
         rowless = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in sites]
         sites = [other if site.kind == "channel" else site for site, other in zip(sites, rowless, strict=True)]
     return Sites(sites)
+
+
+def placed_batches(
+    network: Network, x: Any, sites: Sequence[Site] | None, collate: Collate, *, check: bool = True
+) -> tuple[Sites, Iterable[Any]]:
+    """Return the sites, found where None, and the inputs on the model's device: one batch, or those of a loader.
+
+    Without `check` inputs may have NaN or inf.
+    """
+    loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
+    if not loads:
+        x = place(as_items(x, collate), network.weight, check=check or sites is None)
+    sites = Sites(find_sites(network, x) if sites is None else sites)
+    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model)) if loads else [x]
+    return sites, (as_items(part, None, sites) for part in parts)
 
 
 def _probe(model: nn.Module, x: Any) -> Probe:

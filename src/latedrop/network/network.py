@@ -234,24 +234,21 @@ class Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
         return self if _marks(self.model) == self._marks else Network(self.model)
 
-    def begin(
-        self, sites: Sequence[Site], thinner: Any, rows: int | None, copies: int = 1, *, shared: bool = True
-    ) -> Pass:
-        """Return a pass that thins these sites; without any it is a plain one."""
-        now = Pass(sites, thinner, rows, copies, shared=shared)
-        if not now.sites.keys() <= self.watched:
-            missing = missing_sites(self.copy, sites)
-            if missing:
-                raise SiteError(
-                    f"expected the model to have the sites' layers; {missing} are not among its modules. "
-                    "Find the sites again with find_sites(model, inputs)."
-                )
-            self.watched |= now.sites.keys()
-        return now
+    def watch(self, sites: Sequence[Site]) -> None:
+        """Let no other thread run the layers of sites; raise where the model lacks one."""
+        missing = missing_sites(self.copy, sites)
+        if missing:
+            raise SiteError(
+                f"expected the model to have the sites' layers; {missing} are not among its modules. "
+                "Find the sites again with find_sites(model, inputs)."
+            )
+        self.watched |= {site.name for site in sites}
 
     @contextmanager
     def passing(self, now: Pass) -> Iterator[None]:
         """Make `now` the current pass of whoever runs the copy inside."""
+        if not now.sites.keys() <= self.watched:
+            self.watch([*now.sites.values()])
         weights = any(site.weight is not None for site in now.sites.values())
         token = _CURRENT.set(now)
         try:
