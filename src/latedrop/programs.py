@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from torch import nn
@@ -80,7 +80,12 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
         content = path.read_bytes()
     except OSError as error:
         raise FileError(f"expected an exported program at {path}; the system says: {error}.") from error
-    _check_archive(path, content)
+    names = ZipFile(BytesIO(content)).namelist() if is_zipfile(BytesIO(content)) else []
+    if not any(name.endswith(("/models/model.json", "serialized_exported_program.json")) for name in names):
+        raise FileError(
+            f"expected an archive that torch.export.save wrote; found another kind of file, or half of one, at {path}. "
+            "Export the Python model: torch.export.save(torch.export.export(model, inputs, dynamic_shapes=...), path)."
+        )
     try:
         with _tensors_only(not trust), _no_log(), catch_warnings():
             filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, of its own way to read
@@ -95,26 +100,6 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
             f"expected a program that this torch, {torch.__version__}, can read from {path}; it raised "
             f"{type(error).__name__}: {str(error).partition(chr(10))[0]} Export the model again with this version."
         ) from error
-
-
-def _check_archive(path: Path, content: bytes) -> None:
-    try:
-        names = ZipFile(BytesIO(content)).namelist()
-    except BadZipFile as error:
-        raise FileError(
-            f"expected an archive that torch.export.save wrote; found another kind of file, or half of one, at {path}."
-        ) from error
-    if any("/aotinductor/" in name for name in names):
-        raise FileError(
-            f"expected the graph of a program; found machine code that AOTInductor compiled in {path}, inside which "
-            "nothing can be dropped. Save the program with torch.export.save."
-        )
-    if not any(name.endswith(("/models/model.json", "serialized_exported_program.json")) for name in names):
-        other = "a TorchScript or state_dict file" if any(name.endswith("/data.pkl") for name in names) else "another"
-        raise FileError(
-            f"expected an archive that torch.export.save wrote; found {other} at {path}. Export the Python model: "
-            "torch.export.save(torch.export.export(model, inputs, dynamic_shapes=...), path)."
-        )
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Operator:
         arguments, defaults: the names of its arguments, in order; the defaults of some.
         tensors: the places of the arguments that are tensors.
         written: the names of the arguments that it changes.
-        overload, returns: the name of the variant; how many results it has.
+        overload: the name of the variant.
         random: whether it may draw from a global generator.
     """
 
@@ -61,7 +61,6 @@ class Operator:
     tensors: tuple[int, ...]
     written: tuple[str, ...]
     overload: str
-    returns: int
     random: bool
 
     def values(self, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -83,7 +82,6 @@ def operator_of(func: Any) -> Operator | None:
         tensors=tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type)),
         written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
-        returns=len(declared.returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 

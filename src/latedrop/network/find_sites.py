@@ -11,8 +11,8 @@ so that one mask can serve them all, and whether examples affect each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -44,7 +44,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWar
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.network import Network, Pass, call, check_module
 from latedrop.network.private_copy import Guard
-from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs, refuse_nested
+from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs
 from latedrop.options import shown
 from latedrop.torch_private import unwrapped
 from latedrop.wrappers import bare, plain_names
@@ -99,7 +99,8 @@ def find_sites(
     x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
     x = as_items(first_inputs(x, model, collate), collate)
     probe = _probe(model, x)
-    layers = {name: list(chain(*probe.calls(name))) for name in _in_order(probe.passes)}
+    longest_first = sorted(probe.passes, key=len, reverse=True)
+    layers = {name: list(chain(*probe.calls(name))) for name in dict.fromkeys(chain(*longest_first))}
     plain = plain_names(bare(model))
     modules = {plain(name): bare(module) for name, module in bare(model).named_modules()}
     holders = {name: (runs[0].weight or f"{name}.").rpartition(".")[0] for name, runs in layers.items()}
@@ -108,17 +109,14 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
-    holders = {name: type(module).__module__ for name, module in modules.items() if hasattr(module, "weight")}
-    packed = [name for name, origin in holders.items() if ".quantized." in origin]
-    unusable = packed or [name for name, weight in model.named_parameters() if weight.is_complex()]
+    weighted = [(name, type(module).__module__) for name, module in modules.items() if hasattr(module, "weight")]
+    unusable = [name for name, origin in weighted if ".quantized." in origin]
+    unusable += [name for name, weight in model.named_parameters() if weight.is_complex()]
     if unusable and not chosen:
-        what, remedy = "complex", "Keep real and imaginary parts as weights of their own."
-        if packed:
-            what = "quantised"
-            remedy = "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
         raise SiteError(
-            f"expected weight layers that work on floating numbers; found {what} ones, {', '.join(unusable[:3])}. "
-            f"{remedy}"
+            "expected weight layers that work on floating numbers; found quantised or complex ones, "
+            f"{', '.join(unusable[:3])}. Calibrate the model as it was before it was quantised; keep real and "
+            "imaginary parts as weights of their own."
         )
     if not chosen or unmatched:
         first = [name for name in layers if name not in downstream]
@@ -156,7 +154,16 @@ def _probe(model: nn.Module, x: Any) -> Probe:
     layers = [name for name, layer in network.layers.items() if type(layer).__module__.startswith("torch.nn.modules.")]
     named = [(name, buffer) for name, buffer in network.copy.named_buffers() if name.rpartition(".")[0] in layers]
     before = {name: buffer.clone() for name, buffer in named}
-    probe = Probe(network, x)
+    try:
+        probe = Probe(network, x)
+    except (LatedropError, MemoryError):
+        raise
+    except Exception as error:
+        check_dtypes(x, network.copy, error)
+        raise DataError(
+            f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
+            "Pass inputs of the shapes and dtypes that the model takes."
+        ) from error
     written = [name for name, values in before.items() if not torch.equal(network.copy.get_buffer(name), values)]
     if written:
         raise SiteError(
@@ -164,18 +171,6 @@ def _probe(model: nn.Module, x: Any) -> Probe:
             " as batch normalization in training mode does. Run these layers in eval mode inside forward."
         )
     return probe
-
-
-def _in_order(passes: Sequence[Runs]) -> list[str]:
-    """Return the layers of all passes, those of the longest first; others come before what they ran before, or last."""
-    order: list[str] = []
-    for runs in sorted(passes, key=len, reverse=True):
-        place = len(order)
-        for name in reversed(runs):
-            if name not in order:
-                order.insert(place, name)
-            place = order.index(name)
-    return order
 
 
 def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
@@ -196,7 +191,11 @@ def _site(name: str, kind: Kind, probe: Probe) -> Site:
     calls = probe.calls(name)
     runs = list(chain(*calls))
     first, axis, interleaved = runs[0], 0, False
-    refuse_nested(name, *(run.value for run in runs))
+    if any(run.value.is_nested for run in runs):
+        raise SiteError(
+            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
+            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
+        )
     if not first.packed:
         kind, axis, interleaved = _laid_out(name, kind, calls, probe)  # type: ignore[assignment]
     shape = list(first.value.shape)
@@ -409,8 +408,7 @@ class Probe:
             raise
         except Exception:  # the model may insist on its batch size
             self.together, turn = True, None
-            with self._in_words(x):
-                first, second = self._of_one_size(x)
+            first, second = self._of_one_size(x)
         self.compared = second is not None
         self.turned = (turn or second or first).runs
         self.passes = [made.runs for made in (first, second) if made is not None]
@@ -424,8 +422,7 @@ class Probe:
         elif second is not None:
             self._compare(x, first, second, turn)
         if "reads" in self.deeds and not self.together:
-            with self._in_words(x):
-                self._go_on(x)
+            self._go_on(x)
         self.together |= "decides" in self.deeds  # each draw may take another way
 
     def calls(self, name: str) -> list[list[Run]]:
@@ -550,20 +547,6 @@ class Probe:
         silent = [name for name in layers if name not in self._reached and name not in inner]
         named = [(f"{name}.{own}", weight) for name in silent for own, weight in layers[name].named_parameters()]
         return [name for name, weight in named if id(weight) not in used]  # tied weights may have run elsewhere
-
-    @contextmanager
-    def _in_words(self, x: Any) -> Iterator[None]:
-        """Turn what the model itself raises into an error of the inputs."""
-        try:
-            yield
-        except (LatedropError, MemoryError):
-            raise
-        except Exception as error:
-            check_dtypes(x, self._network.copy, error)
-            raise DataError(
-                f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
-                "Pass inputs of the shapes and dtypes that the model takes."
-            ) from error
 
 
 def _pairs(first: _Made, second: _Made) -> list[tuple[Tensor, Tensor]]:

@@ -31,7 +31,7 @@ from latedrop.data.rows import batch_of, tensors
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning, OutputError, SiteError
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.private_copy import private_copy
-from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites, refuse_nested
+from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites
 from latedrop.torch_private import Watching, draws_numbers, version_of
 
 __all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "check_module", "part_of", "read"]
@@ -125,8 +125,6 @@ class Pass:
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         assert self.thinner is not None
-        if value.is_nested:
-            refuse_nested(site.name, value)
         axis, shape, rows = site.batch_axis, list(value.shape), self._rows
         size = 0 if axis is None else shape[axis]
         if site.kind == "channel":
@@ -408,9 +406,17 @@ def call(model: nn.Module, x: Any) -> Any:
 
 def part_of(output: Any, readout: Readout) -> Any:
     """Return what a readout takes of a raw output, unchecked."""
-    if callable(readout):
-        return _read_by(readout, output)
-    return _only_tensor(output) if readout is None else _part(output, readout)
+    if not callable(readout):
+        return _only_tensor(output) if readout is None else _part(output, readout)
+    try:
+        return readout(output)
+    except LatedropError:
+        raise
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise OutputError(
+            f"expected a readout that takes the model's output, {_described(output)}; it raised "
+            f"{type(error).__name__}: {error}. Pass a function of this output."
+        ) from error
 
 
 def read(output: Any, readout: Readout, rows: int) -> Tensor:
@@ -463,34 +469,22 @@ def _parts(output: Any) -> dict[str | int, Any]:
     return {}
 
 
-def _read_by(readout: Callable[[Any], Tensor], output: Any) -> Any:
-    try:
-        return readout(output)
-    except LatedropError:
-        raise
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        shape = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {[*_parts(output)]}"
-        raise OutputError(
-            f"expected a readout that takes the model's output, {type(output).__name__} {shape}; it raised "
-            f"{type(error).__name__}: {error}. Pass a function of this output."
-        ) from error
+def _described(output: Any) -> str:
+    """Return type, and shape or parts, for a message."""
+    shape = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {[*_parts(output)]}"
+    return f"{type(output).__name__} {shape}"
 
 
 def _part(output: Any, name: str | int) -> Any:
     parts = _parts(output)
     if name in parts:
         return parts[name]
-    attribute = getattr(output, name, None) if isinstance(name, str) else None
+    attribute = getattr(output, name, None) if isinstance(name, str) and not isinstance(output, Tensor) else None
     if attribute is not None and not callable(attribute):
         return attribute
-    if isinstance(output, Tensor):
-        raise OutputError(
-            f"expected an output of several parts for the readout {name!r}; found one tensor of shape "
-            f"{tuple(output.shape)}, without parts. Leave the readout out, or pass a function of the tensor."
-        )
     raise OutputError(
-        f"expected an output with a part {name!r}; found {type(output).__name__} with parts {list(parts)}. Name one of "
-        "these as the readout."
+        f"expected an output with a part {name!r}; found {_described(output)}. Name one of its parts as the readout, "
+        "or pass a function of the output; of a single tensor leave the readout out."
     )
 
 
@@ -503,7 +497,6 @@ def _only_tensor(output: Any) -> Any:
     pair = len(parts) == 2 and parts[0].shape == parts[1].shape
     head = " Of a mean and a variance pass readout=0 and method=Terms([VarianceHead(1, 'log_variance'), 'dropout'])."
     raise OutputError(
-        f"expected one floating tensor as the model's output; found {len(parts)} in "
-        f"{type(output).__name__} with parts {list(_parts(output))}. Pass readout=: a part's name or "
-        f"index, or a function of the output that returns one tensor.{head if pair else ''}"
+        f"expected one floating tensor as the model's output; found {len(parts)} in {_described(output)}. Pass "
+        f"readout=: a part's name or index, or a function of the output that returns one tensor.{head if pair else ''}"
     )

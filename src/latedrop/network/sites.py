@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from latedrop.errors import ArgumentError, SiteError
+from latedrop.errors import ArgumentError
 from latedrop.network.functional import named_weights
 from latedrop.records import Limits, Via, match, record
 from latedrop.wrappers import plain_names
 
 __all__ = [
     *("LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "StoredSites", "channel_axis", "layer_inputs"),
-    *("missing_sites", "odds_by_site", "rates_by_site", "refuse_nested"),
+    *("missing_sites", "odds_by_site", "rates_by_site"),
 ]
 
 Kind: TypeAlias = Literal["element", "channel"]
@@ -136,15 +136,6 @@ def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = 
     if same_type:
         there.update({s.name: type(modules.get(s.name)).__name__ == s.layer for s in sites if s.weight is None})
     return [name for name, present in there.items() if not present]
-
-
-def refuse_nested(name: str, *inputs: Tensor) -> None:
-    """Raise `SiteError` where the input of a layer is a nested tensor."""
-    if any(value.is_nested for value in inputs):
-        raise SiteError(
-            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
-            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
-        )
 
 
 def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
