@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import any_true, constants, place, widened
-from latedrop.data.rows import Collate, Graphs, copied, row_count, rows_are_nodes, some_rows, take_rows
+from latedrop.data.rows import Collate, Graphs, copied, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
 from latedrop.network.find_sites import placed_batches
@@ -77,11 +77,7 @@ class Linearization:
         torch.Size([5, 1])
         """
         odds, by_site = odds_by_site(self.sites, rate), self.variance_by_site
-        if len(set(odds)) == 1:
-            total = (by_site.sum(-1) if len(odds) > 1 else by_site[..., 0]) * odds[0]
-        else:
-            total = by_site @ constants(odds).to(by_site)
-        return total if total.shape == self.mean.shape else total.reshape(self.mean.shape)
+        return (by_site @ constants(odds).to(by_site)).reshape(self.mean.shape)
 
     @classmethod
     def joined(cls, parts: Sequence[Linearization]) -> Linearization:
@@ -149,7 +145,7 @@ def first_order(
     `watch` makes another who looks at the inputs of the sites, one for each batch that runs at once. `of` gives what of
     the output is differentiated, `(N, k)`; each of its entries where None.
     """
-    rows, together = some_rows(x), rows_are_nodes(x)
+    rows, together = some_rows(x), isinstance(x, Graphs) and bool(x.nodes)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
     chunk = rows if together else min(chunk or rows, rows)
@@ -221,14 +217,19 @@ def _first_order(
         check_finite(mean, "without dropout")
         outputs = output if of is None else of(output)
         outputs = outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
-        record.close(outputs)
+        if record.without_gradients:
+            raise OutputError(
+                f"expected gradients at every site; the model runs {sorted(record.without_gradients)} without: in "
+                "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or select=."
+            )
+        record.closed = True
         overwrites = not record.copies and any(item.version != version_of(item.value) for item in record.inputs)
         # Of a model that derives, masks act on the derivatives, too, so that `phi` is not `h · dy/dh`.
         if overwrites or record.factors != notes.get("derives", False):
             notes["overwrites"] = record.copies or overwrites
             return _first_order(network, x, sites, readout, whole, watch, of)
         # Nodes affect each other: what each does to all of its graph, added up by signs.
-        signs = x.signs.to(outputs)[:, None] if rows_are_nodes(x) else None
+        signs = x.signs.to(outputs)[:, None] if isinstance(x, Graphs) and x.nodes else None
         outputs = outputs if signs is None else outputs * signs
         values = [item.value for item in record.inputs]
         squares, entries = [], []
@@ -320,25 +321,6 @@ class _Record:
             self.inputs.append(_Input(site.name, call, passed, version_of(passed), shape, axis, loose))
         return value
 
-    def close(self, outputs: Tensor) -> None:
-        """End the pass; raise where its outputs `(rows, k)` cannot be differentiated at every site."""
-        self.closed = True
-        if outputs.shape[1] > _MOST_OUTPUTS:
-            raise ArgumentError(
-                f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
-                f"{outputs.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
-            )
-        if self.inputs and not outputs.requires_grad:
-            raise OutputError(
-                "expected an output that autograd can differentiate with respect to the sites; found one without a "
-                "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
-            )
-        if self.without_gradients:
-            raise OutputError(
-                f"expected gradients at every site; the model runs {sorted(self.without_gradients)} without: in "
-                "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or select=."
-            )
-
     def find_owners(self, outputs: Tensor, x: Any, layouts: dict[Any, str]) -> Any:
         """Find the row of every entry of loose inputs, from `outputs` `(n, k)`, and show these to the watcher.
 
@@ -398,9 +380,19 @@ class _Record:
 def _gradients(values: list[Tensor], outputs: Tensor) -> Iterator[Sequence[Tensor | None]]:
     """Yield, for each of `outputs` `(n, k)`, its gradients by all values."""
     k, done = outputs.shape[1], 0
+    if k > _MOST_OUTPUTS:
+        raise ArgumentError(
+            f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found {k}. Use a "
+            "readout such as a map's sum, or method='propagate' or 'sample' for maps."
+        )
     if not values:  # no site ran
         yield from [()] * k
         return
+    if not outputs.requires_grad:
+        raise OutputError(
+            "expected an output that autograd can differentiate with respect to the sites; found one without a graph: "
+            "the model or the readout detaches it or runs without gradients. Use method='sample'."
+        )
     if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
         try:
             for done in range(0, k, _OUTPUTS_AT_ONCE):
@@ -469,7 +461,7 @@ def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: R
 
     def without(sites: Sequence[Site]) -> Tensor:
         now = Pass(sites, _Zeros(), row_count(x), shared=False)
-        return network.quietly(lambda: network.read(copied(x), readout, row_count(x), now).clone())
+        return network.quietly(lambda: read(network.output(copied(x), now), readout, row_count(x)).clone())
 
     try:
         whole = without([])

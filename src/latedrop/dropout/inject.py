@@ -91,12 +91,19 @@ def inject(
             f"expected a model that runs in one place; found DataParallel on {len(model.device_ids)} devices, which "
             "runs copies at the same time. Pass its module: inject(model.module, ...)."
         )
-    injection = Injection(model, sites, rate, seed, draw)
+    injection, rerouted = Injection(model, sites, rate, seed, draw), list[nn.Module]()
     token = _ACTIVE.set((*_ACTIVE.get(), injection))
     try:
-        with _rerouted([m for m in injection.copies if not isinstance(m, torch.jit.ScriptModule)]):
-            yield injection
+        with _CHANGING:
+            for module in injection.copies:
+                if not isinstance(module, torch.jit.ScriptModule):
+                    rerouted.append(module)
+                    reroute_calls(module, _route)
+        yield injection
     finally:
+        with _CHANGING:
+            for module in rerouted:
+                restore_calls(module)
         with suppress(ValueError):  # a generator that somebody else closes
             _ACTIVE.reset(token)
 
@@ -109,19 +116,3 @@ def _route(module: nn.Module, call: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module, or what the innermost injection of the caller's context has in its place."""
     injection = next((injection for injection in reversed(_ACTIVE.get()) if module in injection.copies), None)
     return call(*args, **kwargs) if injection is None else injection.call(module, args, kwargs)
-
-
-@contextmanager
-def _rerouted(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let calls of some modules look for an injection."""
-    done: list[nn.Module] = []
-    try:
-        with _CHANGING:
-            for module in modules:
-                done.append(module)
-                reroute_calls(module, _route)
-        yield
-    finally:
-        with _CHANGING:
-            for module in done:
-                restore_calls(module)

@@ -44,7 +44,6 @@ STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 
 _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
-_COPIED = 2**17  # units of masks that are made by the CPU for another device too
 _SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
 _FEW = 2**22  # numbers for which a plain product is quicker than the start of a kernel that also makes the mask
 
@@ -117,16 +116,12 @@ def masks(
     Small masks are remembered, and are not to be changed in place.
     """
     device, double = like.device, like.dtype == torch.float64
-    if not _are_small(draws, shape, device):
-        return masks_from_keys(keys_for(seed, draws, site, call, device), shape, rate, double=double)
 
     def make() -> Tensor:
-        keys = draw_keys(seed, draws, site, call)
-        if not like.is_cpu and len(draws) * prod(shape) > _COPIED:
-            return masks_from_keys(keys_on(keys, device), shape, rate, double=double)
-        return masks_from_keys(keys, shape, rate, double=double).to(device, non_blocking=True)
+        return masks_from_keys(keys_for(seed, draws, site, call, device), shape, rate, double=double)
 
-    return _remembered((seed, draws, site, call, shape, rate, double), device, make)
+    key = seed, draws, site, call, shape, rate, double
+    return _remembered(key, device, make) if _are_small(draws, shape, device) else make()
 
 
 def _are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from latedrop.data.arrays import map_values
 from latedrop.data.rows import copied, operands, repeated, row_count, tensors
 from latedrop.dropout.moments import Sampling
-from latedrop.network.network import Network, Pass
+from latedrop.network.network import Network, Pass, read
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
 
@@ -95,7 +95,7 @@ def drawn_output(
         now = Pass(sites, thinner, rows, copies, shared=options.shared)
     else:
         now = Copying(prefix, batch, sites, thinner, copies, shared=options.shared)
-    return network.read(batch, options.readout, rows, now).detach(), now
+    return read(network.output(batch, now), options.readout, rows).detach(), now
 
 
 class _Spread(NamedTuple):

@@ -26,7 +26,7 @@ from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_
 from latedrop.dropout.prefix import REMEMBERED, Copying, Prefix, drawn_output, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.find_sites import placed_batches
-from latedrop.network.network import Network, Readout, check_finite
+from latedrop.network.network import Network, Readout, check_finite, read
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import being_traced
 
@@ -137,7 +137,7 @@ def sample_rates(
 def own_output(model: nn.Module | Network, x: Any, readout: Readout = None, *, check: bool = True) -> Tensor:
     """Return the model's own output on placed inputs, `(N, ...)` in float32 or better; without `check` any number."""
     network = Network.of(model)
-    output = network.quietly(lambda: widened(network.read(copied(x), readout, row_count(x)).detach()))
+    output = network.quietly(lambda: widened(read(network.output(copied(x)), readout, row_count(x)).detach()))
     if check:
         check_finite(output, "without dropout")
     return output

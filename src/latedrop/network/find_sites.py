@@ -56,6 +56,7 @@ Select: TypeAlias = _Selector | Sequence[_Selector] | None
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
 _AT_ONCE, _ALONE, _MOST_ROWS, _MOST_NAMES = 16, 8, 1024, 10
+_ANY_NUMBER = "a number that depends on values, as with the nodes of graphs, or rows that go to one of several layers"
 
 
 def find_sites(
@@ -118,9 +119,17 @@ def find_sites(
             f"{', '.join(unusable[:3])}. Calibrate the model as it was before it was quantised; keep real and "
             "imaginary parts as weights of their own."
         )
+    first = [name for name in layers if name not in downstream]
+    if not downstream:
+        raise SiteError(
+            "expected at least one weight layer with another one upstream; found only first layers "
+            f"{first}. A model of one layer has no hidden units to drop."
+        )
     if not chosen or unmatched:
-        first = [name for name in layers if name not in downstream]
-        raise SiteError(_no_site_message(unmatched[0] if unmatched else select, downstream, first))
+        raise SiteError(
+            f"expected {unmatched[0] if unmatched else select!r} to match at least one site; found none. Sites: "
+            f"{downstream}; first layers, which are never sites: {first}."
+        )
     sites = [site for name in chosen for site in _sites(name, kind, probe)]
     if not sites:
         raise SiteError(
@@ -231,20 +240,27 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tu
     folded = True
     try:
         if not first or second == []:
-            raise SiteError(_varying(name))
+            raise SiteError(_irregular(name))
         axis, interleaved = 0, False
         if second is not None:
-            axis, interleaved = _common_layout(name, first, second, probe.turned.get(name, []))  # type: ignore[assignment]
+            if len(first) != len(second):
+                counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
+                raise SiteError(_irregular(name, counts))
+            turned = probe.turned.get(name, [])[: len(first)]
+            layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned)}
+            if len(layouts) > 1:
+                raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
+            axis, interleaved = layouts.pop()  # type: ignore[assignment]
         folded = axis is not None and first[0].value.shape[axis] != first[0].rows
         if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
-            raise SiteError(_varying(name))
+            raise SiteError(_irregular(name))
         alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
         if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
-            raise SiteError(_varying(name))
+            raise SiteError(_irregular(name))
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_varying(name) if "reads" in probe.deeds else str(error)) from error
+            raise SiteError(_irregular(name) if "reads" in probe.deeds else str(error)) from error
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = probe.structured or "sizes" in probe.deeds or (folded and "reads" in probe.deeds)
@@ -261,19 +277,8 @@ def _moves(name: str, axis: int, interleaved: bool, probe: Probe) -> bool:
     return not all(_follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True))
 
 
-def _common_layout(name: str, first: list[Run], second: list[Run], turned: list[Run]) -> tuple[int | None, bool]:
-    """Return the batch axis of all calls of a layer, and whether folded examples alternate along it."""
-    if len(first) != len(second):
-        counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
-        raise SiteError(_irregular(name, counts))
-    layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned[: len(first)])}
-    if len(layouts) > 1:
-        raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
-    return layouts.pop()
-
-
 def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int | None, bool]:
-    """Return the same of one call: from the axis that grows with the rows, and from the rows in another order."""
+    """Return the axis of the rows, and whether folded ones alternate along it, from passes over other rows."""
     rows, (a, b) = first.rows, (first.value, second.value)
     if second.rows < rows:
         axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
@@ -294,10 +299,11 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
     raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
 
 
-def _irregular(name: str, layout: str) -> str:
+def _irregular(name: str, layout: str = _ANY_NUMBER) -> str:
     return (
-        f"expected the examples in order along one axis of the input of layer {name!r}, in every call; found {layout}. "
-        "Use kind='channel', or leave it out with select=."
+        f"expected as many entries for every row in the input of layer {name!r}, in order along one axis, in every "
+        f"call; found {layout}. Use kind='channel', with which all entries have one mask, and pass sites=; or leave "
+        "it out with select=."
     )
 
 
@@ -311,14 +317,6 @@ def _follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
     expected = split.index_select(axis + interleaved, order).flatten(axis, axis + 1)
     rounding = 1e-3 * float(a.abs().max()) + 1e-12 if a.numel() else 0.0
     return torch.allclose(expected, b, rtol=1e-2, atol=rounding)
-
-
-def _varying(name: str) -> str:
-    return (
-        f"expected as many entries for every row in the input of layer {name!r}; found a number that depends on "
-        "values, as with the nodes of graphs, or rows that go to one of several layers. Use kind='channel', with which "
-        "all entries have one mask, and pass sites=; or leave it out with select=."
-    )
 
 
 def _selected(select: Select, name: str, module: nn.Module) -> bool:
@@ -336,18 +334,6 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
             f"found {shown(select)}. print(find_sites(model, x)) lists all names."
         )
     return any(_selected(item, name, module) for item in select)
-
-
-def _no_site_message(select: Select, downstream: list[str], first: list[str]) -> str:
-    if not downstream:
-        return (
-            "expected at least one weight layer with another one upstream; found only first layers "
-            f"{first}. A model of one layer has no hidden units to drop."
-        )
-    return (
-        f"expected {select!r} to match at least one site; found none. Sites: {downstream}; "
-        f"first layers, which are never sites: {first}."
-    )
 
 
 @dataclass
@@ -439,7 +425,7 @@ class Probe:
                 self.structured |= _is_structured(inputs, rows)
                 self.deeds.add("reads")
             now = _Probing(rows, network)
-            with now.following, network.passing(now), now.calls:
+            with now.following, network.passing(now):
                 return call(network.copy, inputs), now
 
         output, now = network.quietly(passed, gradients=True)
@@ -613,7 +599,7 @@ class _Probing(Pass):
         super().__init__()
         self.runs, self.ran = dict[str, list[Run]](), set[str]()
         self.following = Guard(bare(network.model), follows=True)
-        self.calls = WeightCalls(network.copy, self._meet, self._marked)
+        self.calls = WeightCalls(network.copy, self.meet, self._marked)
         self._rows, self._one = rows, torch.ones((), requires_grad=True)
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -626,8 +612,8 @@ class _Probing(Pass):
             output = forward(*args, **kwargs)
         return self._marked(output) if isinstance(layer, SOURCES) else output
 
-    def _meet(self, met: WeightCall) -> dict[Any, Any]:
-        """Note a weight without a layer."""
+    def meet(self, met: WeightCall) -> dict[Any, Any]:
+        """Note a weight without a layer; see `Pass`."""
         self._note(met.name, [*met.inputs.values()], layer=met.layer, weight=met.weight, channels=met.channels)
         return {}
 

@@ -25,7 +25,7 @@ from latedrop.data.rows import operands, tensors
 from latedrop.torch_private import operator_of
 from latedrop.wrappers import plain_names
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "named_weights", "operator_name"]
+__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "named_weights", "operator_name", "replaced"]
 
 Place: TypeAlias = "tuple[int | str, ...]"
 """Where an argument stands: its position or keyword, then its index where it is in a list."""
@@ -90,7 +90,7 @@ class WeightCalls(TorchFunctionMode):
             result = func(*args, **kwargs)
             followed = writes or isinstance(result, (Tensor, tuple, list))
             return self._follow(name, args, kwargs, result, writes) if followed else result
-        args, kwargs = _replaced(args, kwargs, self.before(met))
+        args, kwargs = replaced(args, kwargs, self.before(met))
         result = func(*args, **kwargs)
         if writes:
             self._release(args, kwargs)
@@ -205,7 +205,8 @@ def _fixed_tensors(model: nn.Module) -> dict[int, tuple[Tensor, list[_Stretch]]]
     return fixed
 
 
-def _replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any], dict[str, Any]]:
+def replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call with new values in some places."""
     args, kwargs = list(args), dict(kwargs)
     for (key, *index), value in new.items():
         where: Any = kwargs if isinstance(key, str) else args

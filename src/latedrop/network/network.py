@@ -12,7 +12,7 @@ and a single dict argument where it has not.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from latedrop.data.arrays import all_finite, check_inputs
 from latedrop.data.rows import batch_of, tensors
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning, OutputError, SiteError
-from latedrop.network.functional import WeightCall, WeightCalls
+from latedrop.network.functional import Place, WeightCall, WeightCalls, replaced
 from latedrop.network.private_copy import private_copy
 from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites
 from latedrop.torch_private import Watching, draws_numbers, version_of
@@ -39,9 +39,6 @@ __all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "che
 Readout: TypeAlias = Callable[[Any], Tensor] | str | int | None
 _Result = TypeVar("_Result")
 _SEVERAL_INPUTS = (nn.MultiheadAttention, nn.Bilinear)
-_FUSED = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
-"""In eval mode these may call none of their layers, but one fused kernel."""
-_ROUTED: tuple[type[nn.Module], ...] = (*SOURCES, *_FUSED)
 _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
 
 
@@ -99,29 +96,26 @@ class Pass:
                 args = (self._thin(site, time * 3, args[0], channels), *args[1:])
                 self.times[name] += 1
             else:
-                inputs = layer_inputs(layer, args, kwargs)
-                thinned = self.thinned(site, inputs.values(), channels)
-                changed = {key: thinned[id(value)] for key, value in inputs.items()}
-                args = tuple(changed.get(i, value) for i, value in enumerate(args))
-                kwargs = {key: changed.get(key, value) for key, value in kwargs.items()}
-        if self.sites and isinstance(layer, _FUSED):
-            with _Unfused():
-                return forward(*args, **kwargs)
-        if self.calls is not None and isinstance(layer, SOURCES):  # a site of its own: what it calls is none
-            with self.calls.apart():
-                return forward(*args, **kwargs)
-        return forward(*args, **kwargs)
+                args, kwargs = replaced(args, kwargs, self._thinned(site, layer_inputs(layer, args, kwargs), channels))
+        if self.calls is None:
+            return forward(*args, **kwargs)
+        with self.calls.apart():  # a site of its own: what it calls is none
+            return forward(*args, **kwargs)
 
-    def thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
-        """Return thinned values by the identity of the given ones: query, key and value are often one tensor."""
-        result: dict[int, Any] = {}
+    def meet(self, met: WeightCall) -> dict[Place, Any]:
+        """Return the thinned inputs of a weight without a module, where it is a site."""
+        return self._thinned(self.sites[met.name], met.inputs, met.channels) if met.name in self.sites else {}
+
+    def _thinned(self, site: Site, inputs: Mapping[Place, Any], channels: tuple[int, ...]) -> dict[Place, Any]:
+        """Return thinned values by place; those that are one tensor, as query, key and value often are, stay one."""
+        thinned: dict[int, Any] = {}
         time = 0 if site.kind == "channel" else self.times[site.name]
-        for value in values:
-            if id(value) not in result:
+        for value in inputs.values():
+            if id(value) not in thinned:
                 thin = self._thin_packed if isinstance(value, PackedSequence) else self._thin
-                result[id(value)] = thin(site, time * 3 + len(result), value, channels)
+                thinned[id(value)] = thin(site, time * 3 + len(thinned), value, channels)
         self.times[site.name] += 1
-        return result
+        return {place: thinned[id(value)] for place, value in inputs.items()}
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         assert self.thinner is not None
@@ -166,13 +160,6 @@ class Pass:
         row = torch.cat([torch.arange(int(size)) for size in sizes]).to(thinned.device)
         row = row if value.sorted_indices is None else value.sorted_indices[row]
         return PackedSequence(thinned[row, step], sizes, value.sorted_indices, value.unsorted_indices)
-
-
-class _Unfused(TorchFunctionMode):
-    """Changes nothing; but torch's fused layers take no fused path where there is a mode."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("latedrop_pass", default=None)
@@ -220,8 +207,12 @@ class Network:
         self.watched = set[str]()
         self._turn = RLock()
         for name, layer in self.layers.items():
-            if isinstance(layer, _ROUTED):
+            if isinstance(layer, SOURCES):
                 _route(name, layer, self.watched)
+            elif isinstance(layer, nn.TransformerEncoderLayer):  # else one fused kernel may run in place of its layers
+                layer.activation_relu_or_gelu = 0
+            elif isinstance(layer, nn.TransformerEncoder):
+                layer.use_nested_tensor = False
 
     @classmethod
     def of(cls, model: nn.Module | Network) -> Network:
@@ -247,10 +238,11 @@ class Network:
         """Make `now` the current pass of whoever runs the copy inside."""
         if not now.sites.keys() <= self.watched:
             self.watch([*now.sites.values()])
-        weights = any(site.weight is not None for site in now.sites.values())
+        if any(site.weight is not None for site in now.sites.values()):
+            now.calls = WeightCalls(self.copy, now.meet)
         token = _CURRENT.set(now)
         try:
-            with now.mode or nullcontext(), self._weight_calls(now) if weights else nullcontext():
+            with now.mode or nullcontext(), now.calls or nullcontext():
                 yield
         finally:
             _CURRENT.reset(token)
@@ -263,10 +255,6 @@ class Network:
         if 0 in now.times.values():
             self.warn_of_idle(now)
         return output
-
-    def read(self, x: Any, readout: Readout, rows: int, now: Pass | None = None) -> Tensor:
-        """Return what a readout takes of the output, `(rows, ...)`."""
-        return read(self.output(x, now), readout, rows)
 
     def warn_of_idle(self, now: Pass) -> None:
         """Warn of sites that should have run in a pass that is over, once for each."""
@@ -332,19 +320,6 @@ class Network:
 
     def __reduce__(self) -> Any:
         return Network, (self.model,)
-
-    def _weight_calls(self, now: Pass) -> WeightCalls:
-        """Return the mode that finds weights without a module, and thins those that are sites."""
-        sites = {name: site for name, site in now.sites.items() if site.weight is not None}
-
-        def thin(met: WeightCall) -> dict[Any, Any]:
-            if met.name not in sites:
-                return {}
-            thinned = now.thinned(sites[met.name], met.inputs.values(), met.channels)
-            return {place: thinned[id(value)] for place, value in met.inputs.items()}
-
-        now.calls = WeightCalls(self.copy, thin)
-        return now.calls
 
 
 def _route(name: str, layer: nn.Module, watched: set[str]) -> None:

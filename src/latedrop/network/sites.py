@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import ArgumentError
-from latedrop.network.functional import named_weights
+from latedrop.network.functional import Place, named_weights
 from latedrop.records import Limits, Via, match, record
 from latedrop.wrappers import plain_names
 
@@ -111,15 +111,15 @@ StoredSites: TypeAlias = Annotated[Sites, Via(Annotated[tuple[Site, ...], Limits
 """Sites as a field of a record."""
 
 
-def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
-    """Return the arguments of a weight layer that dropout acts on, by position or keyword."""
+def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Place, Any]:
+    """Return the arguments of a weight layer that dropout acts on, by their places."""
     names: tuple[str, ...] = ("input",)
     if isinstance(module, (nn.MultiheadAttention, nn.Bilinear)):
         names = ("input1", "input2") if isinstance(module, nn.Bilinear) else ("query", "key", "value")
-    inputs: dict[int | str, Any] = dict(enumerate(args[: len(names)]))
-    inputs.update({name: kwargs[name] for name in names if name in kwargs})
-    values = ((key, value) for key, value in inputs.items() if isinstance(value, (Tensor, PackedSequence)))
-    return {key: value for key, value in values if isinstance(value, PackedSequence) or value.is_floating_point()}
+    inputs: dict[Place, Any] = {(i,): value for i, value in enumerate(args[: len(names)])}
+    inputs.update({(name,): kwargs[name] for name in names if name in kwargs})
+    values = ((place, value) for place, value in inputs.items() if isinstance(value, (Tensor, PackedSequence)))
+    return {place: value for place, value in values if isinstance(value, PackedSequence) or value.is_floating_point()}
 
 
 def channel_axis(module: nn.Module) -> int:

@@ -26,7 +26,7 @@ from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, SiteError
 from latedrop.network.find_sites import placed_batches
 from latedrop.network.functional import RECURRENT, operator_name
-from latedrop.network.network import Network, Pass, Readout, check_finite
+from latedrop.network.network import Network, Pass, Readout, check_finite, read
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.propagation.rules import NoRule, Pair, has_pair
 from latedrop.torch_private import Operator, Watching
@@ -125,7 +125,7 @@ def _passed(
 
         now = Pass(sites, noise, rows)
         with _Refusing(), Watching(seen):
-            return network.read(copied(x), readout, rows, now), places
+            return read(network.output(copied(x), now), readout, rows), places
 
     try:
         return network.quietly(run)
