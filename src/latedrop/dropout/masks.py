@@ -59,8 +59,6 @@ class DrawMasks:
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Zero the units that the draws drop, and divide the others by `1 - rate`."""
-        if self.rates[site.name] == 0:
-            return value
         one = axis == 0 and shape[0] == 1 and len(value) == len(self.draws) and type(value) is Tensor
         if one and not _worth_a_kernel(value, self.draws, shape):
             return self._times(value, site, call, shape[1:], 0)  # one row: the same, in one operator

@@ -320,6 +320,4 @@ def _widening(layer: nn.Module | None) -> float:
     """Outputs of a layer for each of its inputs, where it tells."""
     if isinstance(layer, nn.Linear):
         return layer.out_features / layer.in_features
-    if isinstance(layer, nn.RNNBase):
-        return layer.hidden_size / layer.input_size
     return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0

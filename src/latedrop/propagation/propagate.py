@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import widened
-from latedrop.data.rows import Collate, copied, row_count, some_rows
+from latedrop.data.rows import Collate, copied, row_count, some_rows, tensors
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, SiteError
@@ -28,7 +28,7 @@ from latedrop.network.find_sites import placed_batches
 from latedrop.network.functional import RECURRENT, operator_name
 from latedrop.network.network import Network, Pass, Readout, check_finite, read
 from latedrop.network.sites import Rate, Site, rates_by_site
-from latedrop.propagation.rules import NoRule, Pair, has_pair
+from latedrop.propagation.rules import NoRule, Pair
 from latedrop.torch_private import Operator, Watching
 
 __all__ = ["propagate"]
@@ -164,7 +164,8 @@ class _Refusing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator_name(func)
-        if (name in _REFUSED or func in _DERIVATIVES) and has_pair(args, kwargs):
+        refused = name in _REFUSED or func in _DERIVATIVES
+        if refused and any(isinstance(value, Pair) for value in tensors((args, kwargs))):
             raise NoRule("a derivative (torch.autograd.grad)" if func in _DERIVATIVES else f"a layer of type {name}")
         return func(*args, **(kwargs or {}))
 

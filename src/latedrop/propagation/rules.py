@@ -38,7 +38,7 @@ from latedrop.data.rows import tensors
 from latedrop.network.functional import operator_name
 from latedrop.torch_private import operator_of, plain_function, wrapper_tensor
 
-__all__ = ["NoRule", "Pair", "has_pair"]
+__all__ = ["NoRule", "Pair"]
 
 TwoMoments: TypeAlias = tuple[Tensor, Tensor]
 """Mean and variance, of the same shape."""
@@ -129,11 +129,6 @@ def _widened(value: Any) -> Any:
     """Return a constant tensor in single precision where it is a half, and anything else as it is."""
     half = isinstance(value, Tensor) and value.dtype in _HALF and not isinstance(value, Pair)
     return value.float() if half else value
-
-
-def has_pair(*values: Any) -> bool:
-    """Return True if a pair is among some values or inside them."""
-    return any(isinstance(tensor, Pair) for tensor in tensors(values))
 
 
 def _in_place(func: Any, name: str, overload: str, args: Any, kwargs: Any) -> Pair:
