@@ -217,7 +217,7 @@ def _first_order(
         check_finite(mean, "without dropout")
         outputs = output if of is None else of(output)
         outputs = outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
-        if record.without_gradients:
+        if record.without_gradients and outputs.requires_grad:
             raise OutputError(
                 f"expected gradients at every site; the model runs {sorted(record.without_gradients)} without: in "
                 "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or select=."

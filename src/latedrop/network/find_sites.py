@@ -152,9 +152,9 @@ def placed_batches(
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
     if not loads:
         x = place(as_items(x, collate), network.weight, check=check or sites is None)
-    sites = Sites(find_sites(network, x) if sites is None else sites)
+    sites = find_sites(network, x) if sites is None else Sites(sites)
     parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model)) if loads else [x]
-    return sites, (as_items(part, None, sites) for part in parts)
+    return sites, (part if isinstance(part, Tensor) else as_items(part, None, sites) for part in parts)
 
 
 def _probe(model: nn.Module, x: Any) -> Probe:
