@@ -110,8 +110,9 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
-    weighted = [(name, type(module).__module__) for name, module in modules.items() if hasattr(module, "weight")]
-    unusable = [name for name, origin in weighted if ".quantized." in origin]
+    # Of the type: a parametrized weight of the model itself, such as a spectral norm's, changes when it is read.
+    weighted = [(name, type(module)) for name, module in modules.items() if hasattr(type(module), "weight")]
+    unusable = [name for name, kind in weighted if ".quantized." in kind.__module__]
     unusable += [name for name, weight in model.named_parameters() if weight.is_complex()]
     if unusable and not chosen:
         raise SiteError(
