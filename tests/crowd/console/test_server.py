@@ -155,6 +155,8 @@ def test_every_change_leaves_a_line(console: Console) -> None:
         sent = {"Authorization": f"Bearer {TOKENS['label']}"}
         assert console.ask(f"/api/sources/0/frames/{frame}/label", method, body, **sent)[0] == 200
         assert lines()[0] == f"{said} (by label from 127.0.0.1)"
+    console.ask(f"/api/sources/0/frames/{frame}", "DELETE")
+    assert lines()[0].startswith(f"frame {frame} dropped (by configure")
     console.ask(f"/api/sources/0/zones/{zone}", "DELETE")
     assert lines()[0].startswith("zone 'audited' removed (by configure")
     before = lines()

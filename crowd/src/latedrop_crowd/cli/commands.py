@@ -486,7 +486,8 @@ def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
         number += 1
         strange += bool(frame.reasons)
         if frame.reasons and strange <= _SHOWN:
-            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}. Its interval is wider.")
+            follows = "" if frame.uncountable else " Its interval is wider."
+            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}.{follows}")
         yield frame
     if strange > _SHOWN:
         say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")

@@ -212,9 +212,11 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         return {"said": said, **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")
-    def drop(number: int, frame: _Id) -> dict[str, Any]:
+    def drop(number: int, frame: _Id, request: Request) -> dict[str, Any]:
+        view = watch.view(number)
         watch.store.drop_frame(frame)
-        return _learned(watch, watch.view(number))
+        _note(watch, request, view.name, f"frame {frame} dropped")
+        return _learned(watch, view)
 
     @app.get("/api/frames/{frame}")
     def frame_picture(frame: _Id) -> Response:
