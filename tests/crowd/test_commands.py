@@ -11,14 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("typer")
-pytest.importorskip("rich")
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-pytest.importorskip("PIL")
-pytest.importorskip("matplotlib")
-
 from PIL import Image
 
 from counters import network

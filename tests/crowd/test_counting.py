@@ -10,9 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-
 import latedrop
 from counters import network
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
@@ -317,7 +314,6 @@ def test_full_disk_says_where_it_stopped(
 
 
 def test_panel(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     (row, *_) = count_people(trained, replace(free, policy=Policy(1e-6, greatest_mass=1e9)), images(scenes))
     roi = torch.ones(GRID, dtype=torch.bool)
     roi[:, 5:] = False

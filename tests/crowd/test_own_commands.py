@@ -8,12 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-pytest.importorskip("typer")
-pytest.importorskip("PIL")
-
 from PIL import Image
 
 from latedrop_crowd.scenes import make_scenes

@@ -6,9 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-
 from counters import network
 from latedrop.errors import FileError, OutputError
 from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter

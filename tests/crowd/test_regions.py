@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("scipy")
-
 from density_maps import SHAPE, as_heavy_as_people, bump, light, made
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import checked, plain

@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-
 import safetensors.torch
 import torch
 

@@ -118,20 +118,13 @@ def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEP
 
 @dataclass(frozen=True)
 class FrameStream:
-    """Frames in the order of their sources; iterate for pairs of a name and a tensor `(channels, H, W)` in [0, 1].
+    """Frames in the order of their sources; iterate for pairs of a name and a tensor `(channels, H, W)` in [0, 1]."""
 
-    Attributes:
-        total: how many there are, as far as the headers of videos tell; None where one does not.
-        files: videos and images to read, each with its name.
-        channels: 1 for grey, 3 for colour.
-        every: one frame in so many of each source is taken.
-        on_bad: called with the error of a file that cannot be read, or that ends early; without it, it is raised.
-    """
-
-    total: int | None
-    files: tuple[tuple[Path, str], ...]
-    channels: int
-    every: int
+    total: int | None  # how many there are, as far as the headers of videos tell; None where one does not
+    files: tuple[tuple[Path, str], ...]  # videos and images to read, each with its name
+    channels: int  # 1 for grey, 3 for colour
+    every: int  # one frame in so many of each source is taken
+    # called with the error of a file that cannot be read, or that ends early; without it, it is raised
     on_bad: Callable[[FileError], object] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from chromium import launch, needs_chromium
+from counters import shipped_counter
 from latedrop_crowd.console.counter import LiveCounter
 from latedrop_crowd.console.zones import Rule
 
@@ -172,21 +173,17 @@ def test_a_shift_at_the_console(demo: Demo) -> None:
 def served(folder: Path, sources: dict[str, Any], limits: dict[str, float], **settings: Any) -> Iterator[str]:
     """A console in this process for sources of frames; its address."""
     from latedrop.web.listening import listening
-    from latedrop_crowd.calibration import load_calibration
     from latedrop_crowd.console.notices import Notices
     from latedrop_crowd.console.server import make_app
     from latedrop_crowd.console.sources import Source
     from latedrop_crowd.console.store import Store
     from latedrop_crowd.console.watch import Settings, Watch
-    from latedrop_crowd.mcnn import load_weights, shipped
 
-    trained = load_weights(shipped("scenes"))
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
     store = Store(folder / "a.sqlite")
     for name, limit in limits.items():
         store.change_zone(store.zones(name)[0].id, "Whole picture", limit)
     opened = [Source(name, True, frames) for name, frames in sources.items()]
-    app = make_app(Watch(opened, trained, calibration, store, Settings(wait=0.2, **settings), Notices([])))
+    app = make_app(Watch(opened, *shipped_counter(), store, Settings(wait=0.2, **settings), Notices([])))
     wire, address = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = Thread(target=server.run, args=([wire],), daemon=True)

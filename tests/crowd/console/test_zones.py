@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy import stats
 
+from counters import shipped_counter
 from latedrop import sample
 from latedrop.errors import DataError
-from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.counter import LiveCounter, fitted
 from latedrop_crowd.console.zones import (
     Amount,
@@ -18,7 +18,6 @@ from latedrop_crowd.console.zones import (
     first_order_shares,
     probability_above,
 )
-from latedrop_crowd.mcnn import load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 from rounding import rounding
 
@@ -28,8 +27,7 @@ RIGHT = ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0))
 
 @pytest.fixture(scope="module")
 def counter() -> LiveCounter:
-    trained = load_weights(shipped("scenes"))
-    return LiveCounter(trained, load_calibration(shipped("scenes", ".calibration.json"), trained))
+    return LiveCounter(*shipped_counter())
 
 
 def test_cells_of_a_polygon() -> None:

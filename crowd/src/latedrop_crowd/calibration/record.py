@@ -37,30 +37,19 @@ __all__ = ["STRANGE", "Cells", "CrowdCalibration", "FrameBatches", "Reading", "U
 
 @dataclass(frozen=True)
 class Reading:
-    """The count and map of one frame by a calibrated counter.
+    """The count and map of one frame by a calibrated counter."""
 
-    Attributes:
-        count: of one row, `(1,)`: people inside the region of interest, as the core gives them.
-        density: `(h, w)`, people per cell, zero outside the region of interest.
-        std: its standard deviation, `(h, w)`; zeros where cells were not calibrated, or were not asked for.
-        mean: the count, recalibrated for its scene where that was done.
-        variance: of the count, wider where the frame is strange; of a t-distribution the squared scale.
-        dof: degrees of freedom of its t-distribution; None: it is Gaussian.
-        strangeness: 1 where the usual ends, see above.
-        reasons: what is strange, in words; none below `STRANGE`.
-        fitted_variance: of the count, before guard and recalibration.
-        uncountable: why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing.
-    """
-
-    count: Prediction
-    density: npt.NDArray[np.float64]
+    count: Prediction  # of one row, `(1,)`: people inside the region of interest, as the core gives them
+    density: npt.NDArray[np.float64]  # `(h, w)`, people per cell, zero outside the region of interest
+    # its standard deviation, `(h, w)`; zeros where cells were not calibrated, or were not asked for
     std: npt.NDArray[np.float64]
-    mean: float
-    variance: float
-    dof: float | None
-    strangeness: float
-    reasons: tuple[str, ...]
-    fitted_variance: float
+    mean: float  # the count, recalibrated for its scene where that was done
+    variance: float  # of the count, wider where the frame is strange; of a t-distribution the squared scale
+    dof: float | None  # degrees of freedom of its t-distribution; None: it is Gaussian
+    strangeness: float  # 1 where the usual ends, see above
+    reasons: tuple[str, ...]  # what is strange, in words; none below `STRANGE`
+    fitted_variance: float  # of the count, before guard and recalibration
+    # why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing
     uncountable: str = ""
 
     def __post_init__(self) -> None:
@@ -95,15 +84,10 @@ class Reading:
 @record
 @dataclass(frozen=True)
 class Region:
-    """A region of interest, in cells.
+    """A region of interest, in cells."""
 
-    Attributes:
-        shape: `(h, w)`.
-        sha256: digest of its mask.
-    """
-
-    shape: tuple[Annotated[int, Limits(1)], Annotated[int, Limits(1)]]
-    sha256: str
+    shape: tuple[Annotated[int, Limits(1)], Annotated[int, Limits(1)]]  # `(h, w)`
+    sha256: str  # digest of its mask
 
 
 @record
@@ -374,17 +358,11 @@ _Share: TypeAlias = Annotated[float, Limits(0, 1)]
 @record
 @dataclass(frozen=True)
 class Usual:
-    """What frames were seen.
+    """What frames were seen."""
 
-    Attributes:
-        size: `(H, W)` in pixels as the network sees them; None where they differ.
-        darkest: mean of the darkest frame that is usual, in [0, 1].
-        brightest: of the brightest one.
-    """
-
-    size: tuple[_Pixels, _Pixels] | None
-    darkest: _Share
-    brightest: _Share
+    size: tuple[_Pixels, _Pixels] | None  # `(H, W)` in pixels as the network sees them; None where they differ
+    darkest: _Share  # mean of the darkest frame that is usual, in [0, 1]
+    brightest: _Share  # of the brightest one
 
     @classmethod
     def of(cls, images: Iterable[Tensor]) -> Usual:

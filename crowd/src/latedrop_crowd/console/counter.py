@@ -34,19 +34,12 @@ _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' sha
 
 @dataclass(frozen=True)
 class Count:
-    """One frame, counted.
+    """One frame, counted."""
 
-    Attributes:
-        amounts: of each zone that was asked for.
-        image: the frame as the network takes it, before it is enlarged, `(C, H, W)`.
-        reading: what the calibrated counter said.
-        ends: reach of the interval in scales.
-    """
-
-    amounts: list[Amount]
-    image: Tensor = field(repr=False)
-    reading: Reading = field(repr=False)
-    ends: float
+    amounts: list[Amount]  # of each zone that was asked for
+    image: Tensor = field(repr=False)  # the frame as the network takes it, before it is enlarged, `(C, H, W)`
+    reading: Reading = field(repr=False)  # what the calibrated counter said
+    ends: float  # reach of the interval in scales
 
 
 class LiveCounter:

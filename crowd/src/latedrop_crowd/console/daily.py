@@ -33,26 +33,16 @@ td:first-child, th:first-child { text-align: left }
 
 @dataclass(frozen=True)
 class Hour:
-    """A zone in an hour.
+    """A zone in an hour."""
 
-    Attributes:
-        hour: when it begins, by the clock on the wall.
-        mean: people, over the steps that could be counted.
-        peak: people in the fullest step.
-        peak_low, peak_high: its interval.
-        sure_minutes: that the whole interval was above the limit.
-        possible_minutes: that the upper end was.
-        counted_minutes: that could be counted.
-    """
-
-    hour: str
-    mean: float
-    peak: float
-    peak_low: float
+    hour: str  # when it begins, by the clock on the wall
+    mean: float  # people, over the steps that could be counted
+    peak: float  # people in the fullest step
+    peak_low: float  # its interval
     peak_high: float
-    sure_minutes: float
-    possible_minutes: float
-    counted_minutes: float
+    sure_minutes: float  # that the whole interval was above the limit
+    possible_minutes: float  # that the upper end was
+    counted_minutes: float  # that could be counted
 
 
 def day_bounds(day: date) -> tuple[float, float]:

@@ -44,16 +44,11 @@ _RATES_OVER = 5.0  # seconds
 
 @dataclass(frozen=True)
 class Source:
-    """One source.
+    """One source."""
 
-    Attributes:
-        name: for people; without a password.
-        live: whether it goes on by itself: a stream that ends is opened again, a file is not.
-        frames: opens it; each call begins anew. It waits between frames as long as the source's own pace asks for.
-    """
-
-    name: str
-    live: bool
+    name: str  # for people; without a password
+    live: bool  # whether it goes on by itself: a stream that ends is opened again, a file is not
+    # opens it; each call begins anew. It waits between frames as long as the source's own pace asks for
     frames: Callable[[], Iterator[Pixels]]
 
 
@@ -188,19 +183,12 @@ def _opened(address: str, **options: Any) -> Iterator[tuple[Iterator[Pixels], fl
 
 @dataclass(frozen=True)
 class Shot:
-    """A frame as it came in.
+    """A frame as it came in."""
 
-    Attributes:
-        number: of the frame since the camera was switched on.
-        time: seconds since 1970.
-        pixels: of the frame.
-        steady: seconds by a clock that nobody sets: what lasts is counted in them.
-    """
-
-    number: int
-    time: float
-    pixels: Pixels
-    steady: float
+    number: int  # of the frame since the camera was switched on
+    time: float  # seconds since 1970
+    pixels: Pixels  # of the frame
+    steady: float  # seconds by a clock that nobody sets: what lasts is counted in them
 
 
 class Camera:

@@ -47,21 +47,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """What can be chosen."""
 
-    Attributes:
-        level: of the intervals.
-        rule: how sure, and for how long, before a colour changes.
-        stretch: seconds; of each such stretch one frame is proposed for a label.
-        wait: seconds before a broken stream is opened again.
-        reports: folder for a report of every day; None: none is written.
-    """
-
-    level: float = 0.9
-    rule: Rule = field(default_factory=Rule)
-    stretch: float = 120.0
-    wait: float = 1.0
-    reports: Path | None = None
+    level: float = 0.9  # of the intervals
+    rule: Rule = field(default_factory=Rule)  # how sure, and for how long, before a colour changes
+    stretch: float = 120.0  # seconds; of each such stretch one frame is proposed for a label
+    wait: float = 1.0  # seconds before a broken stream is opened again
+    reports: Path | None = None  # folder for a report of every day; None: none is written
 
 
 class View:

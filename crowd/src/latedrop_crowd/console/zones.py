@@ -55,21 +55,13 @@ _SOME = 0.5  # people added to both sides of a share, so that an empty zone has 
 
 @dataclass(frozen=True)
 class Zone:
-    """A zone.
+    """A zone."""
 
-    Attributes:
-        id: its number in the store.
-        source: name of the source it belongs to.
-        name: for people.
-        points: corners as x, y in [0, 1] of the picture; none where the whole picture is meant.
-        limit: people; more than so many are too many. None: it is only counted.
-    """
-
-    id: int
-    source: str
-    name: str
-    points: Points
-    limit: float | None
+    id: int  # its number in the store
+    source: str  # name of the source it belongs to
+    name: str  # for people
+    points: Points  # corners as x, y in [0, 1] of the picture; none where the whole picture is meant
+    limit: float | None  # people; more than so many are too many. None: it is only counted
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -79,17 +71,11 @@ class Zone:
 
 @dataclass(frozen=True)
 class Amount:
-    """How many people, with what is not known about it.
+    """How many people, with what is not known about it."""
 
-    Attributes:
-        mean: people.
-        variance: of a t-distribution the squared scale.
-        dof: degrees of freedom; None: Gaussian.
-    """
-
-    mean: float
-    variance: float
-    dof: float | None = None
+    mean: float  # people
+    variance: float  # of a t-distribution the squared scale
+    dof: float | None = None  # degrees of freedom; None: Gaussian
 
     def interval(self, reach: float) -> tuple[float, float]:
         """From `reach` scales below to as many above; people are never fewer than none."""
@@ -193,19 +179,12 @@ def first_order_shares(
 
 @dataclass(frozen=True)
 class Shares:
-    """What part of the count's variance zones have.
+    """What part of the count's variance zones have."""
 
-    Attributes:
-        masks: cells of each zone, bool `(Z, h, w)`.
-        ratio: `v_z / v` of each, measured on some frame, `(Z,)`.
-        people: the zones' share of the people in that frame, `(Z,)`.
-        blurred: the masks as heads are blurred, `(Z, h, w)`.
-    """
-
-    masks: npt.NDArray[np.bool_]
-    ratio: npt.NDArray[np.float64]
-    people: npt.NDArray[np.float64]
-    blurred: npt.NDArray[np.float64]
+    masks: npt.NDArray[np.bool_]  # cells of each zone, bool `(Z, h, w)`
+    ratio: npt.NDArray[np.float64]  # `v_z / v` of each, measured on some frame, `(Z,)`
+    people: npt.NDArray[np.float64]  # the zones' share of the people in that frame, `(Z,)`
+    blurred: npt.NDArray[np.float64]  # the masks as heads are blurred, `(Z, h, w)`
 
     @classmethod
     def measured(
@@ -269,15 +248,10 @@ _KEEP = 0.5  # of being too many: above it, red stays red
 
 @dataclass(frozen=True)
 class Rule:
-    """How sure, and for how long.
+    """How sure, and for how long."""
 
-    Attributes:
-        sure: probability from which on a zone turns red; below one minus it, green.
-        hold: seconds that a change must last.
-    """
-
-    sure: float = 0.9
-    hold: float = 2.0
+    sure: float = 0.9  # probability from which on a zone turns red; below one minus it, green
+    hold: float = 2.0  # seconds that a change must last
 
     def __post_init__(self) -> None:
         if not 0.5 < self.sure < 1:

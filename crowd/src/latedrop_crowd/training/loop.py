@@ -42,23 +42,14 @@ _SAVE_EVERY = 20.0  # seconds between checkpoints
 
 @dataclass(frozen=True)
 class Settings:
-    """What a network depends on, besides its frames.
+    """What a network depends on, besides its frames."""
 
-    Attributes:
-        epochs: passes over the training frames.
-        batch: frames per step.
-        lr: largest learning rate of Adam.
-        crop: side in pixels of a random square, a multiple of 4; None: whole frames.
-        rate: of embedded dropout; 0: none.
-        seed: of weights, order, crops, flips, jitter and masks.
-    """
-
-    epochs: int = 200
-    batch: int = 8
-    lr: float = 1e-3
-    crop: int | None = None
-    rate: float = 0.0
-    seed: int = 0
+    epochs: int = 200  # passes over the training frames
+    batch: int = 8  # frames per step
+    lr: float = 1e-3  # largest learning rate of Adam
+    crop: int | None = None  # side in pixels of a random square, a multiple of 4; None: whole frames
+    rate: float = 0.0  # of embedded dropout; 0: none
+    seed: int = 0  # of weights, order, crops, flips, jitter and masks
 
     def __post_init__(self) -> None:
         limits = {
@@ -267,23 +258,14 @@ def load(crowd_set: CrowdSet, crop: int | None, device: torch.device, progress: 
 
 
 class Plan(NamedTuple):
-    """What happens to which frame in an epoch; drawn on the host, and sent to the device in one go.
+    """What happens to which frame in an epoch; drawn on the host, and sent to the device in one go."""
 
-    Attributes:
-        order: of the frames.
-        corners: top and left of the crops.
-        side: rows and columns of a crop.
-        flip: which are mirrored, `(N, 1, 1, 1)`.
-        contrast: factors, `(N, 1, 1, 1)`.
-        brightness: shifts, `(N, 1, 1, 1)`.
-    """
-
-    order: list[int]
-    corners: list[tuple[int, int]]
-    side: tuple[int, int]
-    flip: Tensor
-    contrast: Tensor
-    brightness: Tensor
+    order: list[int]  # of the frames
+    corners: list[tuple[int, int]]  # top and left of the crops
+    side: tuple[int, int]  # rows and columns of a crop
+    flip: Tensor  # which are mirrored, `(N, 1, 1, 1)`
+    contrast: Tensor  # factors, `(N, 1, 1, 1)`
+    brightness: Tensor  # shifts, `(N, 1, 1, 1)`
 
 
 def plan_epoch(frames: Frames, crop: int | None, key: int) -> Plan:
@@ -318,21 +300,13 @@ def cut_batch(data: Data, plan: Plan, rows: slice) -> tuple[Tensor, Tensor, Tens
 
 @dataclass
 class Fit:
-    """A training under way.
+    """A training under way."""
 
-    Attributes:
-        model: whose weights Adam moves.
-        average: the average of its weights; this is what is validated and kept.
-        optimizer: Adam.
-        seconds: spent.
-        history: by epoch, `loss` and `mae` of validation counts.
-    """
-
-    model: MCNN
-    average: MCNN
-    optimizer: torch.optim.Adam
-    seconds: float = 0.0
-    history: list[dict[str, float]] = field(default_factory=list)
+    model: MCNN  # whose weights Adam moves
+    average: MCNN  # the average of its weights; this is what is validated and kept
+    optimizer: torch.optim.Adam  # Adam
+    seconds: float = 0.0  # spent
+    history: list[dict[str, float]] = field(default_factory=list)  # by epoch, `loss` and `mae` of validation counts
 
     @property
     def epoch(self) -> int:
@@ -342,15 +316,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that a stopped training goes on from.
+    """A file that a stopped training goes on from."""
 
-    Attributes:
-        path: of the file.
-        identity: settings and frames; plain JSON. Those of another training are refused.
-    """
-
-    path: Path
-    identity: dict[str, Any]
+    path: Path  # of the file
+    identity: dict[str, Any]  # settings and frames; plain JSON. Those of another training are refused
 
     def write(self, state: Fit) -> None:
         """Put the training into the file, all of it or nothing."""
