@@ -61,10 +61,8 @@ def draw_panel(
     _draw_frame(own, frame, cells, side)
     _draw_regions(own, frame, side, heads)
     deviation = "standard deviation of the density" if frame.mapped else "deviations were not worked out"
-    for ax, values, colours, title in (
-        (maps[0], frame.density, "magma", "density"),
-        (maps[1], frame.std_map, "viridis", deviation),
-    ):
+    drawn_maps = (frame.density, "magma", "density"), (frame.std_map, "viridis", deviation)
+    for ax, (values, colours, title) in zip(maps, drawn_maps, strict=True):
         # A map without anybody still has a scale.
         top = max(float(values.max()), 1e-6)
         drawn = ax.imshow(values, cmap=colours, vmin=0, vmax=top, extent=_extent(values, side), interpolation="nearest")

@@ -114,10 +114,7 @@ def t_quantile(level: float, dof: float) -> float:
 def fit_recalibration(count: Floats, variance: Floats, truth: Floats, strangeness: float = 1.0) -> Recalibration:
     """Fit to labelled frames in their order in time, all `(n,)`: counts and variances before, and true counts.
 
-    `strangeness` is that of the strangest of them.
-
-    Raises:
-        DataError: too few frames, or not as many of each.
+    `strangeness` is that of the strangest of them. Too few frames are a `DataError`, or not as many of each.
     """
     c, v, y = (np.asarray(part, dtype=np.float64) for part in (count, variance, truth))
     if not len(c) == len(v) == len(y) or len(c) < FEWEST:

@@ -75,10 +75,14 @@ class Reading:
         heavier = 1.0 if self.dof is None else self.dof / (self.dof - 2)
         return float((self.variance * heavier) ** 0.5)
 
+    def reach(self, level: float) -> float:
+        """Half the width of the interval that holds the true count with probability `level`, in scales."""
+        return float(central_quantile(level)) if self.dof is None else t_quantile(level, self.dof)
+
     def interval(self, level: float) -> tuple[float, float]:
         """The ends between which the true count lies with probability `level`."""
-        reach = self.variance**0.5 * (central_quantile(level) if self.dof is None else t_quantile(level, self.dof))
-        return self.mean - float(reach), self.mean + float(reach)
+        half = self.variance**0.5 * self.reach(level)
+        return self.mean - half, self.mean + half
 
 
 @record
@@ -125,12 +129,11 @@ class CrowdCalibration:
     def width(self) -> str:
         """Say what the width of the count's interval follows; a strange frame widens it in any case."""
         terms = {_term(name) for name, share in self._terms.shares.items() if share > 0 and name != "floor"}
-        if self.has_dropout:
-            return f"follows {', '.join(sorted(terms))}"
         if not terms - {Size.name}:
             what = "follows the count only" if terms else "is the same for every frame"
             return f"{what}: neither dropout nor leverage tells more on frames left out of the fit"
-        return f"follows {', '.join(sorted(terms))}; dropout adds nothing on frames left out of the fit"
+        without = "" if self.has_dropout else "; dropout adds nothing on frames left out of the fit"
+        return f"follows {', '.join(sorted(terms))}{without}"
 
     def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
         """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes.
@@ -221,10 +224,12 @@ class CrowdCalibration:
         return self
 
     def __str__(self) -> str:
-        lines = [f"{self.count.rows} validation frames of {self.about.get('set', '?')}"]
-        lines += [f"count: {self.count.verdict}"]
-        lines += [f"  {line}" for line in self._terms.lines()]
-        lines += [f"the width of the count's interval {self.width}"]
+        lines = [
+            f"{self.count.rows} validation frames of {self.about.get('set', '?')}",
+            f"count: {self.count.verdict}",
+            *(f"  {line}" for line in self._terms.lines()),
+            f"the width of the count's interval {self.width}",
+        ]
         if self.pixels is None:
             lines += ["cells: not calibrated, as only counts are known"]
         else:
@@ -239,12 +244,7 @@ class CrowdCalibration:
 
 
 def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCalibration:
-    """Bring a saved calibration back to its network.
-
-    Raises:
-        FileError: no such file; damaged; of a single readout; made for other weights, another readout or another region
-            of interest.
-    """
+    """Bring a saved calibration back to its network; `FileError` where it is damaged, or made for another one."""
     content = read_text(path, CROWD.what)
     with naming(path):
         calibration = CrowdCalibration.from_json(content)
@@ -337,10 +337,8 @@ class FrameBatches:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.target is None:
-            return self.images()
         target = self.target
-        return ((self.image(index), target(index)) for index in self.indices)
+        return self.images() if target is None else ((self.image(index), target(index)) for index in self.indices)
 
 
 STRANGE = 2.0

@@ -15,9 +15,7 @@ import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor
 
-from latedrop.metrics.levels import central_quantile
 from latedrop_crowd.calibration import CrowdCalibration
-from latedrop_crowd.calibration.recalibration import t_quantile
 from latedrop_crowd.calibration.record import Reading
 from latedrop_crowd.console.sources import Pixels
 from latedrop_crowd.console.zones import Amount, Points, Shares
@@ -43,13 +41,7 @@ class Count:
 
 
 class LiveCounter:
-    """A counter for one source.
-
-    Args:
-        trained: the network.
-        calibration: made for it.
-        level: of the intervals.
-    """
+    """A counter for one source, with intervals of a `level`."""
 
     def __init__(self, trained: Trained, calibration: CrowdCalibration, level: float = 0.9) -> None:
         self.trained, self.level = trained, level
@@ -73,9 +65,7 @@ class LiveCounter:
         reading = calibration.read(self.trained, ready, deviations=False).check(name)
         whole = Amount(reading.mean, reading.variance, reading.dof)
         shares = self._measured(ready, reading.density, calibration, tuple(zones))
-        ends = central_quantile(self.level) if reading.dof is None else t_quantile(self.level, reading.dof)
-        amounts = shares.amounts(whole, reading.density)
-        return Count(amounts, image, reading, float(ends))
+        return Count(shares.amounts(whole, reading.density), image, reading, reading.reach(self.level))
 
     def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
         """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""

@@ -76,13 +76,15 @@ def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
         yield
         watch.close()
 
-    app = make_pages(tokens, life)
+    app = FastAPI(title="latedrop console", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_Guard, tokens=tokens)
     app.state.hub = hub
 
     @app.get("/api/stream")
     def stream() -> Response:
         return StreamingResponse(hub.listen(), media_type="text/event-stream")
 
+    _page(app)
     _looking(app, watch)
     _zones(app, watch)
     _labels(app, watch)
@@ -267,12 +269,7 @@ def _files(app: FastAPI, watch: Watch) -> None:
         head = ("time", "zone", "count", "low", "high", "strangeness", "averaged")
         since = time.time() - min(max(seconds, 1.0), _LONGEST)
         rows = (
-            [
-                _clock(r["time"]),
-                zone.name,
-                *(_short(r[key]) for key in ("count", "low", "high", "strangeness")),
-                r["thinned"],
-            ]
+            [_clock(r["time"]), zone.name, *(_short(r[key]) for key in head[2:6]), r["thinned"]]
             for zone in watch.view(number).zones
             for r in watch.store.all_counts(zone.id, since)
         )
@@ -401,15 +398,10 @@ class Hub:
 
 
 def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], say: Callable[[str], object]) -> None:
-    """Open the address and serve; returns when the process is asked to stop.
+    """Open the address, `say` it for each role, and serve until the process is asked to stop.
 
-    Args:
-        watch: what is shown.
-        host: address to listen on.
-        port: of it; 0 takes a free one.
-        tokens: what requests must know, by role; that to configure is made up where it is None and others can reach
-            the address, or have tokens.
-        say: called with the address to open, once for each role.
+    `tokens` by role are what requests must know; that to configure is made up where it is None and others can reach the
+    address, or have tokens.
     """
     given = {role: token for role, token in tokens.items() if token is not None}
     if any(len(token) < 8 or not token.isascii() or not token.isprintable() for token in given.values()):
@@ -447,20 +439,12 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Headers of every answer."""
-_KINDS = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
+_KINDS = {f".{ending}": kind for ending, kind in _TYPES.items()}
 
 
-def make_pages(tokens: Mapping[str, str], lifespan: Any) -> FastAPI:
-    """An application that serves `index.html` and, by name, what it loads; `tokens` are by role, see `ROLES`."""
-    app = FastAPI(title="latedrop console", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_Guard, tokens=tokens)
-    # Nothing that is asked for becomes a path.
+def _page(app: FastAPI) -> None:
+    """Serve `index.html` and, by name, what it loads; say errors as JSON. Nothing that is asked for becomes a path."""
     folder = Path(__file__).parent / "page"
     files = {path.name: path for path in folder.iterdir() if path.suffix in _KINDS}
 
@@ -488,8 +472,6 @@ def make_pages(tokens: Mapping[str, str], lifespan: Any) -> FastAPI:
         # Not what was found: numbers and letters that no answer can hold may be among it.
         told = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:3])
         return _said(422, f"expected another request; {told}.")
-
-    return app
 
 
 def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:

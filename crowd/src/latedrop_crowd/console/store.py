@@ -60,12 +60,7 @@ _MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12
 
 
 class Store:
-    """The file; safe to use from several threads.
-
-    Args:
-        path: of the file; it is made where there is none.
-        most_bytes: that it may grow to.
-    """
+    """The file, which may grow to `most_bytes`, for several threads; it is made where there is none."""
 
     def __init__(self, path: Path, most_bytes: float = 5e8) -> None:
         if not most_bytes >= 5e6:
@@ -255,12 +250,8 @@ class Store:
         """Frames that wait for a label, newest first; or those that have one, in their order in time."""
         test, order = ("NOT NULL", "time") if labelled else ("NULL", "time DESC")
         fields = "id, source, time, name, why, count, low, high, people, heads, labelled"
-        return [
-            dict(row)
-            for row in self._rows(
-                f"SELECT {fields} FROM frames WHERE source = ? AND people IS {test} ORDER BY {order}", source
-            )
-        ]
+        query = f"SELECT {fields} FROM frames WHERE source = ? AND people IS {test} ORDER BY {order}"
+        return [dict(row) for row in self._rows(query, source)]
 
     def label(self, number: int, people: float, heads: Any) -> None:
         """Write down what somebody counted."""
@@ -426,12 +417,7 @@ Cells = npt.NDArray[np.float64]
 
 
 class Heat:
-    """Adds the maps of one source up; those of finished steps are in the store.
-
-    Args:
-        store: what is remembered.
-        source: its name.
-    """
+    """Adds the maps of one source up; those of finished steps are in the store."""
 
     def __init__(self, store: Store, source: str) -> None:
         self._store, self._source = store, source

@@ -92,15 +92,13 @@ class View:
 
     def shown(self, *, mapped: bool = False) -> Shot | None:
         """The frame that was counted last; or the one whose doubt is known."""
-        last = self.mapped
-        return last[0] if mapped and last is not None else self.shot
+        return self.mapped[0] if mapped and self.mapped is not None else self.shot
 
     def picture_of(self, shot: Shot) -> bytes:
         """A frame as JPEG, which is made once."""
-        known = self._picture
-        if known is None or known[0] != shot.number:
-            known = self._picture = (shot.number, jpeg(shot.pixels))
-        return known[1]
+        if self._picture is None or self._picture[0] != shot.number:
+            self._picture = (shot.number, jpeg(shot.pixels))
+        return self._picture[1]
 
     def layer(self, kind: str, *, mapped: bool = False) -> bytes | None:
         """A layer over it, as PNG; None where there is none (yet)."""
@@ -117,16 +115,7 @@ class View:
 
 
 class Watch:
-    """Counts the frames of all sources, one after the other, the latest of each.
-
-    Args:
-        sources: to watch.
-        trained: the network.
-        calibration: made for it.
-        store: what is remembered.
-        settings: what can be chosen.
-        notices: whom alarms are told to.
-    """
+    """Counts the frames of all sources, one after the other, the latest of each; `notices` are told of alarms."""
 
     def __init__(
         self,

@@ -204,8 +204,7 @@ class Shares:
         ratio = np.ones(len(zones))
         if not whole.all():
             ratio[~whole] = first_order_shares(trained, calibration, image, masks[~whole])
-        sigma = trained.about.get("sigma")
-        width = float(sigma) / trained.stride if isinstance(sigma, (int, float)) else 1.0
+        width = float(trained.about.get("sigma") or trained.stride) / trained.stride
         blurred = np.stack([gaussian_filter(mask.astype(np.float64), width, mode="nearest") for mask in masks])
         return cls(masks, ratio, _share(masks, density), blurred)
 

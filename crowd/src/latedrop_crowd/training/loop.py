@@ -73,24 +73,19 @@ def fit(
     *,
     progress: bool = True,
 ) -> Fit:
-    """Train; what there is at the end.
-
-    Raises:
-        OutputError: the loss is not finite, or the network does not react to its input.
-    """
-    with _fast_convolutions(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    """Train; `OutputError` where the loss is not finite, or the network does not react to its input."""
+    # All batches have one shape, so that a GPU may try its algorithms once.
+    with (
+        torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+    ):
         state = _start(settings, device)
         if checkpoint:
             checkpoint.read(state)
         data = load(crowd_set, settings.crop, device, progress)
         saved = time.perf_counter()
-        with tqdm(
-            disable=None if progress else True,
-            desc="training",
-            initial=state.epoch,
-            total=settings.epochs,
-            unit="epoch",
-        ) as bar:
+        disable, done = None if progress else True, state.epoch
+        with tqdm(disable=disable, desc="training", initial=done, total=settings.epochs, unit="epoch") as bar:
             while state.epoch < settings.epochs:
                 _epoch(state, data, settings)
                 bar.update()
@@ -188,17 +183,6 @@ def _validate(model: MCNN, data: Data, size: int) -> tuple[Tensor, Tensor]:
 def _half_precision(device: torch.device) -> torch.autocast:
     """On a GPU, where it is faster."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
-@contextmanager
-def _fast_convolutions(device: torch.device) -> Iterator[None]:
-    """Let a GPU try its algorithms, as all batches have one shape; and leave the setting as it was."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda" or before
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def _key(*numbers: int) -> int:
@@ -336,11 +320,7 @@ class Checkpoint:
         write_aside(self.path, buffer.getvalue())
 
     def read(self, state: Fit) -> None:
-        """Take the training up from the file, if there is one.
-
-        Raises:
-            FileError: the file is damaged, or of another training.
-        """
+        """Take the training up from the file, if there is one; one of another training is a `FileError`."""
         if not self.path.exists():
             return
         with self._readable():
@@ -380,8 +360,6 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     words = []
     for group, values in json.loads(json.dumps(wanted)).items():
         there = found.get(group)
-        there = there if isinstance(there, dict) else {}
-        words += [
-            f"{key} {there.get(key)} instead of {value}" for key, value in values.items() if there.get(key) != value
-        ]
+        other = {key: there.get(key) if isinstance(there, dict) else None for key in values}
+        words += [f"{key} {other[key]} instead of {value}" for key, value in values.items() if other[key] != value]
     return ", ".join(words)
