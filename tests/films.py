@@ -17,9 +17,9 @@ def film(
     layout = layout or ("yuvj420p" if codec == "mjpeg" else "yuv420p")
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream(codec, rate=rate)
-        stream.pix_fmt = layout
-        for pixels in pictures:
-            stream.height, stream.width = pixels.shape[:2]
+        stream.pix_fmt, frames = layout, list(pictures)
+        stream.height, stream.width = frames[0].shape[:2]
+        for pixels in frames:
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             container.mux(stream.encode(frame.reformat(format=layout)))
         container.mux(stream.encode(None))

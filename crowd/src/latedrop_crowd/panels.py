@@ -68,7 +68,6 @@ def draw_panel(
         drawn = ax.imshow(values, cmap=colours, vmin=0, vmax=top, extent=_extent(values, side), interpolation="nearest")
         figure.colorbar(drawn, ax=ax, label=unit, shrink=0.85, pad=0.02)
         ax.set_title(title, fontsize="medium")
-        ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     return figure
 
 
@@ -93,8 +92,6 @@ def _draw_frame(ax: Axes, frame: CountedFrame, roi: npt.NDArray[np.bool_] | None
         veil = np.zeros((*roi.shape, 4))
         veil[..., 3] = 0.55 * ~roi
         ax.imshow(veil, extent=_extent(roi, side), interpolation="nearest")
-    height, width = pixels.shape[:2]
-    ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
 
 
 def _draw_regions(ax: Axes, frame: CountedFrame, side: float, heads: npt.NDArray[Any] | None) -> None:

@@ -34,10 +34,9 @@ _logger = logging.getLogger(__name__)
 class Notices:
     """Delivers messages, each target in a thread of its own: never in the way of counting, nor of another target.
 
-    Args:
-        targets: `http://`, `https://`, `mqtt://[user:password@]host[:port]/topic` (`mqtts://` with TLS) or
-            `smtp://[user:password@]host[:port]/someone@example.org` (`smtps://` with TLS from the start).
-        wait: seconds before a message is tried again the first time; doubled each time.
+    Targets are `http://`, `https://`, `mqtt://[user:password@]host[:port]/topic` (`mqtts://` with TLS) and
+    `smtp://[user:password@]host[:port]/someone@example.org` (`smtps://` with TLS from the start). A message is tried
+    again after `wait` seconds, doubled each time.
     """
 
     def __init__(self, targets: Sequence[str], wait: float = 1.0) -> None:

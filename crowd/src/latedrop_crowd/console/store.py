@@ -46,12 +46,10 @@ CREATE TABLE frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT
     labelled REAL);
 CREATE TABLE calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
     note TEXT NOT NULL, record TEXT NOT NULL, used REAL NOT NULL DEFAULT 0);
-"""
-_MAPS = """
-CREATE TABLE IF NOT EXISTS maps (source TEXT NOT NULL, time REAL NOT NULL, frames INTEGER NOT NULL,
+CREATE TABLE maps (source TEXT NOT NULL, time REAL NOT NULL, frames INTEGER NOT NULL,
     height INTEGER NOT NULL, width INTEGER NOT NULL, cells BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS maps_by_time ON maps (source, time);
-"""  # files of before the heat map have none
+CREATE INDEX maps_by_time ON maps (source, time);
+"""
 _PATIENCE = 5.0  # seconds that another console has to end, as in a restart
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
 _TIMES, _LATEST = ("time", "acknowledged", "ended", "labelled", "used"), 1e11  # seconds; some thousand years
@@ -97,7 +95,6 @@ class Store:
         self._db.execute("PRAGMA synchronous = NORMAL")
         if is_new:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT")
-        self._db.executescript(_MAPS)
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -386,12 +383,10 @@ def _check_ours(path: Path) -> None:
 
 def _check_tables(db: sqlite3.Connection) -> None:
     """Raise where a column is missing, or holds what it should not: SQLite takes values of any type in any column."""
-    fields = _fields(db)
-    tables = {table for table, *_ in fields}
     with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(_TABLES + (_MAPS if "maps" in tables else ""))
+        fresh.executescript(_TABLES)
         wanted = _fields(fresh)
-    if {field[:2] for field in wanted} - {field[:2] for field in fields}:
+    if {field[:2] for field in wanted} - {field[:2] for field in _fields(db)}:
         raise sqlite3.DatabaseError("its tables have other columns")
     wrong: dict[str, list[str]] = {table: [f"({one} IS NULL) != ({other} IS NULL)"] for table, one, other in _TOGETHER}
     for table, column, kind, needed in wanted:

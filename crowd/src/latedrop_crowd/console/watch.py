@@ -173,14 +173,11 @@ class Watch:
         with self.lock:
             before = {zone.id: zone for zone in view.zones}
             view.zones = self.store.zones(view.name)
-            kept = {
-                z.id
-                for z in view.zones
-                if z.id in before and (before[z.id].limit, before[z.id].points) == (z.limit, z.points)
-            }
-            for zone in set(before) - kept:
+            judged = {(zone.id, zone.limit, zone.points) for zone in view.zones}
+            same = {zone for zone, old in before.items() if (zone, old.limit, old.points) in judged}
+            for zone in set(before) - same:
                 self.store.end_alarms(zone)
-            view.alarms = {z.id: view.alarms[z.id] if z.id in kept else Alarm(self.settings.rule) for z in view.zones}
+            view.alarms = {z.id: view.alarms[z.id] if z.id in same else Alarm(self.settings.rule) for z in view.zones}
         self.tell({"kind": "zones", "source": view.number})
 
     def freeze(self, view: View, why: str = "asked for") -> int:
@@ -215,13 +212,13 @@ class Watch:
 
     def restore(self, view: View, number: int) -> None:
         """Use an earlier calibration again."""
-        found = [row for row in self.store.calibrations(view.name) if row["id"] == number]
-        if not found:
+        row = next((row for row in self.store.calibrations(view.name) if row["id"] == number), None)
+        if row is None:
             raise DataError("expected a calibration of this source; there is none of that number.")
         with self.lock:
-            view.counter.calibration = CrowdCalibration.from_json(found[0]["record"])
+            view.counter.calibration = CrowdCalibration.from_json(row["record"])
             self.store.use_calibration(view.name, number)
-        self.store.add_event(view.name, "calibration", f"calibration restored: {found[0]['note']}")
+        self.store.add_event(view.name, "calibration", f"calibration restored: {row['note']}")
         self.tell({"kind": "labels", "source": view.number})
 
     def _noted(self, view: View) -> Callable[[str, str], object]:

@@ -274,24 +274,19 @@ class Alarm:
 
     def __init__(self, rule: Rule, colour: Colour | None = None) -> None:
         self.rule, self.colour = rule, colour
-        self._other: Colour | None = None
+        self.coming: Colour | None = None  # what frames ask for, where it has not lasted long enough to show
         self._since = 0.0
 
     def update(self, probability: float, time: float) -> Colour | None:
         """Look at one frame; the new colour where it changes, else None."""
         wanted = self.rule.wanted(probability, self.colour)
         if wanted == self.colour:
-            self._other = None
+            self.coming = None
             return None
         if self.colour is not None:
-            if wanted != self._other:
-                self._other, self._since = wanted, time
+            if wanted != self.coming:
+                self.coming, self._since = wanted, time
             if time - self._since < self.rule.hold:
                 return None
-        self.colour, self._other = wanted, None
+        self.colour, self.coming = wanted, None
         return wanted
-
-    @property
-    def coming(self) -> Colour | None:
-        """The colour that frames ask for, where it has not lasted long enough to show."""
-        return self._other
