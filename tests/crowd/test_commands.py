@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from counters import network
-from latedrop_crowd.calibration import calibrate_counter
+from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.counting import CountFile
+from latedrop_crowd.layouts import CrowdSet
 from latedrop_crowd.mcnn import Trained, save_weights
-from latedrop_crowd.scenes import make_scenes
 
 SHAPE = (72, 96)
 GRID = (18, 24)
@@ -25,18 +25,16 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> Path:
     """Weights with their calibration beside them, other weights without, and a folder of three frames."""
     home = tmp_path_factory.mktemp("crowd")
-    scenes = make_scenes(6, 10, 3, shape=SHAPE)
-    trained = Trained(network(0), None, {"set": "scenes"})
     save_weights(home / "w.safetensors", trained)
-    calibrate_counter(trained, scenes, progress=False).save(home / "w.calibration.json")
+    free.save(home / "w.calibration.json")
     save_weights(home / "other.safetensors", Trained(network(1)))
     roi = torch.ones(GRID, dtype=torch.bool)
     save_weights(home / "roi.safetensors", Trained(network(0), roi))
     (home / "frames").mkdir()
-    for k, index in enumerate(scenes.test):
+    for k, index in enumerate(scenes.test[:3]):
         pixels = (255 * scenes.image(index)[0].numpy()).astype(np.uint8)
         Image.fromarray(pixels).save(home / "frames" / f"f{k}.png")
     return home

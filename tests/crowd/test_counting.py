@@ -16,25 +16,12 @@ from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, 
 from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
 from latedrop_crowd.counting import COLUMNS, CountFile, count_people, finished_frames, provenance_of, write_counts
 from latedrop_crowd.layouts import CrowdSet
-from latedrop_crowd.mcnn import Trained, shipped
+from latedrop_crowd.mcnn import Trained
 from latedrop_crowd.panels import draw_panel, write_panel
 from latedrop_crowd.regions import Policy
-from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding, rounding
 
-WEIGHTS = shipped("scenes").parent
-SHAPE = (72, 96)
 GRID = (18, 24)
-
-
-@pytest.fixture(scope="module")
-def scenes() -> CrowdSet:
-    return make_scenes(6, 12, 4, shape=SHAPE)
-
-
-@pytest.fixture(scope="module")
-def trained() -> Trained:
-    return Trained(network(), None, {"set": "scenes"})
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +29,6 @@ def half() -> Trained:
     roi = torch.zeros(GRID, dtype=torch.bool)
     roi[4:, :12] = True
     return Trained(network(), roi, {"set": "scenes"})
-
-
-@pytest.fixture(scope="module")
-def free(trained: Trained, scenes: CrowdSet) -> CrowdCalibration:
-    return calibrate_counter(trained, scenes, progress=False)
 
 
 def images(scenes: CrowdSet) -> Iterator[tuple[str, Tensor]]:
@@ -87,17 +69,6 @@ def test_only_cells_of_the_region_of_interest_are_calibrated(half: Trained, scen
     maps = read_maps(half, found, inside, inside.test, progress=False)
     assert maps.true.tolist() == [inside.count(i) for i in inside.test]
     np.testing.assert_array_equal(maps.roi, half.roi)
-
-
-def test_saved_and_loaded(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    free.save(path)
-    again = load_calibration(path, trained)
-    assert again.to_json() == free.to_json()
-    x = scenes.image(scenes.test[0])
-    # A file keeps every digit, and the image is the same.
-    assert torch.equal(again.read(trained, x).count.std, free.read(trained, x).count.std)
-    assert "12 validation frames of scenes" in str(again)
 
 
 def test_files_that_are_refused(

@@ -8,10 +8,9 @@ import pytest
 import torch
 from scipy.stats import norm, t
 
-from counters import network
 from latedrop.errors import DataError, FileError, OutputError
 from latedrop.records import checked, plain
-from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter
+from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.calibration.counter import recalibrate_counter
 from latedrop_crowd.calibration.recalibration import Recalibration, effective_frames, fit_recalibration, t_quantile
 from latedrop_crowd.calibration.record import Reading
@@ -91,12 +90,9 @@ def test_quantiles_and_records() -> None:
             checked(Recalibration, plain(found) | wrong, "recalibration", "")
 
 
-def test_too_few_frames() -> None:
+def test_too_few_frames_and_variances_below_zero_are_refused() -> None:
     with pytest.raises(DataError, match=r"of the same 5 frames or more, better 20 .*; found 4, 4 and 4"):
         fit_recalibration(np.ones(4), np.ones(4), np.ones(4))
-
-
-def test_variances_below_zero_are_refused() -> None:
     with pytest.raises(DataError, match="expected finite counts, and variances above 0"):
         fit_recalibration(np.arange(8.0), np.array([1.0] * 7 + [-0.1]), np.arange(8.0))
 
@@ -123,23 +119,13 @@ Frames = list[tuple[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
-def trained() -> Trained:
-    return Trained(network(0), None, {"set": "scenes"})
-
-
-@pytest.fixture(scope="module")
-def calibration(trained: Trained) -> CrowdCalibration:
-    return calibrate_counter(trained, make_scenes(6, 10, 0, shape=SHAPE), progress=False)
-
-
-@pytest.fixture(scope="module")
 def frames() -> Frames:
     scenes = make_scenes(0, 0, 6, shape=SHAPE)
     return [(f"f{k}.png", scenes.image(index)) for k, index in enumerate(scenes.test)]
 
 
 def test_recalibration_finds_the_first_frame_of_a_video(
-    trained: Trained, calibration: CrowdCalibration, frames: Frames
+    trained: Trained, free: CrowdCalibration, frames: Frames
 ) -> None:
     video = [(f"clip.mp4#{k:06}", image) for k, (_, image) in enumerate(frames)]
 
@@ -148,19 +134,19 @@ def test_recalibration_finds_the_first_frame_of_a_video(
         raise FileError("it stopped after 6")
 
     with pytest.warns(UserWarning, match="only 6 labelled frames"):
-        found = recalibrate_counter(trained, calibration, until_the_last(), {str(k): 5 for k in range(6)})
+        found = recalibrate_counter(trained, free, until_the_last(), {str(k): 5 for k in range(6)})
     assert found.recalibration is not None
     assert found.recalibration.frames == 6
 
 
-def test_digits_of_an_image_are_its_name(trained: Trained, calibration: CrowdCalibration, frames: Frames) -> None:
+def test_digits_of_an_image_are_its_name(trained: Trained, free: CrowdCalibration, frames: Frames) -> None:
     images = [(f"{k:02}.png", image) for k, (_, image) in enumerate(frames)]
     with pytest.raises(Exception, match=r"missing: 1\.png"):
-        recalibrate_counter(trained, calibration, images, {f"{k}.png": 5 for k in range(1, 6)})
+        recalibrate_counter(trained, free, images, {f"{k}.png": 5 for k in range(1, 6)})
 
 
 def test_recalibration_refuses_what_is_not_counted(
-    trained: Trained, calibration: CrowdCalibration, frames: Frames, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, free: CrowdCalibration, frames: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = CrowdCalibration.read
 
@@ -170,4 +156,4 @@ def test_recalibration_refuses_what_is_not_counted(
 
     monkeypatch.setattr(CrowdCalibration, "read", below)
     with pytest.raises(OutputError, match="expected a density that sums to people"):
-        recalibrate_counter(trained, calibration, frames, {name: 3 for name, _ in frames})
+        recalibrate_counter(trained, free, frames, {name: 3 for name, _ in frames})

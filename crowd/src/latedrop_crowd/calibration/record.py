@@ -307,22 +307,18 @@ class Cells:
         return grid
 
 
+@dataclass(frozen=True)
 class FrameBatches:
     """Frames of a set as batches of one, with their targets `(1, ...)` where there is a function of a frame's index."""
 
-    def __init__(
-        self,
-        trained: Trained,
-        crowd_set: CrowdSet,
-        indices: Sequence[int],
-        target: Callable[[int], Tensor] | None = None,
-    ) -> None:
-        self.crowd_set, self.indices, self.target = crowd_set, indices, target
-        self.channels, self.device = trained.channels, trained.device
+    trained: Trained
+    crowd_set: CrowdSet
+    indices: Sequence[int]
+    target: Callable[[int], Tensor] | None = None
 
     def image(self, index: int) -> Tensor:
         """One frame, `(1, C, H, W)`."""
-        return self.crowd_set.image(index, self.channels)[None].to(self.device)
+        return self.crowd_set.image(index, self.trained.channels)[None].to(self.trained.device)
 
     def images(self) -> Iterator[Tensor]:
         """The frames without their targets."""
