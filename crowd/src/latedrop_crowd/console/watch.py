@@ -339,9 +339,9 @@ class Watch:
             sure = "over 99" if probability > 0.99 else f"{100 * probability:.0f}"
             text = f"more than {zone.limit:g} people, {sure} % sure: {amount.mean:.0f} counted"
             event = self.store.add_event(view.name, "alarm", f"{zone.name}: {text}", zone.id, view.picture_of(shot))
-            numbers = {"count": said["count"], "low": low, "high": high, "probability": probability}
-            about = {"zone": zone.name, "limit": zone.limit, "time": shot.time, **numbers}
-            self.notices.send({"event": "alarm", "id": event, "source": view.name, **about})
+            about = {"event": "alarm", "id": event, "source": view.name, "zone": zone.name, "limit": zone.limit}
+            numbers = {name: said[name] for name in ("count", "low", "high")}
+            self.notices.send({**about, "time": shot.time, **numbers, "probability": round(probability, 3)})
         elif changed is not None and before == "red":
             self.store.end_alarms(zone.id)
             self.store.add_event(view.name, "over", f"{zone.name}: no longer sure of too many people", zone.id)
