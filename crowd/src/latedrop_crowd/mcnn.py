@@ -130,8 +130,8 @@ class Trained:
     @property
     def device(self) -> torch.device:
         """Where it runs."""
-        held = (*self.model.parameters(), *self.model.buffers())
-        return held[0].device if held else torch.device("cpu")
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return tensors[0].device if tensors else torch.device("cpu")
 
     @property
     def enlarge(self) -> int:
@@ -268,7 +268,7 @@ def _shipped_names() -> str:
 
 
 def faster(trained: Trained) -> Trained:
-    """The same network with its weights laid out so that a CPU runs it about twice as fast."""
+    """Lay the weights out so that a CPU runs the network about twice as fast."""
     if trained.device.type == "cpu":
         layout: Any = {"memory_format": torch.channels_last}
         trained.model.to(**layout)

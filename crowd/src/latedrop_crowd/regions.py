@@ -414,15 +414,15 @@ class RegionTable:
     @classmethod
     def of(cls, maps: Maps, threshold: float, near: float) -> RegionTable:
         """The regions of all maps above a threshold; those with a head in or near them are true."""
-        found, true = [], []
+        by_frame, true = [], []
         for index in range(len(maps)):
             regions = find_regions(*maps.frame(index), threshold=threshold)
-            found.append(regions)
+            by_frame.append(regions)
             true.append(regions.near(maps.heads[index], near))
         mass, ratio, isolation = (
-            np.concatenate([getattr(regions, name) for regions in found]) for name in ("mass", "ratio", "isolation")
+            np.concatenate([getattr(regions, name) for regions in by_frame]) for name in ("mass", "ratio", "isolation")
         )
-        frame = np.repeat(np.arange(len(maps)), [len(regions) for regions in found])
+        frame = np.repeat(np.arange(len(maps)), [len(regions) for regions in by_frame])
         return cls(frame, mass, ratio, isolation, np.concatenate(true), maps.predicted, maps.true)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> RegionTable:

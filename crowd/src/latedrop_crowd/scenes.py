@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """What stands somewhere: x and y of its feet and its height, in pixels; its parts, the hindmost first."""
+    """A person or a thing: x and y of its feet and its height, in pixels; its parts, the hindmost first."""
 
     x: float
     y: float
@@ -290,7 +290,7 @@ class Walks:
         return round(self.least + (self.most - self.least) * (0.88 * wave + 0.12 * ripple))
 
     def picture(self, time: float) -> npt.NDArray[np.uint8]:
-        """What the camera sees, `(H, W, 3)` in colour."""
+        """Paint the view of the camera, `(H, W, 3)` in colour."""
         canvas = self._empty.copy()
         walkers = [self._walker(number, time) for number in range(self.people(time))]
         figures = sorted([*walkers, *self._things], key=lambda figure: figure[0].y)

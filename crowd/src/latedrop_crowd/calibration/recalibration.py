@@ -149,7 +149,7 @@ def fit_recalibration(count: Floats, variance: Floats, truth: Floats, strangenes
 
 
 class _Posterior(NamedTuple):
-    """What labelled frames say: `beta` `(2,)` with its covariance in units of `variance`."""
+    """The fit to labelled frames: `beta` `(2,)` with its covariance in units of `variance`."""
 
     center: float
     unit: float

@@ -352,7 +352,7 @@ _Share: TypeAlias = Annotated[float, Limits(0, 1)]
 @record
 @dataclass(frozen=True)
 class Usual:
-    """What frames were seen."""
+    """Size and brightness of the frames that were seen."""
 
     size: tuple[_Pixels, _Pixels] | None  # `(H, W)` in pixels as the network sees them; None where they differ
     darkest: _Share  # mean of the darkest frame that is usual, in [0, 1]
@@ -360,7 +360,7 @@ class Usual:
 
     @classmethod
     def of(cls, images: Iterable[Tensor]) -> Usual:
-        """What frames `(..., H, W)` are; their range of brightness made half as wide again on both sides."""
+        """Look at frames `(..., H, W)`; their range of brightness is made half as wide again on both sides."""
         sizes, means = set(), []
         for image in images:
             sizes.add((int(image.shape[-2]), int(image.shape[-1])))
@@ -370,19 +370,19 @@ class Usual:
 
     def strangeness(self, image: Tensor) -> tuple[float, tuple[str, ...]]:
         """Of size and brightness of a frame `(..., H, W)`: the larger one, 0 where usual, and what is strange."""
-        found, words = 0.0, []
+        largest, words = 0.0, []
         height, width = image.shape[-2:]
         if self.size is not None and (height, width) != self.size:
             h, w = self.size
-            found = STRANGE * max(height / h, h / height, width / w, w / width) ** 2
+            largest = STRANGE * max(height / h, h / height, width / w, w / width) ** 2
             words.append(f"{height} x {width} pixels, not {h} x {w}")
         mean = float(image.float().mean())
         middle, half = (self.darkest + self.brightest) / 2, max((self.brightest - self.darkest) / 2, 1e-6)
         apart = abs(mean - middle) / half
         if apart > 1:
             words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
-            found = max(found, STRANGE, apart)
-        return found, tuple(words)
+            largest = max(largest, STRANGE, apart)
+        return largest, tuple(words)
 
     def uncountable(self, image: Tensor) -> str:
         """Why a frame `(..., H, W)` cannot be counted at all, in words; empty where it can."""

@@ -65,7 +65,7 @@ class CounterOptions(NamedTuple):
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Those about a counter of others that were given."""
+        """Return the options about a counter of others that were given."""
         return {name: value for name, value in self._asdict().items() if name != "roi" and value not in (None, False)}
 
 
@@ -87,7 +87,7 @@ class AlarmOptions(NamedTuple):
     ] = None
 
     def settings(self, level: float) -> "Settings":
-        """What can be chosen; `ArgumentError` where it cannot be so."""
+        """Return the console's settings; `ArgumentError` where they cannot be so."""
         from latedrop.metrics.levels import checked_level
         from latedrop_crowd.console.watch import Settings
         from latedrop_crowd.console.zones import Rule
@@ -215,14 +215,14 @@ def crowd_calibrate(
         opened = _opened(set_name, data, trained)
         names = [path.with_suffix(f".fold{number}.safetensors") for number in range(int(trained.about.get("folds", 0)))]
         folds = [load_weights(name, chosen_device(device)) for name in names]  # beside a cross-fitted counter
-        found = calibrate_counter(trained, opened, folds=folds)
-        found.save(target)
+        calibration = calibrate_counter(trained, opened, folds=folds)
+        calibration.save(target)
         if report is not None:
-            _write_report(report, found, opened, path)
-        print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")
+            _write_report(report, calibration, opened, path)
+        print(f"{calibration}\nwritten: {target}{'' if report is None else f', {report}'}")
 
 
-def _write_report(report: Path, found: "CrowdCalibration", frames: "CrowdSet", weights: Path) -> None:
+def _write_report(report: Path, calibration: "CrowdCalibration", frames: "CrowdSet", weights: Path) -> None:
     from latedrop.cli.command import again, read_files
     from latedrop.report import write_report
     from latedrop_crowd.training.network import described
@@ -231,7 +231,7 @@ def _write_report(report: Path, found: "CrowdCalibration", frames: "CrowdSet", w
     write_report(
         report,
         title=f"People counting: {weights.stem} on {frames.name}",
-        calibration=found.count,
+        calibration=calibration.count,
         unit="people",
         reproduce={**facts, "names of frames and heads, SHA-256": described(frames)["sha256"]},
     )
@@ -354,11 +354,11 @@ def crowd_watch(
         from latedrop_crowd.console.watch import Watch
         from latedrop_crowd.mcnn import faster
 
-        settings, found = alarms.settings(level), _watched(sources or [], demo, weights, fps, loop)
+        settings, cameras = alarms.settings(level), _watched(sources or [], demo, weights, fps, loop)
         trained, used = calibrated(weights or "scenes", calibration, chosen_device(device), counter)
         notices = Notices(alarms.notify or [])
         store = Store(memory, keep * 1e6)
-        watch = Watch(found, faster(trained), used, store, settings, notices)
+        watch = Watch(cameras, faster(trained), used, store, settings, notices)
         serve(watch, host, port, tokens.by_role(), say)
 
 
@@ -426,8 +426,8 @@ def calibrated(
 
 def _read(sources: Iterable[Path]) -> dict[str, Path]:
     """All files of the sources, which no output may take the place of."""
-    found = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
-    return {f"SOURCE {file}": file for file in found}
+    files = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
+    return {f"SOURCE {file}": file for file in files}
 
 
 def _opened(name: str, data: Path | None, trained: "Trained") -> "CrowdSet":

@@ -129,5 +129,5 @@ def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
     height, width = image.shape[1:]
     if (height, width) == size or abs(height / width * size[1] / size[0] - 1) > _ALIKE:
         return image
-    found: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
-    return found.clamp(0, 1)
+    resized: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+    return resized.clamp(0, 1)

@@ -60,14 +60,14 @@ def hours_of(store: Store, zone: Zone, day: date) -> list[Hour]:
     for row in rows:
         if row[1] is not None and row[0] < end:
             by_hour.setdefault(int((row[0] - begin) // 3600), []).append(row)
-    limit, found = float("inf") if zone.limit is None else zone.limit, []
+    limit, hours = float("inf") if zone.limit is None else zone.limit, []
     for number, steps in sorted(by_hour.items()):
         peak = max(steps, key=lambda step: step[1])
         sure, possible = (_STEP / 60 * sum(step[column] > limit for step in steps) for column in (2, 3))
         clock = datetime.fromtimestamp(begin + 3600 * number).strftime("%H:%M")
         mean, counted = sum(step[1] for step in steps) / len(steps), _STEP / 60 * len(steps)
-        found.append(Hour(clock, mean, peak[1], peak[2], peak[3], sure, possible, counted))
-    return found
+        hours.append(Hour(clock, mean, peak[1], peak[2], peak[3], sure, possible, counted))
+    return hours
 
 
 def hours_table(store: Store, zones: Iterable[Zone], day: date) -> str:

@@ -67,7 +67,7 @@ class Notices:
 
 
 class _Line:
-    """What waits for one target."""
+    """The queue of messages to one target."""
 
     def __init__(self, target: str, host: str, wait: float) -> None:
         self._target, self._host, self._wait = target, host, wait
@@ -206,10 +206,10 @@ def _answer(wire: socket.socket, kind: int) -> bytes:
 
 
 def _received(wire: socket.socket, number: int) -> bytes:
-    found = b""
-    while len(found) < number:
-        more = wire.recv(number - len(found))
+    content = b""
+    while len(content) < number:
+        more = wire.recv(number - len(content))
         if not more:
             raise OSError("the broker closed the connection")
-        found += more
-    return found
+        content += more
+    return content

@@ -58,7 +58,7 @@ class ZoneWords(BaseModel):
 
 
 class LabelWords(BaseModel):
-    """What somebody counted: a number, or heads as x, y in [0, 1] of the picture."""
+    """A count by a person: a number, or heads as x, y in [0, 1] of the picture."""
 
     people: float | None = Field(default=None, ge=0, le=1e5)
     heads: list[tuple[_Part, _Part]] | None = Field(default=None, max_length=5000)
@@ -191,8 +191,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/freeze")
     def freeze(number: int) -> dict[str, Any]:
         view = watch.view(number)
-        found = watch.freeze(view)
-        return {"id": found, **_learned(watch, view)}
+        number_of_frame = watch.freeze(view)
+        return {"id": number_of_frame, **_learned(watch, view)}
 
     @app.post("/api/sources/{number}/frames/{frame}/label")
     def label(number: int, frame: _Id, words: LabelWords, request: Request) -> dict[str, Any]:
@@ -200,8 +200,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         heads = None if words.heads is None else float(len(words.heads))
         people = heads if words.people is None else words.people
         if people is None or heads not in (None, people):
-            found = "neither" if people is None else f"{people:g} people and {heads:g} heads"
-            raise DataError(f"expected the number of people, or their heads, as many of both; found {found}.")
+            number_of_frame = "neither" if people is None else f"{people:g} people and {heads:g} heads"
+            raise DataError(f"expected the number of people, or their heads, as many of both; found {number_of_frame}.")
         said = watch.label(view, frame, people, words.heads)
         _note(watch, request, view.name, f"frame {frame} labelled, {people:g} people")
         return {"said": said, **_learned(watch, view)}
@@ -222,8 +222,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
 
     @app.get("/api/frames/{frame}")
     def frame_picture(frame: _Id) -> Response:
-        found = watch.store.frame(frame)
-        return _image(None if found is None else bytes(found["jpeg"]), "image/jpeg")
+        number_of_frame = watch.store.frame(frame)
+        return _image(None if number_of_frame is None else bytes(number_of_frame["jpeg"]), "image/jpeg")
 
     @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
     def restore(number: int, calibration: _Id, request: Request) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def _about(view: View) -> dict[str, Any]:
 
 
 def _learned(watch: Watch, view: View) -> dict[str, Any]:
-    """What labels there are, which frames wait, and which calibrations can be restored."""
+    """List labels, frames that wait for one, and calibrations that can be restored."""
     calibrations = watch.store.calibrations(view.name)
     return {
         "proposed": watch.store.frames(view.name, labelled=False),
@@ -410,13 +410,13 @@ def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], 
         raise ArgumentError("expected another token for each role; found one twice. Change one.")
     if given or not is_loopback(host):
         given.setdefault(ROLES[-1], secrets.token_urlsafe(18))
-    found, address = listening(host, port)
+    wire, address = listening(host, port)
     for role, token in given.items():
         say(f"the console, to {role}, is at {address}?token={quote(token, safe='')}")
     if not given:
         say(f"the console is at {address}")
     app = make_app(watch, given)
-    serve_on(found, app, app.state.hub.end)
+    serve_on(wire, app, app.state.hub.end)
 
 
 LARGEST = 262_144
@@ -424,7 +424,7 @@ LARGEST = 262_144
 COOKIE = "latedrop_token"
 """The name of the cookie that holds a token."""
 ROLES = ("view", "label", "configure")
-"""What a token allows: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
+"""Tokens allow: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
 _LABELLING = re.compile(r"/api/(alarms/.*|sources/\d+/(freeze|snapshot|frames/.*))")
 _ROLE = "latedrop.role"
 HEADERS = {

@@ -1,4 +1,4 @@
-"""What the console remembers, in one SQLite file: counts, maps, zones, events, labels, calibrations, pictures.
+"""The memory of the console, in one SQLite file: counts, maps, zones, events, labels, calibrations, pictures.
 
 The file carries the console's `application_id`. Any other file is refused before SQLite opens it, as nothing of it may
 change; a damaged one is refused by SQLite's own check. Errors of SQLite are `FileError`.
@@ -116,7 +116,7 @@ class Store:
             self._db.close()
 
     def zones(self, source: str) -> list[Zone]:
-        """Those of a source; the whole picture first, which is made where it is missing."""
+        """Return the zones of a source; the whole picture first, which is made where it is missing."""
         rows = self._rows("SELECT * FROM zones WHERE source = ? AND gone = 0 ORDER BY id", source)
         if not rows:
             self._do("INSERT INTO zones (source, name, points) VALUES (?, 'Whole picture', '[]')", source)
@@ -226,7 +226,7 @@ class Store:
         when: float,
     ) -> int:
         """Keep a frame of some time that can be labelled; the oldest that nobody labelled goes."""
-        found = self._do(
+        number = self._do(
             "INSERT INTO frames (source, time, name, why, png, jpeg, count, low, high) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
             "?)",
             source, when, name, why, png, jpeg, *numbers,
@@ -236,7 +236,7 @@ class Store:
             "IS NULL AND source = ? ORDER BY id DESC LIMIT ?)",
             source, source, _MOST_PROPOSED,
         )  # fmt: skip
-        return found
+        return number
 
     def frame(self, number: int) -> dict[str, Any] | None:
         """A frame that was kept, with its pixels."""
@@ -341,9 +341,9 @@ class Store:
         """Change something, and commit it at once."""
         with self._opened() as db:
             self._begin()
-            found = db.execute(query, values).lastrowid or 0
+            number = db.execute(query, values).lastrowid or 0
             self._commit()
-            return found
+            return number
 
     def _begin(self) -> None:
         if not self._db.in_transaction:
@@ -364,12 +364,14 @@ def _check_ours(path: Path) -> None:
     # Immutable: SQLite neither locks the file nor writes one beside it. Python's `open` would end this process's locks.
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
-        found, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        application, version = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
     except (sqlite3.Error, UnicodeError):
-        found, version = 0, 0  # no database
+        application, version = 0, 0  # no database
     finally:
         db.close()
-    if found != _OURS:
+    if application != _OURS:
         raise FileError(
             f"expected a file that the console made, or none; {path} is another one, and stays as it is. Pass another "
             "--memory."

@@ -47,7 +47,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen."""
+    """Choices of the console."""
 
     level: float = 0.9  # of the intervals
     rule: Rule = field(default_factory=Rule)  # how sure, and for how long, before a colour changes
@@ -230,7 +230,7 @@ class Watch:
         return noted
 
     def _run(self) -> None:
-        told = reported = 0.0
+        told_at = reported = 0.0
         while not self._stop.is_set():
             busy = False
             for view in self.views:
@@ -244,8 +244,8 @@ class Watch:
             if time.monotonic() > reported + _REPORTS_EVERY or not reported:
                 reported = time.monotonic()
                 self._report()
-            if time.monotonic() > told + 1:
-                told = time.monotonic()
+            if time.monotonic() > told_at + 1:
+                told_at = time.monotonic()
                 for view in self.views:
                     if view.camera is not None:
                         self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
@@ -370,7 +370,7 @@ class Watch:
 
 
 def _why_label(strangeness: float) -> str:
-    """What there is to say about a proposed frame."""
+    """Say why a frame is proposed."""
     if strangeness >= STRANGE:
         return "unlike the frames seen before"
     return "a little unusual" if strangeness > 1 else "regular check"

@@ -170,16 +170,16 @@ def first_order_shares(
         return torch.einsum("nhw,zhw->nz", trained.masked(density)[:, 0], chosen.to(density))
 
     sites, terms = calibration.count.sites, calibration.count.terms
-    found = linearize(trained.network, image[None], sites, sums).variance_by_site[0].double()
+    by_site = linearize(trained.network, image[None], sites, sums).variance_by_site[0].double()
     odds = [] if terms is None else terms.odds([site.name for site in sites], 0)
     weights = torch.tensor(odds if any(odds) else [1.0] * len(sites), dtype=torch.float64)
-    variances = (found.cpu() @ weights).numpy()
+    variances = (by_site.cpu() @ weights).numpy()
     return np.clip(variances[1:] / max(float(variances[0]), 1e-30), 0.0, None)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What part of the count's variance zones have."""
+    """The zones' shares of the count's variance."""
 
     masks: npt.NDArray[np.bool_]  # cells of each zone, bool `(Z, h, w)`
     ratio: npt.NDArray[np.float64]  # `v_z / v` of each, measured on some frame, `(Z,)`
@@ -223,8 +223,8 @@ class Shares:
 
 def _share(masks: npt.NDArray[np.bool_], density: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     inside = np.clip((masks * density).sum((1, 2)), 0, None)
-    found: npt.NDArray[np.float64] = (inside + _SOME) / (max(float(density.sum()), 0.0) + _SOME)
-    return np.minimum(found, 1.0)
+    share: npt.NDArray[np.float64] = (inside + _SOME) / (max(float(density.sum()), 0.0) + _SOME)
+    return np.minimum(share, 1.0)
 
 
 def probability_above(amount: Amount, limit: float) -> float:

@@ -124,9 +124,9 @@ def _points(values: Any) -> Floats:
     return points[:, :2] - 1
 
 
-def _check_number(found: int, expected: int) -> None:
-    if found != expected:
-        raise ValueError(f"{found} frames instead of {expected}")
+def _check_number(number: int, expected: int) -> None:
+    if number != expected:
+        raise ValueError(f"{number} frames instead of {expected}")
 
 
 @contextmanager

@@ -42,7 +42,7 @@ _SAVE_EVERY = 20.0  # seconds between checkpoints
 
 @dataclass(frozen=True)
 class Settings:
-    """What a network depends on, besides its frames."""
+    """Choices that a network depends on, besides its frames."""
 
     epochs: int = 200  # passes over the training frames
     batch: int = 8  # frames per step
@@ -242,7 +242,7 @@ def load(crowd_set: CrowdSet, crop: int | None, device: torch.device, progress: 
 
 
 class Plan(NamedTuple):
-    """What happens to which frame in an epoch; drawn on the host, and sent to the device in one go."""
+    """Order, crops and changes of the frames of an epoch; drawn on the host, and sent to the device in one go."""
 
     order: list[int]  # of the frames
     corners: list[tuple[int, int]]  # top and left of the crops
@@ -352,7 +352,7 @@ class Checkpoint:
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What differs between two identities, in words; empty if nothing does.
+    """Say how two identities differ; empty if they do not.
 
     >>> differences({"settings": {"lr": 0.1, "seed": 0}}, {"settings": {"lr": 0.2, "seed": 0}})
     'lr 0.2 instead of 0.1'

@@ -181,7 +181,7 @@ def evaluate_counts(trained: Trained, crowd_set: CrowdSet, indices: Sequence[int
 
 
 def mean_errors(mean: float, crowd_set: CrowdSet, indices: Sequence[int]) -> dict[str, float]:
-    """The same of one count for all frames, such as the mean of the training frames: what a network must beat."""
+    """Errors of one count for all frames, such as the mean of the training frames: a network must beat them."""
     return _rounded(mean - crowd_set.counts(indices, torch.float64))
 
 
@@ -195,7 +195,7 @@ def _rounded(error: Tensor) -> dict[str, float]:
 
 
 def summary(out: Path, log: Mapping[str, Any]) -> str:
-    """What a finished training tells, in two lines."""
+    """Sum a finished training up, in two lines."""
     lines = [f"written: {out}, {beside(out, '.log.json')}"]
     for part in ("validation", "test"):
         if part in log:
@@ -208,7 +208,7 @@ def summary(out: Path, log: Mapping[str, Any]) -> str:
 
 
 def described(crowd_set: CrowdSet) -> dict[str, Any]:
-    """What tells one training's frames from another's."""
+    """Describe the frames of a training, so that it is told from others."""
     digest, cells = hashlib.sha256(), crowd_set.cells()
     for index in (*crowd_set.train, *crowd_set.validation):
         frame = crowd_set.frames[index]
@@ -227,7 +227,7 @@ def described(crowd_set: CrowdSet) -> dict[str, Any]:
 def record_of(
     identity: Mapping[str, Any], crowd_set: CrowdSet, trained: Trained, state: Fit, device: torch.device
 ) -> dict[str, Any]:
-    """What a log says of a finished training."""
+    """Gather what the log of a finished training says."""
     mean = crowd_set.counts(crowd_set.train, torch.float64).mean().item()
     indices = {part: getattr(crowd_set, part) for part in ("validation", "test") if getattr(crowd_set, part)}
     return {
