@@ -66,7 +66,8 @@ class CounterOptions(NamedTuple):
 
     def given(self) -> dict[str, Any]:
         """Return the options about a counter of others that were given."""
-        return {name: value for name, value in self._asdict().items() if name != "roi" and value not in (None, False)}
+        left_out = ("roi", *(name for name, value in self._asdict().items() if value is None or value is False))
+        return {name: value for name, value in self._asdict().items() if name not in left_out}
 
 
 _SOURCES = "Videos, folders of images, numbers of cameras, rtsp:// and http:// streams."
