@@ -21,7 +21,7 @@ from latedrop.plots.classes import (
     reliability_diagram,
     risk_coverage,
 )
-from latedrop.plots.predictions import error_against_std, intervals, site_shares
+from latedrop.plots.predictions import error_against_std, intervals
 
 __all__ = [
     "calibration_curves",
@@ -33,6 +33,5 @@ __all__ = [
     "new_figure",
     "reliability_diagram",
     "risk_coverage",
-    "site_shares",
     "tradeoff",
 ]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 from warnings import warn
 
 import torch
@@ -51,15 +51,16 @@ from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
 from latedrop.network.sites import Site, missing_sites, odds_by_site
 from latedrop.prediction.acquiring import Uncertainty, acquired
-from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
+from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
 from latedrop.prediction.exporting import export
-from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
+from latedrop.prediction.joint import Joint, JointPrediction, check_outputs, correlation_of, fit_joint
 from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
 from latedrop.prediction.whole import predicted_whole
 from latedrop.records import naming, plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import BatchContext, Term
+from latedrop.terms.features import Features
 from latedrop.weights import Weights, fingerprint
 
 __all__ = [
@@ -271,6 +272,8 @@ class Calibrated(Generic[_Record, _Made]):
 
     def _with(self: _Own, calibration: Any) -> _Own:
         """Return this predictor with another record."""
+        if refusal := getattr(self.kind, "other_scale", ""):
+            raise ArgumentError(refusal)
         other = copy(self)
         other.calibration = calibration
         return other
@@ -287,7 +290,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
     (torch.Size([64, 1]), torch.Size([64, 1]))
     """
 
-    kind = Prediction
+    kind: ClassVar[type[Prediction]] = Prediction
 
     def scaled(self, choice: Choice) -> Predictor:
         """Return this predictor with another scale; nothing is run again.
@@ -423,7 +426,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         return Prediction(mean, variance, c, novelty, shares=shares)
 
     def _is_whole(self, **options: Any) -> bool:
-        return self.calibration.method != "sample"
+        return type(self) is Predictor and self.calibration.method != "sample"
 
     def _truth(self, prediction: Prediction, y: Tensor) -> Tensor:
         return align_target(prediction.mean, y)
@@ -435,25 +438,77 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 f"expected a predictor as calibrate() or load() gives it; found {type(self).__name__}. Start again "
                 "from that one."
             )
-        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        options |= {"collate": self.collate, "cross_validated": self.cross_validated}
-        return kind(self.model, self.calibration, self.readout, **options)
+        made = kind.__new__(kind)
+        vars(made).update(vars(self))
+        return made
 
 
-class JointPredictor(JointSteps, Predictor):  # type: ignore[misc]
+class JointPredictor(Predictor):
     """A predictor of several outputs together, which `Predictor.joint` makes; `save` writes the calibration alone.
+
+    Its predictions are `JointPrediction`s, which also have `covariance`, `region` and `bands`.
 
     Attributes:
         joint_errors: how the errors of labelled rows go together, and how far they lie.
     """
 
+    kind = JointPrediction
+    joint_errors: Joint = None  # type: ignore[assignment]  # until it is fitted
 
-class AdaptedPredictor(AdaptedSteps, Predictor):  # type: ignore[misc]
+    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
+        """Refuse: a file has an interval for each output alone."""
+        raise ArgumentError(
+            "expected a predictor of each output for an ONNX file; found one of several together, whose regions no "
+            "file holds. Write the file from the predictor that joint(...) was called on."
+        )
+
+    def _step(self, x: Any, **options: Any) -> JointPrediction:
+        rows = BatchContext(self._network, x, self.calibration.sites, self.readout, None, gradients=True)
+        by_row = correlation_of(rows.gradients)
+        return JointPrediction(**vars(super()._step(x, **options)), by_row=by_row, joint=self.joint_errors)
+
+
+class AdaptedPredictor(Predictor):
     """A predictor for rows of a target, which `Predictor.adapted` makes; no file holds it.
+
+    Its predictions are `AdaptedPrediction`s, which also have `weight`.
 
     Attributes:
         shift: how labelled rows are weighed, and what they tell.
     """
+
+    kind = AdaptedPrediction
+    shift: Shift = None  # type: ignore[assignment]  # until it is fitted
+
+    @property
+    def effective_rows(self) -> float:
+        """How many rows of one weight tell as much as the labelled rows do about the target."""
+        return self.shift.effective_rows
+
+    def save(self, path: Any) -> NoReturn:
+        """Refuse: a file would have other intervals."""
+        raise ArgumentError(
+            "expected a predictor without a target for a file; found an adapted one, whose weights no file holds. Save "
+            "the predictor that adapted(...) was called on, and call it again after loading."
+        )
+
+    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
+        """Refuse likewise."""
+        self.save(path)
+
+    def _step(self, x: Any, **options: Any) -> AdaptedPrediction:
+        p, c = super()._step(x, **options), self.calibration
+        which = (c.terms and c.terms.features) or Features.all(c.sites)
+        rows = BatchContext(self._network, x, c.sites, self.readout, which)
+        compared = [rows.features] if rows.has_features else []
+        compared += [] if rows.table is None else [rows.table.to(p.output)]
+        if not compared:
+            raise ArgumentError(
+                "expected a model with features, or inputs that are a table, to compare rows by; found neither. "
+                "Calibrate with labelled rows of the target."
+            )
+        features = torch.cat([part.float() for part in compared], 1)
+        return AdaptedPrediction(**vars(p), features=features, shift=self.shift)
 
 
 class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
