@@ -54,7 +54,13 @@ def texts(ax):
 
 
 def test_every_public_plot_is_in_the_table():
-    assert set(plots.__all__) - {"new_figure"} == set(DRAW)
+    assert set(plots.__all__) - {"new_figure", "png"} == set(DRAW)
+
+
+def test_a_figure_of_its_own_becomes_a_png_and_leaves_pyplot_alone():
+    before = plt.get_fignums()
+    assert plots.png(plots.new_figure(2, 1)).startswith(b"\x89PNG")
+    assert plt.get_fignums() == before
 
 
 @every_plot

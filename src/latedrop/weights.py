@@ -89,4 +89,6 @@ def _marks(model: nn.Module) -> list[Any]:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    """Return parameters and buffers, without their names, which take long to make before each prediction."""
+    parts = [part for m in model.modules() for part in (*m._parameters.values(), *m._buffers.values())]
+    return [part for part in parts if part is not None]

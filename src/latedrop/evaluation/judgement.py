@@ -301,7 +301,6 @@ def judge(
     inputs: Any = None,
     places: Sequence[int | str] | None = None,
     evaluations: Sequence[Evaluation] | None = None,
-    label: str | None = None,
     weights: Any = None,
 ) -> Judgement:
     """Judge predictions by targets of rows used for nothing else, both `(N, ...)`.
@@ -315,7 +314,6 @@ def judge(
         inputs: columns to look along, one value per row: a mapping, a DataFrame, or an array `(N, columns)`.
         places: what the rows are called, such as the lines of a file; counted from 0 where None.
         evaluations: in the place of those of `compare`, for all outputs together.
-        label: which of these evaluations is in use.
         weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
     mean = prediction.mean
@@ -324,7 +322,7 @@ def judge(
     known = output_names(prediction.calibration, mean.shape[1] if several else 1, names)
     unit = output_units(len(known), units)
     columns = input_columns(inputs, len(mean))
-    about = _Rows(prediction, target, level, columns, places, label, weights)
+    about = _Rows(prediction, target, level, columns, places, weights)
     name, shared = (known[0], unit[0]) if not several else ("all outputs together", "")
     together = about.judged(None, name, shared, evaluations)
     outputs = tuple(about.judged(k, known[k], unit[k]) for k in range(len(known))) if several else (together,)
@@ -363,7 +361,6 @@ class _Rows:
     level: float
     columns: Inputs
     places: Sequence[int | str] | None
-    label: str | None
     weights: Any
 
     def judged(
@@ -394,7 +391,7 @@ class _Rows:
             unit=unit,
             verdict=worth,
             evaluations=tuple(rows),
-            label=self.label or in_use(p.calibration),
+            label=in_use(p.calibration),
             deciles=deciles,
             inputs=inputs,
             strange=() if strange is None else by_novelty(by_value, strange),

@@ -14,7 +14,7 @@ The room may import the modules beside the rooms, and no room.
 """
 
 from latedrop.plots.calibration import calibration_curves, metric_by_rate, tradeoff
-from latedrop.plots.canvas import new_figure
+from latedrop.plots.canvas import new_figure, png
 from latedrop.plots.classes import (
     confusion,
     doubtful_images,
@@ -31,6 +31,7 @@ __all__ = [
     "intervals",
     "metric_by_rate",
     "new_figure",
+    "png",
     "reliability_diagram",
     "risk_coverage",
     "tradeoff",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError
 from latedrop.plots.canvas import COLOURS, SKY, Array, axes_or_new, band, not_empty, same_length
 
 if TYPE_CHECKING:

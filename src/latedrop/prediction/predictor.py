@@ -49,7 +49,7 @@ from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, 
 from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
-from latedrop.network.sites import Site, missing_sites, odds_by_site
+from latedrop.network.sites import missing_sites, odds_by_site
 from latedrop.prediction.acquiring import Uncertainty, acquired
 from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
 from latedrop.prediction.exporting import export
@@ -136,7 +136,7 @@ class Calibrated(Generic[_Record, _Made]):
         (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
         where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
-        index = None
+        index, beyond = None, None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
                 return self._joined(
@@ -155,7 +155,13 @@ class Calibrated(Generic[_Record, _Made]):
                 predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
             )
         with failures_explained(x, self.model):
-            parts, beyond = _predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
+            try:
+                whole = 0 < row_count(x) <= self.batch_size
+                parts = [run(part) for part in ([x] if whole else row_batches(x, self.batch_size))]
+            except LatedropError as error:
+                if error.rows is None or any(site.coupled for site in self.calibration.sites):
+                    raise
+                parts, beyond = _without_rows_beyond(run, x, self.batch_size, step)
         prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
         if beyond is not None:
             prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
@@ -658,19 +664,17 @@ def checked_novelty(novelty: Tensor) -> Tensor:
     return novelty
 
 
-def _predicted_rows(
-    run: Callable[[Any], _Predicted], x: Any, batch_size: int, sites: Sequence[Site], alone: Callable[[Any], object]
-) -> tuple[list[_Predicted], Tensor | None]:
-    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`; None without any.
+def _without_rows_beyond(
+    run: Callable[[Any], _Predicted], x: Any, batch_size: int, alone: Callable[[Any], object]
+) -> tuple[list[_Predicted], Tensor]:
+    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`.
 
-    An error that names no rows stays one, and any where rows see each other. `alone` tries a single row. Where all rows
-    are beyond, a row of zeros is predicted.
+    An error that names no rows stays one. `alone` tries a single row. Where all rows are beyond, a row of zeros is
+    predicted.
     """
-    apart = not any(site.coupled for site in sites)
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
-    failure: LatedropError | None = None
-    for part in [x] if 0 < row_count(x) <= batch_size else row_batches(x, batch_size):
+    for part in row_batches(x, batch_size):
         rest, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
         masks.append(beyond)
         while not bool(beyond.all()):
@@ -678,19 +682,16 @@ def _predicted_rows(
                 parts.append(run(rest))
                 break
             except LatedropError as error:
-                if not apart or error.rows is None:
-                    raise
-                more = _named(error, alone, rest)
-                if not bool(more.any()):
+                more = None if error.rows is None else _named(error, alone, rest)
+                if more is None or not bool(more.any()):
                     raise
                 beyond[~beyond], failure = more, error
                 rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist())
-    beyond = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
-    if failure is not None and not parts:
+    if not parts:
         if isinstance(x, Items):  # there are no items of zeros
             raise failure
         parts.append(run(map_rows(take_rows(x, slice(1)), torch.zeros_like)))
-    return parts, beyond if bool(beyond.any()) else None
+    return parts, torch.cat(masks)
 
 
 def _warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:

@@ -81,7 +81,6 @@ def write_report(
     notes: Mapping[str, str] | None = None,
     reproduce: Mapping[str, str] | None = None,
     level: float = 0.9,
-    in_use: str | None = None,
     judgement: Judgement | None = None,
     place: str = "row",
 ) -> None:
@@ -102,12 +101,11 @@ def write_report(
         notes: by label, what a row of the table is; adds to what is said of the usual ones.
         reproduce: names and values for the last section, such as the command.
         level: of the intervals that are drawn.
-        in_use: the label of the evaluation that the page is about, where `evaluations` are your own.
         judgement: what `judge` made of the same rows already; in the place of prediction and target.
         place: what rows are counted in, such as the lines of a file.
     """
     units = [unit] if isinstance(unit, str) else list(unit)
-    options: dict[str, Any] = {"level": level, "names": names, "units": units, "inputs": inputs, "label": in_use}
+    options: dict[str, Any] = {"level": level, "names": names, "units": units, "inputs": inputs}
     judgement = judgement or _judged(prediction, target, evaluations=evaluations, **options)
     verdict = calibration.verdict if judgement is None else judgement.together.verdict
     body = [
