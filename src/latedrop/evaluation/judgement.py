@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.class_record import ClassVerdict
-from latedrop.calibration.class_sets import Rejection
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
 from latedrop.calibration.record import Calibration
@@ -624,7 +623,7 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
         ece=used.ece,
     )
     strange = None if prediction.novelty is None else float((prediction.novelty > 1).double().mean())
-    rule = _ruled(prediction, right, prediction.calibration.rule)
+    rule = _ruled(prediction, right)
     probabilities = {label: logs.exp() for label, logs in ways.items()}
     judgement = ClassJudgement(verdict, scores, ranking, probabilities, y, strange, prediction=prediction, rule=rule)
     try:
@@ -635,10 +634,11 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
         return judgement
 
 
-def _ruled(prediction: ClassPrediction, right: Tensor, rule: Rejection | None) -> RuleScores | None:
+def _ruled(prediction: ClassPrediction, right: Tensor) -> RuleScores | None:
+    rule = prediction.calibration.rule
     if rule is None:
         return None
-    wrong = ~right[prediction.kept(rule)]
+    wrong = ~right[prediction.kept()]
     errors = float(wrong.double().mean()) if len(wrong) else 0.0
     return RuleScores(rule.risk, len(wrong) / len(right), errors, (errors * (1 - errors) / max(len(wrong), 1)) ** 0.5)
 

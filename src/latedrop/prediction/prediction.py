@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.class_sets import Rejection
 from latedrop.calibration.fit_classes import entropy
 from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration, Choice
@@ -350,16 +349,16 @@ class ClassPrediction(Predicted):
         likeliest = (p.cumsum(1) - p < level - _ROUNDING).gather(1, order.argsort(1))
         return members | (likeliest & (self.novelty.cpu() > 1)[:, None])
 
-    def kept(self, rule: Rejection | None = None) -> Tensor:
-        """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`.
+    def kept(self) -> Tensor:
+        """`(N,)`, True for rows that the calibration's rule keeps; see `ClassPredictor.reject`.
 
-        None keeps a row of which nothing is known, whose novelty is the largest number.
+        A row of which nothing is known, whose novelty is the largest number, is not kept.
         """
-        rule = self.calibration.rule if rule is None else rule
-        if not isinstance(rule, Rejection):
+        rule = self.calibration.rule
+        if rule is None:
             raise ArgumentError(
-                f"expected a rule, from rows used for nothing else; found {rule!r}. Call uq = uq.reject((x, labels), "
-                "risk=0.01) first, or pass what uq.rejection gives."
+                "expected a predictor with a rule, from rows used for nothing else; found one without. Call "
+                "uq = uq.reject((x, labels), risk=0.01) first."
             )
         sure = self.confidence >= rule.threshold
         return sure if self.novelty is None else sure & (self.novelty < LARGEST)

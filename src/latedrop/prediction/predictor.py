@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.class_record import CLASSES, ClassCalibration
-from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
+from latedrop.calibration.class_sets import ClassSets, Score, checked_score, rejection
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
@@ -70,10 +69,11 @@ __all__ = [
     "JointPredictor",
     "Predictor",
     "checked_novelty",
-    "failures_explained",
+    "explain_failure",
     "load",
 ]
 
+_OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
 _Record = TypeVar("_Record", Calibration, ClassCalibration)
 _Made = TypeVar("_Made", Prediction, ClassPrediction)
@@ -154,7 +154,7 @@ class Calibrated(Generic[_Record, _Made]):
             run = partial(
                 predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
             )
-        with failures_explained(x, self.model):
+        try:
             try:
                 whole = 0 < row_count(x) <= self.batch_size
                 parts = [run(part) for part in ([x] if whole else row_batches(x, self.batch_size))]
@@ -162,6 +162,9 @@ class Calibrated(Generic[_Record, _Made]):
                 if error.rows is None or any(site.coupled for site in self.calibration.sites):
                     raise
                 parts, beyond = _without_rows_beyond(run, x, self.batch_size, step)
+        except Exception as error:
+            explain_failure(error, x, self.model)
+            raise
         prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
         if beyond is not None:
             prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
@@ -559,21 +562,16 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         sets = ClassSets.fit(prediction.probabilities, labels, checked_score(score), per_class=per_class)
         return self._with(replace(self.calibration, sets=sets))
 
-    def rejection(
-        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
-    ) -> Rejection:
-        """Find the most lenient threshold under which the error rate of kept rows stays below `risk`.
-
-        It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
-        """
-        prediction, labels = self._held_out(data, unpack)
-        return rejection(prediction.confidence, prediction.label == labels, risk, confidence)
-
     def reject(
         self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
     ) -> ClassPredictor:
-        """Return this predictor with the rule of `rejection`, saved with it: predictions then know `kept`."""
-        rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
+        """Return this predictor with the most lenient rule under which less than `risk` of the kept rows are wrong.
+
+        It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
+        Predictions then have `kept()`; the rule is `calibration.rule`, and saved with it.
+        """
+        prediction, labels = self._held_out(data, unpack)
+        rule = rejection(prediction.confidence, prediction.label == labels, risk, confidence)
         return self._with(replace(self.calibration, rule=rule))
 
     def _held_out(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
@@ -721,18 +719,12 @@ def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor
     return torch.tensor([not _works(run, take_rows(x, slice(i, i + 1))) for i in range(rows)])
 
 
-@contextmanager
-def failures_explained(x: Any, model: nn.Module) -> Iterator[None]:
-    """Raise `DataError` where the model fails on inputs that were placed, and say what may be wrong with them."""
-    try:
-        yield
-    except LatedropError as error:
+def explain_failure(error: Exception, x: Any, model: nn.Module) -> None:
+    """Raise `DataError` where a model failed on inputs that were placed, and say what may be wrong with them."""
+    if isinstance(error, LatedropError):
         check_inputs(floating(x))  # which says how many of all rows are not finite
         _check_axes(x, error)
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        if out_of_memory(error):
-            raise
+    elif isinstance(error, _OF_INPUTS) and not out_of_memory(error):
         _check_axes(x, error)
         check_dtypes(x, model, error)
         raise DataError(
