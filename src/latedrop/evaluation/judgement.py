@@ -256,7 +256,7 @@ class Judgement:
         rows: how many test rows.
         together: all outputs at once.
         outputs: each of several outputs; the one that there is otherwise.
-        novelty: share of the rows beyond nine in ten of the validation rows; None where it is not known.
+        novelty: share of the rows of a novelty above 1, as 5 % of the reference rows have; None where it is not known.
     """
 
     level: float
@@ -662,7 +662,7 @@ def _calibration(v: ClassVerdict) -> Finding:
     advice = {"good": "They can be taken as they are.", "bad": "Do not rely on them. Calibrate on rows like these."}
     weak = "Take them as rough, or calibrate on more rows like these."
     if v.ece > ERROR_BAD:
-        weak = "So few rows cannot tell: exact probabilities would look like this. Evaluate on more."
+        weak = "These rows are too few to tell: exact probabilities would show as much by chance. Evaluate on more."
     text += f"accuracy {100 * v.accuracy:.1f} %"
     return Finding("Do the probabilities hold?", grade, text, value, advice.get(grade, weak))
 
@@ -693,7 +693,7 @@ def _ranking(ranking: float | None) -> tuple[Finding, ...]:
     words = {"good": "it tells", "weak": "it hardly tells", "bad": "it does not tell"}
     advice = {"good": "Reject or check rows of low confidence first.", "weak": "Low confidence is a hint, no more."}
     text = f"{words[grade]} right rows from wrong ones: AUROC {ranking:.2f}"
-    return (Finding("Does it tell errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
+    return (Finding("Does it find errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
 
 
 def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
@@ -704,7 +704,7 @@ def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
     short, error = sets.level - sets.coverage, sets.coverage_error
     grade: Grade = "good" if short <= 2 * error else "weak" if short <= 0.05 + 2 * error else "bad"
     advice = {"good": "They can be taken as they are."}
-    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Make them from rows like these.")),)
+    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Use conformal() on rows like these.")),)
 
 
 def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
@@ -712,9 +712,12 @@ def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
         return ()
     about, value = "Does the rule hold?", f"{100 * rule.errors:.2f} % (± {100 * rule.errors_error:.2f})"
     if not rule.kept:
-        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Make it from more rows, or allow more risk."),)
+        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Use reject() on more rows."),)
     text = f"{100 * rule.kept:.1f} % of the rows are kept, {value} of them wrong; promised: below {100 * rule.risk:g} %"
     over = rule.errors - rule.risk
     grade: Grade = "good" if over <= 0 else "weak" if over <= 2 * rule.errors_error else "bad"
-    advice = {"good": "Kept rows can be decided by the model.", "weak": "It may be chance: evaluate on more rows."}
-    return (Finding(about, grade, text, value, advice.get(grade, "Make the rule again, from rows like these.")),)
+    advice = {
+        "good": "The model can decide on kept rows.",
+        "weak": "It may be chance: evaluate on more rows.",
+    }
+    return (Finding(about, grade, text, value, advice.get(grade, "Use reject() on rows like these.")),)

@@ -111,7 +111,7 @@ def by_deviation(held: Held) -> tuple[Group, ...]:
 
 
 def by_novelty(held: Held, novelty: Floats) -> tuple[Group, ...]:
-    """Rows like the validation rows, and rows beyond nine in ten of these; `novelty` is one per row."""
+    """Return the rows of a novelty up to 1, as 95 % of the reference rows have, and those beyond; one value per row."""
     by = novelty[held.rows]
     cuts = [np.flatnonzero(by <= 1), np.flatnonzero(by > 1)]
     return tuple(held.group("novelty", by, chosen, 2) for chosen in cuts if len(chosen))

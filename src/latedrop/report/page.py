@@ -245,7 +245,7 @@ def _scores(judged: ClassJudgement) -> str:
         if judged.strange is None
         else f" {percent(judged.strange, 0)} of them lie beyond 95 % of the reference rows."
     )
-    said = f"{test_rows(judged.verdict.rows, judged.verdict)}; what is in use is marked.{strange}"
+    said = f"{test_rows(judged.verdict.rows, judged.verdict)}; the one in use is marked.{strange}"
     said += (
         " ECE: the calibration error, by how much probabilities are off on average; class-wise: that of every class."
     )
