@@ -211,6 +211,6 @@ def _slices(rows: TermRows, picked: Picked) -> tuple[Slice, ...]:
 def _usual(rows: TermRows, parts: dict[str, Tensor]) -> Usual:
     """Return how the validation rows are spread, for streams; of the terms that are in use."""
     used = {name: part for name, part in parts.items() if bool(part.any()) or name == "floor"}
-    shares = {name: share.tolist() for name, share in shares_of_terms(used).items()}
+    shares = {name: share.tolist() for name, share in shares_of_terms([*used], torch.stack([*used.values()])).items()}
     novelty, weights = (None if part is None else part.tolist() for part in (rows.novelty, rows.left.weights))
     return usual_of_rows(novelty, shares, weights)
