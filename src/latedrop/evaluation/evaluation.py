@@ -35,14 +35,7 @@ from latedrop.quantiles import student_quantile
 from latedrop.records import record
 
 __all__ = [
-    "Evaluation",
-    "compare",
-    "constant_of",
-    "evaluate",
-    "in_model_unit",
-    "in_use",
-    "likelihood",
-    "verdict",
+    *("Evaluation", "compare", "constant_of", "evaluate", "in_model_unit", "in_use", "likelihood", "verdict"),
 ]
 
 

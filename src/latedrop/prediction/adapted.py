@@ -45,7 +45,7 @@ _FOLDS = 5
 _COMPONENTS = 32
 _RIDGES = (0.3, 3.0, 30.0, 300.0)
 _FREE = 1e-6  # ridge of the constant
-_PRIOR = 10.0
+_PRIOR = 10.0  # rows whose standardised errors have a mean square of 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Density:
 
 @dataclass(frozen=True)
 class Shift:
-    """What a predictor knows of the target.
+    """Weighs labelled rows by how much they are like those of the target.
 
     Attributes:
         density: of any row, beside the labelled rows.
@@ -213,18 +213,13 @@ def fit_shift(uq: Any, x_target: Any, data: Any, unpack: Unpack | None) -> tuple
             stacklevel=3,
         )
     columns = residuals(p.mean, p.variance, y, per_output=p.mean.dim() > 1)
-    factors = torch.stack([_scale(weights, z.double(), effective) for z in columns])
+    squares = torch.stack([(weights * z.double().square()).sum() / weights.sum() for z in columns])
+    factors = (effective * squares + _PRIOR) / (effective + _PRIOR)
     scaled = _rescaled(c, factors)
     shared = len(scaled.chosen()[0]) == 1
     divisors = [factors.mean().sqrt()] * len(columns) if shared else list(factors.sqrt())
     scores = tuple(z.double().abs() / divisor for z, divisor in zip(columns, divisors, strict=True))
     return Shift(density, weights, most, scores, effective, beyond), scaled
-
-
-def _scale(weights: Tensor, z: Tensor, effective: float) -> Tensor:
-    """Return the weighted mean of squares, with some rows of 1."""
-    mean = (weights * z.square()).sum() / weights.sum()
-    return (effective * mean + _PRIOR) / (effective + _PRIOR)
 
 
 def _rescaled(calibration: Calibration, factors: Tensor) -> Calibration:

@@ -195,10 +195,10 @@ def fit_joint(uq: Any, data: Any, unpack: Unpack | None, seed: int) -> Joint:
     z = (target.double() - p.mean.double()) / p.std.double()
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
     half = len(z) // 2
-    chosen, held = order[:half][:_MOST_ROWS], order[half:]
+    chosen, rest = order[:half][:_MOST_ROWS], order[half:]
     joint = _weights(z[chosen], p.by_row[chosen], p.calibration.degrees)
-    distances = _distances(joint.correlation(p.by_row[held]), z[held])[0]
-    largest = z[held].abs().amax(1)
+    distances = _distances(joint.correlation(p.by_row[rest]), z[rest])[0]
+    largest = z[rest].abs().amax(1)
     return replace(
         joint, distances=tuple(distances.sort().values.tolist()), largest=tuple(largest.sort().values.tolist())
     )

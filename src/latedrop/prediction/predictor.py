@@ -63,14 +63,8 @@ from latedrop.terms.features import Features
 from latedrop.weights import Weights, fingerprint
 
 __all__ = [
-    "AdaptedPredictor",
-    "Calibrated",
-    "ClassPredictor",
-    "JointPredictor",
-    "Predictor",
-    "checked_novelty",
-    "explain_failure",
-    "load",
+    *("AdaptedPredictor", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "check_belongs"),
+    *("checked_novelty", "explain_failure", "load"),
 ]
 
 _OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
@@ -680,7 +674,7 @@ def _without_rows_beyond(
                 parts.append(run(rest))
                 break
             except LatedropError as error:
-                more = None if error.rows is None else _named(error, alone, rest)
+                more = None if error.rows is None else _named(error.rows, alone, rest)
                 if more is None or not bool(more.any()):
                     raise
                 beyond[~beyond], failure = more, error
@@ -703,20 +697,18 @@ def _warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
     )
 
 
-def _works(run: Callable[[Any], object], row: Any) -> bool:
-    try:
-        run(row)
-    except LatedropError:
-        return False
-    return True
-
-
-def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor:
+def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
     """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
-    rows = row_count(x)
-    if error.rows is not None and len(error.rows) == rows:
-        return error.rows.cpu()  # type: ignore[no-any-return]
-    return torch.tensor([not _works(run, take_rows(x, slice(i, i + 1))) for i in range(rows)])
+    count = row_count(x)
+    if len(rows) == count:
+        return rows.cpu()
+    fails = torch.zeros(count, dtype=torch.bool)
+    for i in range(count):
+        try:
+            run(take_rows(x, slice(i, i + 1)))
+        except LatedropError:
+            fails[i] = True
+    return fails
 
 
 def explain_failure(error: Exception, x: Any, model: nn.Module) -> None:
@@ -779,11 +771,7 @@ def load(
             f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
             "Load the model that was calibrated, or calibrate this one."
         )
-    if calibration.custom_readout is not None and readout is None:
-        raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
-            "cannot hold. Pass the same function to load()."
-        )
+    check_belongs(path, calibration, model, readout)
     if isinstance(calibration, Calibration):
         if calibration.terms is not None:
             calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
@@ -793,11 +781,20 @@ def load(
                 f"expected scales and floors in {path} that give a finite variance; found {calibration.scales} and "
                 f"{calibration.floors}. The file was edited, or its model was in float64: calibrate again."
             )
+    return (ClassPredictor if classes else Predictor)(model, calibration, readout, collate=collate)
+
+
+def check_belongs(path: str | os.PathLike[str], calibration: Any, model: nn.Module, readout: Readout) -> None:
+    """Raise `FileError` where the readout that a file was made with is missing; warn where the weights are others."""
+    if calibration.custom_readout is not None and readout is None:
+        raise FileError(
+            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
+            "cannot hold. Pass the same function when loading."
+        )
     if fingerprint(model) != calibration.fingerprint:
         warn(
-            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
-            "Calibrate again after training.",
+            f"the model's weights are not those that {path} was made with: what it says may not hold. Calibrate again "
+            "after training.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return (ClassPredictor if classes else Predictor)(model, calibration, readout, collate=collate)

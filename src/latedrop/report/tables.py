@@ -16,19 +16,8 @@ from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
 
 __all__ = [
-    "KINDS",
-    "candidate_table",
-    "class_candidates",
-    "class_table",
-    "constant_nll",
-    "group_table",
-    "number",
-    "output_table",
-    "rate_table",
-    "site_table",
-    "table",
-    "with_unit",
-    "worst_table",
+    *("KINDS", "candidate_table", "class_candidates", "class_table", "constant_nll", "group_table", "number"),
+    *("output_table", "rate_table", "site_table", "table", "with_unit", "worst_table"),
 ]
 
 KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
