@@ -1,8 +1,7 @@
 """Make the picture and the numbers of the README again: `python docs/make_images.py`, from the repository's root.
 
 The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the metrics of
-all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown. A synthetic scene,
-counted with the shipped network, gives docs/images/crowd_panel.png; `--crowd` makes only that.
+all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown.
 """
 
 import argparse
@@ -23,11 +22,6 @@ from latedrop.files import write_aside
 from latedrop.quantiles import student_quantile
 from latedrop.records import checked
 from latedrop.report import table
-from latedrop_crowd.calibration import load_calibration
-from latedrop_crowd.counting import count_people
-from latedrop_crowd.mcnn import load_weights, shipped
-from latedrop_crowd.panels import write_panel
-from latedrop_crowd.scenes import make_scenes
 
 DOCS = Path(__file__).parent
 METRICS = ("rmse", "nll", "ma", "coverage", "width")
@@ -65,20 +59,11 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
-def crowd_panel() -> None:
-    """One test scene, counted."""
-    trained, scenes = load_weights(shipped("scenes")), make_scenes(train=0, validation=0)
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
-    frame = scenes.frames[scenes.test[3]]
-    (row,) = count_people(trained, calibration, [(frame.name, scenes.image(scenes.test[3]))])
-    write_panel(DOCS / "images" / "crowd_panel.png", row, heads=frame.points)
-
-
 def picture(result: Demo) -> None:
     """Draw calibration curves, and some test rows with the intervals of the default and of a constant."""
     figure = plots.new_figure(11, 4.5)
     curves, bars = figure.subplots(1, 2, width_ratios=[1.2, 1])
-    rows = [row for row in result.evaluations if row.label not in ("linear", "conformal")]
+    rows = [row for row in result.evaluations if row.label in ("terms", "scaled", "constant")]
     plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, curves)
     intervals(judge(result.prediction, result.target).together.values, result.prediction.calibration, bars)
     write_aside(DOCS / "images" / "demo.png", plots.png(figure))
@@ -106,11 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 on; at least 2")
     parser.add_argument("--tables", action="store_true", help="print the tables of the JSON files; nothing is computed")
-    parser.add_argument("--crowd", action="store_true", help="only the made scene")
     arguments = parser.parse_args()
-    crowd_panel()
-    if arguments.crowd:
-        return
     single, several = DOCS / "results" / "demo.json", DOCS / "results" / "demo_seeds.json"
     if not arguments.tables:
         results = [run(seed=seed) for seed in range(arguments.seeds)]
