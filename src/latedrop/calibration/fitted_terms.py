@@ -280,7 +280,7 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         values = torch.stack([*columns.values()])
         if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
             _refuse_unsound(columns)
-        rows.totals |= by_term(columns)  # for terms that look at others
+        rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that look at others
         measured |= columns
     return measured
 
