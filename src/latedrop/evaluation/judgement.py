@@ -41,8 +41,8 @@ from latedrop.metrics.classes import (
 from latedrop.metrics.groups import (
     Floats,
     Group,
-    Held,
     Inputs,
+    Outcomes,
     by_deviation,
     by_input,
     by_novelty,
@@ -378,7 +378,7 @@ class _Rows:
         z = student_quantile((1 + self.level) / 2, p.calibration.constant_degrees)
         same = None if values.constant is None else np.abs(error) <= z * values.constant
         blank = np.full_like(error, np.nan)
-        by_value = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
+        by_value = Outcomes(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
         strange = None if p.novelty is None else p.novelty.detach().cpu().double().numpy()
         deciles = () if pooled else by_deviation(by_value)
         inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})

@@ -105,8 +105,13 @@ def write_report(
         place: what rows are counted in, such as the lines of a file.
     """
     units = [unit] if isinstance(unit, str) else list(unit)
-    options: dict[str, Any] = {"level": level, "names": names, "units": units, "inputs": inputs}
-    judgement = judgement or _judged(prediction, target, evaluations=evaluations, **options)
+    if (prediction is None) != (target is None):
+        raise ArgumentError(
+            "expected prediction and target together, or neither; found only one. Pass uq.predict(x_test) and y_test."
+        )
+    if judgement is None and prediction is not None and target is not None:
+        options: dict[str, Any] = {"names": names, "units": units, "inputs": inputs, "evaluations": evaluations}
+        judgement = judge(prediction, target, level=level, **options)
     verdict = calibration.verdict if judgement is None else judgement.together.verdict
     body = [
         heading(title, 1),
@@ -128,14 +133,6 @@ def page_of(title: str, body: Sequence[str]) -> str:
     return _PAGE.format(
         title=escape(title), policy=policy, style=style, script=script, body="\n".join(filter(None, body))
     )
-
-
-def _judged(prediction: Prediction | None, target: Tensor | None, **options: Any) -> Judgement | None:
-    if (prediction is None) != (target is None):
-        raise ArgumentError(
-            "expected prediction and target together, or neither; found only one. Pass uq.predict(x_test) and y_test."
-        )
-    return None if prediction is None or target is None else judge(prediction, target, **options)
 
 
 def _tests(judgement: Judgement, c: Calibration, place: str, notes: Mapping[str, str]) -> list[str]:
