@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop.files import write_aside
+from latedrop.plots import png
 from latedrop.plots.canvas import COLOURS, GREY, new_figure
-from latedrop.report import png
 
 IMAGE = Path(__file__).parent / "images" / "diamonds.png"
 KNOWN = 1.6

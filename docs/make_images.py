@@ -9,16 +9,24 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
-from latedrop.cli.demo import UNIT, Demo, picture, run
+import numpy as np
+
+from latedrop import plots
+from latedrop.cli.demo import UNIT, Demo, run
 from latedrop.devices import versions
 from latedrop.evaluation.evaluation import Evaluation
+from latedrop.evaluation.judgement import Values, judge
 from latedrop.files import write_aside
+from latedrop.quantiles import student_quantile
 from latedrop.records import checked
-from latedrop.report import png, table
+from latedrop.report import table
 
 DOCS = Path(__file__).parent
 METRICS = ("rmse", "nll", "ma", "coverage", "width")
+BARS = 40
+CONSTANT, DEFAULT = "#0072B2", "#D55E00"
 
 BySeed = dict[str, dict[str, list[float | None]]]
 
@@ -51,6 +59,33 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
+def picture(result: Demo) -> None:
+    """Draw calibration curves, and some test rows with the intervals of the default and of a constant."""
+    figure = plots.new_figure(11, 4.5)
+    curves, bars = figure.subplots(1, 2, width_ratios=[1.2, 1])
+    rows = [row for row in result.evaluations if row.label in ("terms", "scaled", "constant")]
+    plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, curves)
+    intervals(judge(result.prediction, result.target).together.values, result.prediction.calibration, bars)
+    write_aside(DOCS / "images" / "demo.png", plots.png(figure))
+
+
+def intervals(values: Values, calibration: Any, ax: Any) -> None:
+    """Draw 90 % intervals of the default over those of the constant, for rows evenly spaced by prediction."""
+    assert values.constant is not None
+    some = np.argsort(values.mean, kind="stable")[np.linspace(0, len(values.mean) - 1, BARS).round().astype(int)]
+    reach = student_quantile(0.95, calibration.constant_degrees) * values.constant[some]
+    low, high, middle, truth = (part[some] for part in (values.low, values.high, values.mean, values.target))
+    x, missed = np.arange(BARS), (truth < low) | (truth > high)
+    ax.vlines(x, low, high, color=DEFAULT, linewidth=5, alpha=0.4, label="terms, 90 %")
+    ax.vlines(x, middle - reach, middle + reach, color=CONSTANT, linewidth=2.5, label="constant, 90 %")
+    ax.scatter(x[~missed], truth[~missed], s=12, color="black", zorder=3, label="target")
+    ax.scatter(x[missed], truth[missed], s=32, color="black", marker="x", zorder=3, label="target, missed by terms")
+    ax.set(xlabel="test rows, in order of their prediction", ylabel=f"target [{UNIT}]", xticks=[])
+    bottom, top = ax.get_ylim()
+    ax.set_ylim(top=top + 0.16 * (top - bottom))
+    ax.legend(loc="upper left", fontsize="small", ncols=2)
+
+
 def main() -> None:
     """Run, write, print; or only print what is written."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -62,7 +97,7 @@ def main() -> None:
         results = [run(seed=seed) for seed in range(arguments.seeds)]
         record = {"seeds": len(results), "versions": versions(), "rows": by_seed(results)}
         write_aside(single, json.dumps(results[0].record()).encode())
-        write_aside(DOCS / "images" / "demo.png", png(picture(results[0])))
+        picture(results[0])
         write_aside(several, json.dumps(record, indent=1).encode())
     rows = json.loads(single.read_text(encoding="utf-8"))["evaluations"]
     print(markdown(table(checked(tuple[Evaluation, ...], rows, "evaluations", "Run it again."), UNIT)), end="\n\n")

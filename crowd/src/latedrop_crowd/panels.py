@@ -15,8 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from latedrop.files import write_aside
-from latedrop.plots import new_figure
-from latedrop.report import png
+from latedrop.plots import new_figure, png
 from latedrop_crowd.counting import CountedFrame
 from latedrop_crowd.mcnn import STRIDE
 

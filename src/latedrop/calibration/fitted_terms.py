@@ -46,6 +46,7 @@ from latedrop.terms import (
 )
 from latedrop.terms.features import Features
 from latedrop.terms.term import Missing
+from latedrop.torch_private import being_traced
 
 __all__ = [
     *("KINDS", "TYPICAL", "Block", "FittedTerms", "TermFit", "aligned", "blocks_of", "by_term", "checked_terms"),
@@ -172,34 +173,40 @@ class FittedTerms:
 
     def parts(self, rows: BatchContext) -> dict[str, Tensor]:
         """Return what each column and the floor add to the variance, `(N, ...)`; the guard multiplies their sum."""
-        return self._weighted(measured_columns(self._measured, rows), rows.mean, self.coefficients, self.floors)
+        columns = measured_columns(self._measured, rows)
+        names, values = self._weighted(columns, rows.mean, self.coefficients, self.floors)
+        return dict(zip(names, values.unbind(), strict=True))
 
     def _weighted(
         self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
-    ) -> dict[str, Tensor]:
+    ) -> tuple[list[str], Tensor]:
+        """Return the names of what adds to the variance, the floor last, and how much it adds, `(parts, N, ...)`."""
         thetas = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True)}
         used = [name for name, theta in thetas.items() if any(theta) and name in columns]
         numbers = [value for name in used for value in thetas[name]]
         factors = constants((*numbers, *floors)).to(mean).reshape(len(used) + 1, 1, -1, *[1] * (mean.dim() - 2))
         factors = factors if mean.dim() > 1 else factors[..., 0]
         values = torch.stack([*(columns[name] for name in used), torch.ones_like(mean)])
-        return dict(zip([*used, "floor"], (values * factors).unbind(), strict=True))
+        return [*used, "floor"], values * factors
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         columns, mean = measured_columns(self._measured, rows), rows.mean
-        parts = self._weighted(columns, mean, self.coefficients, self.floors)
-        total = torch.stack(list(parts.values())).sum(0)
-        shares = shares_of_terms(parts) if total.dim() < 3 else None
+        names, values = self._weighted(columns, mean, self.coefficients, self.floors)
+        total = values.sum(0)
+        shares = shares_of_terms(names, values) if total.dim() < 3 else None
         if self.guard is None:
             return mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
-        if self.without:
+        # Another device would be waited for; the variance of usual rows alone is what it is.
+        usual = novelty.is_cpu and not being_traced() and not bool((novelty > 1).any())
+        if self.without and not usual:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
-            without = torch.stack(list(self._weighted(columns, mean, theta, floors).values())).sum(0)
+            without = self._weighted(columns, mean, theta, floors)[1].sum(0)
         if self._corrects:
             mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
-        return mean, self.guard.grown(total, novelty, mean, without), finite(novelty), shares
+        variance = total if usual else self.guard.grown(total, novelty, mean, without)
+        return mean, variance, finite(novelty), shares
 
     def _correction(self, rows: BatchContext) -> Tensor:
         """Return what is added to the mean of usual rows, `(N, K)`."""
@@ -273,7 +280,7 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         values = torch.stack([*columns.values()])
         if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
             _refuse_unsound(columns)
-        rows.totals |= by_term(columns)  # for terms that look at others
+        rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that look at others
         measured |= columns
     return measured
 
@@ -302,11 +309,15 @@ def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
     )
 
 
-def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
-    values = torch.stack(list(parts.values()))
+def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
+    """Return each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs.
+
+    Args:
+        names: of the columns.
+        values: `(columns, N, ...)`.
+    """
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
-    return by_term(dict(zip(parts, each.unbind(), strict=True)))
+    return by_term(dict(zip(names, each.unbind(), strict=True)))
 
 
 def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -156,7 +156,7 @@ def print_judgement(
         _print_findings(found.findings)
         print_table(class_table(found.scores), marked=0)
         if found.strange is not None:
-            print(f"{found.strange:.0%} of the rows lie beyond 90 % of the validation rows.")
+            print(f"{found.strange:.0%} of the rows lie beyond 95 % of the reference rows.")
     else:
         if found.together.verdict is not None:
             _print_findings(found.together.verdict.findings)

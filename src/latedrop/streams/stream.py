@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -374,18 +374,13 @@ class Settings:
     usual: Usual
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A row that waits for its label: the predictor's mean and deviation, and the interval given, `(K,)` each."""
 
     mean: Array
     std: Array
     low: Array
     high: Array
-
-    def lists(self) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
-        """Return the four fields as lists of numbers."""
-        return tuple(self.mean.tolist()), tuple(self.std.tolist()), tuple(self.low.tolist()), tuple(self.high.tolist())
 
 
 class State:
@@ -441,7 +436,7 @@ class State:
             held=tuple(self.held.tolist()),
             tracker=self.tracker.state(),
             monitors={name: monitor.state() for name, monitor in self.monitors.items()},
-            waiting=tuple((name, *row.lists()) for name, row in self.waiting.items()),
+            waiting=tuple((name, *(part.tolist() for part in row)) for name, row in self.waiting.items()),
         )
 
     @classmethod

@@ -34,6 +34,7 @@ from latedrop.torch_private import being_traced
 __all__ = ["LEAST_ROWS", "ErrorForest", "Trees", "grow"]
 
 _CELLS = 2**17  # rows times trees at once on a CPU: they stay in its cache
+_MOST_NODES = 10_000
 _DEEPEST = 64
 
 
@@ -90,8 +91,13 @@ class Trees:
     def _some(self, x: Tensor) -> Tensor:
         feature, threshold, child, roots, *leaves = self._arrays.on(x.device)
         node = roots.expand(len(x), -1)
-        for _ in range(self.depth):
-            node = child.take(node) + (x.gather(1, feature.take(node)) > threshold.take(node))
+        if len(x) == 1 and len(threshold) <= _MOST_NODES and not being_traced():  # quicker: compare at all nodes
+            after = child + (x[0].take(feature) > threshold)
+            for _ in range(self.depth):
+                node = after.take(node)
+        else:
+            for _ in range(self.depth):
+                node = child.take(node) + (x.gather(1, feature.take(node)) > threshold.take(node))
         return torch.stack([column.take(node).sum(1) for column in leaves], 1)
 
     @cached_property
