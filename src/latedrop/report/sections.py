@@ -48,6 +48,11 @@ _WORDS = (
     "stands one standard error."
 )
 
+_NATS = (
+    "Nats measure how likely the true values were: a gain of 0.1 nats means 10 % more likely per row than under one "
+    "constant variance."
+)
+
 
 def test_rows(rows: int, verdict: Verdict | ClassVerdict | None) -> str:
     """Say how many test rows there are, and whether the calibration was fitted to them."""
@@ -60,7 +65,7 @@ def opening(verdict: Verdict | None, about: str = "") -> str:
     if verdict is None:
         return paragraph("The calibration does not know its constant variance: calibrate again for a verdict.")
     top = f'<p class="verdict">{light(verdict.grade)} · {escape(verdict.sentence)}</p>'
-    return f"{top}{lights(verdict.findings)}{paragraph(about, 'soft')}"
+    return f"{top}{lights(verdict.findings)}{paragraph(_NATS, 'soft')}{paragraph(about, 'soft')}"
 
 
 def overview_of_outputs(judgement: Judgement, shown: Sequence[JudgedOutput]) -> str:
