@@ -37,6 +37,7 @@ from latedrop.data.rows import (
     reordered,
     reordering,
     row_count,
+    some_rows,
     take_rows,
     tensors,
 )
@@ -110,8 +111,8 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
-    weighted = [(name, type(module).__module__) for name, module in modules.items() if hasattr(module, "weight")]
-    unusable = [name for name, origin in weighted if ".quantized." in origin]
+    quantised = [name for name, module in modules.items() if ".quantized." in type(module).__module__]
+    unusable = [name for name in quantised if hasattr(modules[name], "weight")]  # parametrized layers compute theirs
     unusable += [name for name, weight in model.named_parameters() if weight.is_complex()]
     if unusable and not chosen:
         raise SiteError(
@@ -136,10 +137,9 @@ def find_sites(
             f"expected a layer whose input has one entry for each node, as the targets have; found {chosen}, whose "
             "inputs have others, such as edges. Read out one number for each graph."
         )
-    if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
-        rowless = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in sites]
-        sites = [other if site.kind == "channel" else site for site, other in zip(sites, rowless, strict=True)]
-    return Sites(sites)
+    rowless = any(site.batch_axis is None for site in sites)  # draws run one by one: channel masks need no rows then
+    apart = [replace(s, batch_axis=None, interleaved=False, moved=False) for s in sites]
+    return Sites(a if rowless and s.kind == "channel" else s for s, a in zip(sites, apart, strict=True))
 
 
 def placed_batches(
@@ -147,14 +147,15 @@ def placed_batches(
 ) -> tuple[Sites, Iterable[Any]]:
     """Return the sites, found where None, and the inputs on the model's device: one batch, or those of a loader.
 
-    Without `check` inputs may have NaN or inf.
+    Without `check` inputs may have NaN or inf. Reading a batch without rows raises `DataError`.
     """
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
     if not loads:
         x = place(as_items(x, collate), network.weight, check=check or sites is None)
     sites = find_sites(network, x) if sites is None else Sites(sites)
     parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model)) if loads else [x]
-    return sites, (part if isinstance(part, Tensor) else as_items(part, None, sites) for part in parts)
+    parts = (part if isinstance(part, Tensor) else as_items(part, None, sites) for part in parts)
+    return sites, (part for part in parts if some_rows(part))  # which raises where there are none
 
 
 def _probe(model: nn.Module, x: Any) -> Probe:

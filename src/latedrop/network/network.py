@@ -324,7 +324,7 @@ class Network:
 
 def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
     """Let every call of a layer of a private copy go through the current pass; watched ones run in no other thread."""
-    own = layer.forward
+    layer_forward = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         now = _CURRENT.get()
@@ -333,7 +333,7 @@ def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
                 f"expected layer {name!r} to run in the thread or task that makes the prediction; it runs in another "
                 "one, which the model starts by itself. Leave it out with select=, or call it from the model's forward."
             )
-        return own(*args, **kwargs) if now is None else now.run(name, layer, own, args, kwargs)
+        return layer_forward(*args, **kwargs) if now is None else now.run(name, layer, layer_forward, args, kwargs)
 
     layer.forward = forward
 
