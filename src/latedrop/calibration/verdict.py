@@ -27,16 +27,7 @@ from latedrop.numerals import nats
 from latedrop.records import Limits, record
 
 __all__ = [
-    "Finding",
-    "Grade",
-    "Slice",
-    "Verdict",
-    "correlation",
-    "gains",
-    "judged",
-    "losses",
-    "off_slices",
-    "said_of_rows",
+    *("Finding", "Grade", "Slice", "Verdict", "correlation", "gains", "judged", "losses", "off_slices", "said_of_rows"),
 ]
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]

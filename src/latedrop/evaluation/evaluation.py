@@ -16,7 +16,6 @@ from torch import Tensor
 
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
-from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
@@ -31,7 +30,7 @@ from latedrop.metrics.levels import checked_levels, even_levels
 from latedrop.metrics.tails import Tail
 from latedrop.network.sites import Rate
 from latedrop.prediction.prediction import Prediction
-from latedrop.quantiles import student_quantile
+from latedrop.quantiles import ConformalScores, student_quantile
 from latedrop.records import record
 
 __all__ = [
@@ -238,7 +237,7 @@ def compare(
     fitted = prediction.calibration.intervals
     if fitted is not None:
         # n conformal scores reach levels up to n / (n + 1).
-        reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
+        reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, ConformalScores) else 1.0
         about = options | {"label": fitted.kind, "scale": _scale_of(fitted.scale, output)}
         about |= {"interval": plain.interval, "levels": [a for a in _LEVELS if a <= reach]}
         rows.append(evaluate(plain.mean, plain.variance, target, **about))

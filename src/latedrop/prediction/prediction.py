@@ -237,7 +237,9 @@ class Prediction(Predicted):
     def _at(self, q: float) -> Tensor:
         fitted, unit = self.calibration.intervals, self.calibration.target
         degrees = self.calibration.degrees
-        z = student_quantile(q, degrees) if fitted is None else along_outputs(fitted.z(q), self.output)
+        z: float | Tensor = student_quantile(q, degrees)
+        if fitted is not None:
+            z = along_outputs(torch.tensor(fitted.quantiles(q), dtype=torch.float64), self.output)
         ends = _known(self.output + z * self.spread, 2 * q - 1)
         return ends if unit is None else unit.inverse(ends)
 

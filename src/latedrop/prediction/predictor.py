@@ -29,7 +29,7 @@ from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
-from latedrop.calibration.intervals import Conformal, residuals
+from latedrop.calibration.intervals import conformal, residuals
 from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.rates import moments
 from latedrop.calibration.record import CALIBRATION, Calibration, Choice
@@ -56,6 +56,7 @@ from latedrop.prediction.exporting import export
 from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
 from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
 from latedrop.prediction.whole import predicted_whole
+from latedrop.quantiles import ConformalScores
 from latedrop.records import naming, plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
@@ -308,10 +309,10 @@ class Predictor(Calibrated[Calibration, Prediction]):
         prediction = prediction.in_model_unit()
         target = target if calibration.target is None else calibration.target.forward(target)
         marks = marks_of(prediction.mean, target)
-        if not isinstance(calibration.intervals, Conformal):  # whose rows may come again
+        if not isinstance(calibration.intervals, ConformalScores):  # whose rows may come again
             warn_of_fitted_rows(calibration.seen, marks, stacklevel=2)
         scores = residuals(prediction.mean, prediction.variance, target, per_output=prediction.mean.dim() > 1)
-        fitted = Conformal.fit(scores, *calibration.chosen())
+        fitted = conformal(scores, *calibration.chosen())
         return self._with(replace(calibration, intervals=fitted, seen=merged(calibration.seen, sketch(marks))))
 
     def joint(self, data: Any, unpack: Unpack | None = None, *, seed: int = 0) -> JointPredictor:
