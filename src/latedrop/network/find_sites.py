@@ -241,27 +241,29 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tu
     folded = True
     try:
         if not first or second == []:
-            raise SiteError(_irregular(name))
+            raise _irregular(name)
         axis, interleaved = 0, False
         if second is not None:
             if len(first) != len(second):
                 counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
-                raise SiteError(_irregular(name, counts))
+                raise _irregular(name, counts)
             turned = probe.turned.get(name, [])[: len(first)]
             layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned)}
             if len(layouts) > 1:
-                raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
+                raise _irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}")
             axis, interleaved = layouts.pop()  # type: ignore[assignment]
         folded = axis is not None and first[0].value.shape[axis] != first[0].rows
         if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
-            raise SiteError(_irregular(name))
+            raise _irregular(name)
         alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
         if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
-            raise SiteError(_irregular(name))
+            raise _irregular(name)
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_irregular(name) if "reads" in probe.deeds else str(error)) from error
+            if "reads" in probe.deeds:
+                raise _irregular(name) from error
+            raise
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = probe.structured or "sizes" in probe.deeds or (folded and "reads" in probe.deeds)
@@ -285,7 +287,7 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
         axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
         if len(axes) > 1 or (axes and a.shape[axes[0]] * second.rows != b.shape[axes[0]] * rows):
             shapes = f"shape {tuple(b.shape)} for {second.rows} examples and {tuple(a.shape)} for {rows}"
-            raise SiteError(_irregular(name, shapes))
+            raise _irregular(name, shapes)
         if not axes or a.shape[axes[0]] == rows:
             return axes[0] if axes else None, False
     elif torch.equal(a, b):
@@ -297,11 +299,11 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
             return axis, interleaved
     if second.rows == rows:  # these are rows that act on each other, such as the nodes of a graph
         return 0, False
-    raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
+    raise _irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order")
 
 
-def _irregular(name: str, layout: str = _ANY_NUMBER) -> str:
-    return (
+def _irregular(name: str, layout: str = _ANY_NUMBER) -> SiteError:
+    return SiteError(
         f"expected as many entries for every row in the input of layer {name!r}, in order along one axis, in every "
         f"call; found {layout}. Use kind='channel', with which all entries have one mask, and pass sites=; or leave "
         "it out with select=."
