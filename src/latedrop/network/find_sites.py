@@ -56,7 +56,7 @@ _Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Select: TypeAlias = _Selector | Sequence[_Selector] | None
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
-_AT_ONCE, _ALONE, _MOST_ROWS, _MOST_NAMES = 16, 8, 1024, 10
+_AT_ONCE, _ALONE, _MOST_ROWS = 16, 8, 1024
 _ANY_NUMBER = "a number that depends on values, as with the nodes of graphs, or rows that go to one of several layers"
 
 
@@ -102,7 +102,8 @@ def find_sites(
     x = as_items(first_inputs(x, model, collate), collate)
     probe = _probe(model, x)
     longest_first = sorted(probe.passes, key=len, reverse=True)
-    layers = {name: list(chain(*probe.calls(name))) for name in dict.fromkeys(chain(*longest_first))}
+    names = dict.fromkeys(chain(*longest_first))
+    layers = {name: [run for runs in probe.passes for run in runs.get(name, [])] for name in names}
     plain = plain_names(bare(model))
     modules = {plain(name): bare(module) for name, module in bare(model).named_modules()}
     holders = {name: (runs[0].weight or f"{name}.").rpartition(".")[0] for name, runs in layers.items()}
@@ -198,7 +199,7 @@ def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
 
 def _site(name: str, kind: Kind, probe: Probe) -> Site:
     """Return the site of a layer, from its calls in every pass."""
-    calls = probe.calls(name)
+    calls = [runs.get(name, []) for runs in probe.passes]
     runs = list(chain(*calls))
     first, axis, interleaved = runs[0], 0, False
     if any(run.value.is_nested for run in runs):
@@ -414,10 +415,6 @@ class Probe:
             self._go_on(x)
         self.together |= "decides" in self.deeds  # each draw may take another way
 
-    def calls(self, name: str) -> list[list[Run]]:
-        """Return the calls of a layer in every pass."""
-        return [runs.get(name, []) for runs in self.passes]
-
     def _run(self, x: Any) -> _Made:
         """Make one pass."""
         network, rows = self._network, row_count(x)
@@ -482,7 +479,12 @@ class Probe:
                 "as it remembers earlier passes in an attribute. Reset that at the start of its forward."
             )
         if isinstance(x, Items) and turn is not None and not _alike(first, turn, reordering(first.rows)):
-            _check_order(first, turn)
+            pairs = [(a.float().sort(0)[0], b.float().sort(0)[0]) for a, b in _pairs(first, turn)]
+            if pairs and all(torch.allclose(a, b, rtol=1e-3) for a, b in pairs):
+                raise DataError(
+                    "expected collate= to keep the order of the items; found outputs that come in another one, as "
+                    "where it sorts them by length. Sort inside of the model, and undo it there."
+                )
         self._meet()
 
     def _meet(self) -> None:
@@ -519,11 +521,9 @@ class Probe:
             self.passes.append(self._run(take_rows(x, slice(start, start + _AT_ONCE))).runs)
         names = self._unreached()
         if names:
-            more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
             warn(
-                f"none of {rows} rows reached the parameters {names[:_MOST_NAMES]}{more}: there is no "
-                "site in that branch, so what it does adds nothing to the variance. Find the sites on rows that take "
-                "every branch, and pass sites=.",
+                f"none of {rows} rows reached the parameters {shown(names)}: there is no site in that branch, so what "
+                "it does adds nothing to the variance. Find the sites on rows that take every branch, and pass sites=.",
                 LatedropWarning,
                 stacklevel=5,
             )
@@ -573,16 +573,6 @@ def _check_rows(x: Any, first: _Made, second: _Made) -> None:
         "counts something else, such as the steps of sequences. Pass inputs with the examples along the first axis; a "
         "module that transposes them can stand before the model."
     )
-
-
-def _check_order(first: _Made, turn: _Made) -> None:
-    """Raise where the rows of items come out the same, whatever the order in which they go in."""
-    pairs = _pairs(first, turn)
-    if pairs and all(torch.allclose(a.float().sort(0)[0], b.float().sort(0)[0], rtol=1e-3) for a, b in pairs):
-        raise DataError(
-            "expected collate= to keep the order of the items; found outputs that come in another one, as where it "
-            "sorts them by length. Sort inside of the model, and undo it there."
-        )
 
 
 def _is_structured(batch: Any, rows: int) -> bool:

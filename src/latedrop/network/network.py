@@ -258,8 +258,8 @@ class Network:
 
     def warn_of_idle(self, now: Pass) -> None:
         """Warn of sites that should have run in a pass that is over, once for each."""
-        idle = [name for name, times in now.times.items() if times == 0 and not now.sites[name].skipped]
-        names = [name for name in idle if name not in self.notes]
+        idle = [name for name, times in now.times.items() if times == 0 and name not in self.notes]
+        names = [name for name in idle if not now.sites[name].skipped]
         if names:
             self.notes.update(dict.fromkeys(names, True))
             warn(
