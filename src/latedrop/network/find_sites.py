@@ -154,9 +154,11 @@ def placed_batches(
     if not loads:
         x = place(as_items(x, collate), network.weight, check=check or sites is None)
     sites = find_sites(network, x) if sites is None else Sites(sites)
-    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model)) if loads else [x]
-    parts = (part if isinstance(part, Tensor) else as_items(part, None, sites) for part in parts)
-    return sites, (part for part in parts if some_rows(part))  # which raises where there are none
+    if not loads:
+        some_rows(x)
+        return sites, [as_items(x, None, sites)]
+    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model))
+    return sites, (as_items(part, None, sites) for part in parts if some_rows(part))
 
 
 def _probe(model: nn.Module, x: Any) -> Probe:
