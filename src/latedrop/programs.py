@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
-from zipfile import ZipFile, is_zipfile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import nn
@@ -80,11 +80,16 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
         content = path.read_bytes()
     except OSError as error:
         raise FileError(f"expected an exported program at {path}; the system says: {error}.") from error
-    names = ZipFile(BytesIO(content)).namelist() if is_zipfile(BytesIO(content)) else []
-    if not any(name.endswith(("/models/model.json", "serialized_exported_program.json")) for name in names):
+    try:
+        names = ZipFile(BytesIO(content)).namelist()
+    except BadZipFile:
+        names = []
+    program = any(name.endswith(("/models/model.json", "serialized_exported_program.json")) for name in names)
+    if not program or any("/aotinductor/" in name for name in names):  # machine code, which would be loaded
         raise FileError(
-            f"expected an archive that torch.export.save wrote; found another kind of file, or half of one, at {path}. "
-            "Export the Python model: torch.export.save(torch.export.export(model, inputs, dynamic_shapes=...), path)."
+            f"expected an archive that torch.export.save wrote; found another kind of file, half of one, or machine "
+            f"code at {path}. Export the Python model: torch.export.save(torch.export.export(model, inputs, "
+            "dynamic_shapes=...), path)."
         )
     try:
         with _reading(trust):

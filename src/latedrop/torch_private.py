@@ -52,12 +52,12 @@ __all__ = [
 ]
 
 plain_function = torch._C._disabled_torch_function_impl
-"""What a subclass has as `__torch_function__` where it acts on operators alone."""
+"""The `__torch_function__` of a subclass that acts on operators alone."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator of torch says of itself.
+    """Declaration of an operator of torch.
 
     Attributes:
         name: without its namespace.
@@ -193,7 +193,7 @@ being_traced = _TRACING.get
 
 
 set_grad = torch._C._set_grad_enabled
-"""What `no_grad` and its relatives call, as a mode of torch functions sees it."""
+"""The function that `no_grad` and its relatives call, as a mode of torch functions sees it."""
 
 
 def unwrapped(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import any_true, constants, place, widened
-from latedrop.data.rows import Collate, Graphs, copied, row_count, some_rows, take_rows
+from latedrop.data.rows import Collate, Graphs, copied, row_count, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
 from latedrop.network.find_sites import placed_batches
@@ -145,7 +145,7 @@ def first_order(
     `watch` makes another who looks at the inputs of the sites, one for each batch that runs at once. `of` gives what of
     the output is differentiated, `(N, k)`; each of its entries where None.
     """
-    rows, together = some_rows(x), isinstance(x, Graphs) and bool(x.nodes)
+    rows, together = row_count(x), isinstance(x, Graphs) and bool(x.nodes)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
     chunk = rows if together else min(chunk or rows, rows)
@@ -261,7 +261,7 @@ class _SharedEntriesError(OutputError):
 
 
 class _Input(NamedTuple):
-    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask.
+    """Input of a site in one call, how often it had been written into, and shape and rows' axis of its mask.
 
     Where the layout of the input does not tell which entries are whose, also the value before any factor, `loose`.
     """

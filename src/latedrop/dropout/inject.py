@@ -27,7 +27,7 @@ __all__ = ["Injection", "inject"]
 
 
 class Injection:
-    """What `inject` yields: which thinned network runs next.
+    """Chooses which thinned network runs next; `inject` yields it.
 
     Attributes:
         draw: the draw of the next forward pass. It moves on by one with each pass, unless it was fixed.

@@ -73,8 +73,8 @@ class Moments:
     outputs: Tensor | None = None
 
     def __repr__(self) -> str:
-        kept = "" if self.outputs is None else ", every draw kept"
-        return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{kept}"
+        ending = "" if self.outputs is None else ", every draw kept"
+        return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{ending}"
 
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:

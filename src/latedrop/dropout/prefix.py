@@ -1,4 +1,4 @@
-"""What comes before the first site runs once: on N rows instead of T times N.
+"""Run what comes before the first site once: on N rows instead of T times N.
 
 Draws are rows: a batch holds T copies of N rows. As long as no site has touched them all copies are the same, so a pass
 starts with N rows, and each site makes T copies of an input that has none yet. A mode follows all torch functions:
@@ -42,7 +42,7 @@ def worth_it(x: Any, draws: int, passes: int, sites: int) -> bool:
 
 @dataclass
 class Prefix:
-    """What functions before the sites gave for one batch.
+    """Results of the functions before the sites, for one batch.
 
     `results` are in the order of the calls; empty before the first pass, or where there is no room for all.
     """

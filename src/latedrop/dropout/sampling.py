@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import check_inputs, floating, widened
 from latedrop.data.datasets import is_loader
-from latedrop.data.rows import Collate, Graphs, Items, copied, row_count, rows_are_nodes, some_rows, take_rows
+from latedrop.data.rows import Collate, Graphs, Items, copied, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
@@ -156,7 +156,7 @@ class _ThinnedNetworks:
 
     def __init__(self, network: Network, x: Any, sites: Sequence[Site], options: Sampling, passes: int = 1) -> None:
         self._network, self._x, self._sites, self._options = network, x, sites, options
-        self._rows = some_rows(x)
+        self._rows = row_count(x)
         draws, self._traced = options.draws, being_traced()  # a graph has all draws as rows
         chunk = draws if self._traced else options.chunk
         self._chunk = min(draws, chunk) if chunk else fitting_chunk(network, x, sites, draws)

@@ -37,6 +37,7 @@ from latedrop.data.rows import (
     reordered,
     reordering,
     row_count,
+    some_rows,
     take_rows,
     tensors,
 )
@@ -55,7 +56,7 @@ _Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Select: TypeAlias = _Selector | Sequence[_Selector] | None
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
-_AT_ONCE, _ALONE, _MOST_ROWS, _MOST_NAMES = 16, 8, 1024, 10
+_AT_ONCE, _ALONE, _MOST_ROWS = 16, 8, 1024
 _ANY_NUMBER = "a number that depends on values, as with the nodes of graphs, or rows that go to one of several layers"
 
 
@@ -101,7 +102,8 @@ def find_sites(
     x = as_items(first_inputs(x, model, collate), collate)
     probe = _probe(model, x)
     longest_first = sorted(probe.passes, key=len, reverse=True)
-    layers = {name: list(chain(*probe.calls(name))) for name in dict.fromkeys(chain(*longest_first))}
+    names = dict.fromkeys(chain(*longest_first))
+    layers = {name: [run for runs in probe.passes for run in runs.get(name, [])] for name in names}
     plain = plain_names(bare(model))
     modules = {plain(name): bare(module) for name, module in bare(model).named_modules()}
     holders = {name: (runs[0].weight or f"{name}.").rpartition(".")[0] for name, runs in layers.items()}
@@ -110,9 +112,8 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
-    # Of the type: a parametrized weight of the model itself, such as a spectral norm's, changes when it is read.
-    weighted = [(name, type(module)) for name, module in modules.items() if hasattr(type(module), "weight")]
-    unusable = [name for name, kind in weighted if ".quantized." in kind.__module__]
+    quantised = [name for name, module in modules.items() if ".quantized." in type(module).__module__]
+    unusable = [name for name in quantised if hasattr(modules[name], "weight")]  # parametrized layers compute theirs
     unusable += [name for name, weight in model.named_parameters() if weight.is_complex()]
     if unusable and not chosen:
         raise SiteError(
@@ -137,10 +138,9 @@ def find_sites(
             f"expected a layer whose input has one entry for each node, as the targets have; found {chosen}, whose "
             "inputs have others, such as edges. Read out one number for each graph."
         )
-    if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
-        rowless = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in sites]
-        sites = [other if site.kind == "channel" else site for site, other in zip(sites, rowless, strict=True)]
-    return Sites(sites)
+    rowless = any(site.batch_axis is None for site in sites)  # draws run one by one: channel masks need no rows then
+    apart = [replace(s, batch_axis=None, interleaved=False, moved=False) for s in sites]
+    return Sites(a if rowless and s.kind == "channel" else s for s, a in zip(sites, apart, strict=True))
 
 
 def placed_batches(
@@ -148,14 +148,17 @@ def placed_batches(
 ) -> tuple[Sites, Iterable[Any]]:
     """Return the sites, found where None, and the inputs on the model's device: one batch, or those of a loader.
 
-    Without `check` inputs may have NaN or inf.
+    Without `check` inputs may have NaN or inf. Reading a batch without rows raises `DataError`.
     """
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
     if not loads:
         x = place(as_items(x, collate), network.weight, check=check or sites is None)
     sites = find_sites(network, x) if sites is None else Sites(sites)
-    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model)) if loads else [x]
-    return sites, (part if isinstance(part, Tensor) else as_items(part, None, sites) for part in parts)
+    if not loads:
+        some_rows(x)
+        return sites, [as_items(x, None, sites)]
+    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model))
+    return sites, (as_items(part, None, sites) for part in parts if some_rows(part))
 
 
 def _probe(model: nn.Module, x: Any) -> Probe:
@@ -198,7 +201,7 @@ def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
 
 def _site(name: str, kind: Kind, probe: Probe) -> Site:
     """Return the site of a layer, from its calls in every pass."""
-    calls = probe.calls(name)
+    calls = [runs.get(name, []) for runs in probe.passes]
     runs = list(chain(*calls))
     first, axis, interleaved = runs[0], 0, False
     if any(run.value.is_nested for run in runs):
@@ -241,27 +244,29 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tu
     folded = True
     try:
         if not first or second == []:
-            raise SiteError(_irregular(name))
+            raise _irregular(name)
         axis, interleaved = 0, False
         if second is not None:
             if len(first) != len(second):
                 counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
-                raise SiteError(_irregular(name, counts))
+                raise _irregular(name, counts)
             turned = probe.turned.get(name, [])[: len(first)]
             layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned)}
             if len(layouts) > 1:
-                raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
+                raise _irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}")
             axis, interleaved = layouts.pop()  # type: ignore[assignment]
         folded = axis is not None and first[0].value.shape[axis] != first[0].rows
         if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
-            raise SiteError(_irregular(name))
+            raise _irregular(name)
         alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
         if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
-            raise SiteError(_irregular(name))
+            raise _irregular(name)
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_irregular(name) if "reads" in probe.deeds else str(error)) from error
+            if "reads" in probe.deeds:
+                raise _irregular(name) from error
+            raise
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = probe.structured or "sizes" in probe.deeds or (folded and "reads" in probe.deeds)
@@ -285,7 +290,7 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
         axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
         if len(axes) > 1 or (axes and a.shape[axes[0]] * second.rows != b.shape[axes[0]] * rows):
             shapes = f"shape {tuple(b.shape)} for {second.rows} examples and {tuple(a.shape)} for {rows}"
-            raise SiteError(_irregular(name, shapes))
+            raise _irregular(name, shapes)
         if not axes or a.shape[axes[0]] == rows:
             return axes[0] if axes else None, False
     elif torch.equal(a, b):
@@ -297,11 +302,11 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
             return axis, interleaved
     if second.rows == rows:  # these are rows that act on each other, such as the nodes of a graph
         return 0, False
-    raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
+    raise _irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order")
 
 
-def _irregular(name: str, layout: str = _ANY_NUMBER) -> str:
-    return (
+def _irregular(name: str, layout: str = _ANY_NUMBER) -> SiteError:
+    return SiteError(
         f"expected as many entries for every row in the input of layer {name!r}, in order along one axis, in every "
         f"call; found {layout}. Use kind='channel', with which all entries have one mask, and pass sites=; or leave "
         "it out with select=."
@@ -412,10 +417,6 @@ class Probe:
             self._go_on(x)
         self.together |= "decides" in self.deeds  # each draw may take another way
 
-    def calls(self, name: str) -> list[list[Run]]:
-        """Return the calls of a layer in every pass."""
-        return [runs.get(name, []) for runs in self.passes]
-
     def _run(self, x: Any) -> _Made:
         """Make one pass."""
         network, rows = self._network, row_count(x)
@@ -480,7 +481,12 @@ class Probe:
                 "as it remembers earlier passes in an attribute. Reset that at the start of its forward."
             )
         if isinstance(x, Items) and turn is not None and not _alike(first, turn, reordering(first.rows)):
-            _check_order(first, turn)
+            pairs = [(a.float().sort(0)[0], b.float().sort(0)[0]) for a, b in _pairs(first, turn)]
+            if pairs and all(torch.allclose(a, b, rtol=1e-3) for a, b in pairs):
+                raise DataError(
+                    "expected collate= to keep the order of the items; found outputs that come in another one, as "
+                    "where it sorts them by length. Sort inside of the model, and undo it there."
+                )
         self._meet()
 
     def _meet(self) -> None:
@@ -517,11 +523,9 @@ class Probe:
             self.passes.append(self._run(take_rows(x, slice(start, start + _AT_ONCE))).runs)
         names = self._unreached()
         if names:
-            more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
             warn(
-                f"none of {rows} rows reached the parameters {names[:_MOST_NAMES]}{more}: there is no "
-                "site in that branch, so what it does adds nothing to the variance. Find the sites on rows that take "
-                "every branch, and pass sites=.",
+                f"none of {rows} rows reached the parameters {shown(names)}: there is no site in that branch, so what "
+                "it does adds nothing to the variance. Find the sites on rows that take every branch, and pass sites=.",
                 LatedropWarning,
                 stacklevel=5,
             )
@@ -571,16 +575,6 @@ def _check_rows(x: Any, first: _Made, second: _Made) -> None:
         "counts something else, such as the steps of sequences. Pass inputs with the examples along the first axis; a "
         "module that transposes them can stand before the model."
     )
-
-
-def _check_order(first: _Made, turn: _Made) -> None:
-    """Raise where the rows of items come out the same, whatever the order in which they go in."""
-    pairs = _pairs(first, turn)
-    if pairs and all(torch.allclose(a.float().sort(0)[0], b.float().sort(0)[0], rtol=1e-3) for a, b in pairs):
-        raise DataError(
-            "expected collate= to keep the order of the items; found outputs that come in another one, as where it "
-            "sorts them by length. Sort inside of the model, and undo it there."
-        )
 
 
 def _is_structured(batch: Any, rows: int) -> bool:

@@ -205,7 +205,7 @@ def _fixed_tensors(model: nn.Module) -> dict[int, tuple[Tensor, list[_Stretch]]]
     return fixed
 
 
-def replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any], dict[str, Any]]:
+def replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call with new values in some places."""
     args, kwargs = list(args), dict(kwargs)
     for (key, *index), value in new.items():
@@ -214,7 +214,7 @@ def replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any
             where[key] = list(where[key])
             where, key = where[key], index[0]
         where[key] = value
-    return args, kwargs
+    return tuple(args), kwargs
 
 
 def _arguments(args: Any, kwargs: Any, names: Iterable[tuple[int, str]]) -> dict[Place, Any]:

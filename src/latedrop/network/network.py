@@ -258,8 +258,8 @@ class Network:
 
     def warn_of_idle(self, now: Pass) -> None:
         """Warn of sites that should have run in a pass that is over, once for each."""
-        idle = [name for name, times in now.times.items() if times == 0 and not now.sites[name].skipped]
-        names = [name for name in idle if name not in self.notes]
+        idle = [name for name, times in now.times.items() if times == 0 and name not in self.notes]
+        names = [name for name in idle if not now.sites[name].skipped]
         if names:
             self.notes.update(dict.fromkeys(names, True))
             warn(
@@ -324,7 +324,7 @@ class Network:
 
 def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
     """Let every call of a layer of a private copy go through the current pass; watched ones run in no other thread."""
-    own = layer.forward
+    layer_forward = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         now = _CURRENT.get()
@@ -333,7 +333,7 @@ def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
                 f"expected layer {name!r} to run in the thread or task that makes the prediction; it runs in another "
                 "one, which the model starts by itself. Leave it out with select=, or call it from the model's forward."
             )
-        return own(*args, **kwargs) if now is None else now.run(name, layer, own, args, kwargs)
+        return layer_forward(*args, **kwargs) if now is None else now.run(name, layer, layer_forward, args, kwargs)
 
     layer.forward = forward
 

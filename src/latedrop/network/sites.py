@@ -33,7 +33,7 @@ _CONVOLUTIONS: dict[type[nn.Module], int] = {
 _OTHERS = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 LAYERS: tuple[type[nn.Module], ...] = (*_OTHERS, *_CONVOLUTIONS)
 SOURCES: tuple[type[nn.Module], ...] = (*LAYERS, nn.Embedding, nn.EmbeddingBag)
-"""What comes out of these depends on weights."""
+"""Layers whose output depends on weights."""
 
 _Count: TypeAlias = Annotated[int, Limits(1, 2**40)]
 

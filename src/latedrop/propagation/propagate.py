@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import widened
-from latedrop.data.rows import Collate, copied, row_count, some_rows, tensors
+from latedrop.data.rows import Collate, copied, row_count, tensors
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, SiteError
@@ -87,7 +87,6 @@ def propagate(
 
 def _propagated(network: Network, x: Any, rate: Rate, sites: Sequence[Site], readout: Readout) -> Moments:
     """Return mean and variance of one batch."""
-    some_rows(x)
     rates = rates_by_site(sites, rate)
     sites = [site for site in sites if rates[site.name] > 0]
     if not sites:
