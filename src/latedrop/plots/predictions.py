@@ -1,4 +1,4 @@
-"""What a prediction says: its intervals, its errors, and where its variance comes from."""
+"""Plots of predictions: their intervals, and errors against predicted deviations."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _ROUNDING = 1e-6  # of summed probabilities
 
 
 class Predicted:
-    """Dataclasses of tensors with a row for each input: the common part of predictions of numbers and of classes."""
+    """Has what all predictions share: they are dataclasses of tensors with a row for each input."""
 
     novelty: Tensor | None
     index: Any
