@@ -263,7 +263,10 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
                 # A term that learns from errors has those of all entries.
                 every = any(term.needs_errors for term in terms)
                 positions = _positions(shape, axis, None if every else choice.expected)
-            batch = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
+            if gradients:
+                _ = rows.gradients  # whose pass has the mean, the features and dropout, too
+            batch = measured_columns([term for term in terms if not _learns(term)], rows)
+            batch[_MEAN] = rows.mean
             parts = learnable(rows, asked)
             if nodes and chosen is not None:
                 batch, parts = _at(batch, chosen), _at(parts, chosen)

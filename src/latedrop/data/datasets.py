@@ -33,6 +33,9 @@ LABELS = ("labels", "label", "targets", "target", "y")
 """Names that targets have in a batch that is a mapping, unless the user says another."""
 
 
+_ROWS = 256
+
+
 class Columns(dict[str, Any]):
     """A batch of columns by their names, which is nobody's own kind of input."""
 
@@ -194,9 +197,9 @@ def inputs_in(
             yield take(batch)
 
 
-def inputs_loaded(loader: Any, model: nn.Module, batch_size: int = 256) -> Iterator[Any]:
+def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
     """Yield the inputs of every batch of a loader or a data set, of which there must be one."""
-    batches = inputs_in(loader, model, batch_size)
+    batches = inputs_in(loader, model, _ROWS)
     first = list(islice(batches, 1))
     if not first:
         raise DataError("expected a loader or a data set with at least one batch of rows; found none.")
