@@ -1,8 +1,7 @@
 """Make the picture and the numbers of the README again: `python docs/make_images.py`, from the repository's root.
 
 The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the metrics of
-all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown. A synthetic scene,
-counted with the shipped network, gives docs/images/crowd_panel.png; `--crowd` makes only that.
+all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown.
 """
 
 import argparse
@@ -17,11 +16,6 @@ from latedrop.evaluation.evaluation import Evaluation
 from latedrop.files import write_aside
 from latedrop.records import checked
 from latedrop.report import png, table
-from latedrop_crowd.calibration import load_calibration
-from latedrop_crowd.counting import count_people
-from latedrop_crowd.mcnn import load_weights, shipped
-from latedrop_crowd.panels import write_panel
-from latedrop_crowd.scenes import make_scenes
 
 DOCS = Path(__file__).parent
 METRICS = ("rmse", "nll", "ma", "coverage", "width")
@@ -57,25 +51,12 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
-def crowd_panel() -> None:
-    """One test scene, counted."""
-    trained, scenes = load_weights(shipped("scenes")), make_scenes(train=0, validation=0)
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
-    frame = scenes.frames[scenes.test[3]]
-    (row,) = count_people(trained, calibration, [(frame.name, scenes.image(scenes.test[3]))])
-    write_panel(DOCS / "images" / "crowd_panel.png", row, heads=frame.points)
-
-
 def main() -> None:
     """Run, write, print; or only print what is written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 on; at least 2")
     parser.add_argument("--tables", action="store_true", help="print the tables of the JSON files; nothing is computed")
-    parser.add_argument("--crowd", action="store_true", help="only the made scene")
     arguments = parser.parse_args()
-    crowd_panel()
-    if arguments.crowd:
-        return
     single, several = DOCS / "results" / "demo.json", DOCS / "results" / "demo_seeds.json"
     if not arguments.tables:
         results = [run(seed=seed) for seed in range(arguments.seeds)]

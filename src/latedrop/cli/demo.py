@@ -183,8 +183,8 @@ def show(result: Demo, files: Sequence[Path], *, as_json: bool) -> None:
 
 
 def picture(result: Demo) -> Figure:
-    """Draw calibration curves of the default and of the variances over draws, and some intervals."""
-    rows = [row for row in result.evaluations if row.label not in ("linear", "conformal")]
+    """Draw calibration curves of the default, the paper's scaled variance and the constant, and some intervals."""
+    rows = [row for row in result.evaluations if row.label in ("terms", "scaled", "constant")]
     return overview(result.prediction, result.target, rows, unit=UNIT)
 
 

@@ -79,6 +79,8 @@ class Moments:
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:
         """Return those of one batch after the other as one."""
+        if len(parts) == 1:
+            return parts[0]
         each = [part.outputs for part in parts if part.outputs is not None]
         outputs = torch.cat(each, 1) if each else None
         mean, variance = torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])

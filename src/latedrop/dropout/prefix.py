@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from latedrop.data.arrays import map_values
 from latedrop.data.rows import copied, operands, repeated, row_count, tensors
 from latedrop.dropout.moments import Sampling
-from latedrop.network.network import Network, Pass
+from latedrop.network.network import Network, Pass, read
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
 
@@ -91,10 +91,11 @@ def drawn_output(
     """Return the output of one pass over `copies` of the rows of `x`, one for each draw, and the pass."""
     rows = row_count(x) * copies
     batch = copied(x) if prefix is not None else repeated(x, copies)
-    now = network.begin(sites, thinner, rows, copies, shared=options.shared)
-    if prefix is not None:
+    if prefix is None:
+        now = Pass(sites, thinner, rows, copies, shared=options.shared)
+    else:
         now = Copying(prefix, batch, sites, thinner, copies, shared=options.shared)
-    return network.read(batch, options.readout, rows, now).detach(), now
+    return read(network.output(batch, now), options.readout, rows).detach(), now
 
 
 class _Spread(NamedTuple):

@@ -11,8 +11,8 @@ so that one mask can serve them all, and whether examples affect each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from latedrop.data.arrays import check_dtypes, map_values
-from latedrop.data.datasets import first_inputs
+from latedrop.data.arrays import check_dtypes, map_values, place
+from latedrop.data.datasets import first_inputs, inputs_loaded, is_loader
 from latedrop.data.rows import (
     Collate,
     Graphs,
@@ -44,18 +44,19 @@ from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWar
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.network import Network, Pass, call, check_module
 from latedrop.network.private_copy import Guard
-from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs, refuse_nested
+from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs
 from latedrop.options import shown
 from latedrop.torch_private import unwrapped
 from latedrop.wrappers import bare, plain_names
 
-__all__ = ["Select", "find_sites"]
+__all__ = ["Select", "find_sites", "placed_batches"]
 
 _Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Select: TypeAlias = _Selector | Sequence[_Selector] | None
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
 _AT_ONCE, _ALONE, _MOST_ROWS, _MOST_NAMES = 16, 8, 1024, 10
+_ANY_NUMBER = "a number that depends on values, as with the nodes of graphs, or rows that go to one of several layers"
 
 
 def find_sites(
@@ -99,7 +100,8 @@ def find_sites(
     x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
     x = as_items(first_inputs(x, model, collate), collate)
     probe = _probe(model, x)
-    layers = {name: list(chain(*probe.calls(name))) for name in _in_order(probe.passes)}
+    longest_first = sorted(probe.passes, key=len, reverse=True)
+    layers = {name: list(chain(*probe.calls(name))) for name in dict.fromkeys(chain(*longest_first))}
     plain = plain_names(bare(model))
     modules = {plain(name): bare(module) for name, module in bare(model).named_modules()}
     holders = {name: (runs[0].weight or f"{name}.").rpartition(".")[0] for name, runs in layers.items()}
@@ -108,21 +110,27 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
-    holders = {name: type(module).__module__ for name, module in modules.items() if hasattr(module, "weight")}
-    packed = [name for name, origin in holders.items() if ".quantized." in origin]
-    unusable = packed or [name for name, weight in model.named_parameters() if weight.is_complex()]
+    # Of the type: a parametrized weight of the model itself, such as a spectral norm's, changes when it is read.
+    weighted = [(name, type(module)) for name, module in modules.items() if hasattr(type(module), "weight")]
+    unusable = [name for name, kind in weighted if ".quantized." in kind.__module__]
+    unusable += [name for name, weight in model.named_parameters() if weight.is_complex()]
     if unusable and not chosen:
-        what, remedy = "complex", "Keep real and imaginary parts as weights of their own."
-        if packed:
-            what = "quantised"
-            remedy = "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
         raise SiteError(
-            f"expected weight layers that work on floating numbers; found {what} ones, {', '.join(unusable[:3])}. "
-            f"{remedy}"
+            "expected weight layers that work on floating numbers; found quantised or complex ones, "
+            f"{', '.join(unusable[:3])}. Calibrate the model as it was before it was quantised; keep real and "
+            "imaginary parts as weights of their own."
+        )
+    first = [name for name in layers if name not in downstream]
+    if not downstream:
+        raise SiteError(
+            "expected at least one weight layer with another one upstream; found only first layers "
+            f"{first}. A model of one layer has no hidden units to drop."
         )
     if not chosen or unmatched:
-        first = [name for name in layers if name not in downstream]
-        raise SiteError(_no_site_message(unmatched[0] if unmatched else select, downstream, first))
+        raise SiteError(
+            f"expected {unmatched[0] if unmatched else select!r} to match at least one site; found none. Sites: "
+            f"{downstream}; first layers, which are never sites: {first}."
+        )
     sites = [site for name in chosen for site in _sites(name, kind, probe)]
     if not sites:
         raise SiteError(
@@ -135,13 +143,37 @@ def find_sites(
     return Sites(sites)
 
 
+def placed_batches(
+    network: Network, x: Any, sites: Sequence[Site] | None, collate: Collate, *, check: bool = True
+) -> tuple[Sites, Iterable[Any]]:
+    """Return the sites, found where None, and the inputs on the model's device: one batch, or those of a loader.
+
+    Without `check` inputs may have NaN or inf.
+    """
+    loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
+    if not loads:
+        x = place(as_items(x, collate), network.weight, check=check or sites is None)
+    sites = find_sites(network, x) if sites is None else Sites(sites)
+    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model)) if loads else [x]
+    return sites, (part if isinstance(part, Tensor) else as_items(part, None, sites) for part in parts)
+
+
 def _probe(model: nn.Module, x: Any) -> Probe:
     """Probe a network of its own: what a probe pass writes into the copy must not reach the model."""
     network = Network(model, buffers=False)
     layers = [name for name, layer in network.layers.items() if type(layer).__module__.startswith("torch.nn.modules.")]
     named = [(name, buffer) for name, buffer in network.copy.named_buffers() if name.rpartition(".")[0] in layers]
     before = {name: buffer.clone() for name, buffer in named}
-    probe = Probe(network, x)
+    try:
+        probe = Probe(network, x)
+    except (LatedropError, MemoryError):
+        raise
+    except Exception as error:
+        check_dtypes(x, network.copy, error)
+        raise DataError(
+            f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
+            "Pass inputs of the shapes and dtypes that the model takes."
+        ) from error
     written = [name for name, values in before.items() if not torch.equal(network.copy.get_buffer(name), values)]
     if written:
         raise SiteError(
@@ -149,18 +181,6 @@ def _probe(model: nn.Module, x: Any) -> Probe:
             " as batch normalization in training mode does. Run these layers in eval mode inside forward."
         )
     return probe
-
-
-def _in_order(passes: Sequence[Runs]) -> list[str]:
-    """Return the layers of all passes, those of the longest first; others come before what they ran before, or last."""
-    order: list[str] = []
-    for runs in sorted(passes, key=len, reverse=True):
-        place = len(order)
-        for name in reversed(runs):
-            if name not in order:
-                order.insert(place, name)
-            place = order.index(name)
-    return order
 
 
 def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
@@ -181,7 +201,11 @@ def _site(name: str, kind: Kind, probe: Probe) -> Site:
     calls = probe.calls(name)
     runs = list(chain(*calls))
     first, axis, interleaved = runs[0], 0, False
-    refuse_nested(name, *(run.value for run in runs))
+    if any(run.value.is_nested for run in runs):
+        raise SiteError(
+            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
+            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
+        )
     if not first.packed:
         kind, axis, interleaved = _laid_out(name, kind, calls, probe)  # type: ignore[assignment]
     shape = list(first.value.shape)
@@ -217,20 +241,27 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tu
     folded = True
     try:
         if not first or second == []:
-            raise SiteError(_varying(name))
+            raise SiteError(_irregular(name))
         axis, interleaved = 0, False
         if second is not None:
-            axis, interleaved = _common_layout(name, first, second, probe.turned.get(name, []))  # type: ignore[assignment]
+            if len(first) != len(second):
+                counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
+                raise SiteError(_irregular(name, counts))
+            turned = probe.turned.get(name, [])[: len(first)]
+            layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned)}
+            if len(layouts) > 1:
+                raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
+            axis, interleaved = layouts.pop()  # type: ignore[assignment]
         folded = axis is not None and first[0].value.shape[axis] != first[0].rows
         if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
-            raise SiteError(_varying(name))
+            raise SiteError(_irregular(name))
         alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
         if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
-            raise SiteError(_varying(name))
+            raise SiteError(_irregular(name))
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_varying(name) if "reads" in probe.deeds else str(error)) from error
+            raise SiteError(_irregular(name) if "reads" in probe.deeds else str(error)) from error
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = probe.structured or "sizes" in probe.deeds or (folded and "reads" in probe.deeds)
@@ -247,19 +278,8 @@ def _moves(name: str, axis: int, interleaved: bool, probe: Probe) -> bool:
     return not all(_follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True))
 
 
-def _common_layout(name: str, first: list[Run], second: list[Run], turned: list[Run]) -> tuple[int | None, bool]:
-    """Return the batch axis of all calls of a layer, and whether folded examples alternate along it."""
-    if len(first) != len(second):
-        counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
-        raise SiteError(_irregular(name, counts))
-    layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned[: len(first)])}
-    if len(layouts) > 1:
-        raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
-    return layouts.pop()
-
-
 def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int | None, bool]:
-    """Return the same of one call: from the axis that grows with the rows, and from the rows in another order."""
+    """Return the axis of the rows, and whether folded ones alternate along it, from passes over other rows."""
     rows, (a, b) = first.rows, (first.value, second.value)
     if second.rows < rows:
         axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
@@ -280,10 +300,11 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
     raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
 
 
-def _irregular(name: str, layout: str) -> str:
+def _irregular(name: str, layout: str = _ANY_NUMBER) -> str:
     return (
-        f"expected the examples in order along one axis of the input of layer {name!r}, in every call; found {layout}. "
-        "Use kind='channel', or leave it out with select=."
+        f"expected as many entries for every row in the input of layer {name!r}, in order along one axis, in every "
+        f"call; found {layout}. Use kind='channel', with which all entries have one mask, and pass sites=; or leave "
+        "it out with select=."
     )
 
 
@@ -297,14 +318,6 @@ def _follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
     expected = split.index_select(axis + interleaved, order).flatten(axis, axis + 1)
     rounding = 1e-3 * float(a.abs().max()) + 1e-12 if a.numel() else 0.0
     return torch.allclose(expected, b, rtol=1e-2, atol=rounding)
-
-
-def _varying(name: str) -> str:
-    return (
-        f"expected as many entries for every row in the input of layer {name!r}; found a number that depends on "
-        "values, as with the nodes of graphs, or rows that go to one of several layers. Use kind='channel', with which "
-        "all entries have one mask, and pass sites=; or leave it out with select=."
-    )
 
 
 def _selected(select: Select, name: str, module: nn.Module) -> bool:
@@ -322,18 +335,6 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
             f"found {shown(select)}. print(find_sites(model, x)) lists all names."
         )
     return any(_selected(item, name, module) for item in select)
-
-
-def _no_site_message(select: Select, downstream: list[str], first: list[str]) -> str:
-    if not downstream:
-        return (
-            "expected at least one weight layer with another one upstream; found only first layers "
-            f"{first}. A model of one layer has no hidden units to drop."
-        )
-    return (
-        f"expected {select!r} to match at least one site; found none. Sites: {downstream}; "
-        f"first layers, which are never sites: {first}."
-    )
 
 
 @dataclass
@@ -394,8 +395,7 @@ class Probe:
             raise
         except Exception:  # the model may insist on its batch size
             self.together, turn = True, None
-            with self._in_words(x):
-                first, second = self._of_one_size(x)
+            first, second = self._of_one_size(x)
         self.compared = second is not None
         self.turned = (turn or second or first).runs
         self.passes = [made.runs for made in (first, second) if made is not None]
@@ -409,8 +409,7 @@ class Probe:
         elif second is not None:
             self._compare(x, first, second, turn)
         if "reads" in self.deeds and not self.together:
-            with self._in_words(x):
-                self._go_on(x)
+            self._go_on(x)
         self.together |= "decides" in self.deeds  # each draw may take another way
 
     def calls(self, name: str) -> list[list[Run]]:
@@ -427,7 +426,7 @@ class Probe:
                 self.structured |= _is_structured(inputs, rows)
                 self.deeds.add("reads")
             now = _Probing(rows, network)
-            with now.following, network.passing(now), now.calls:
+            with now.following, network.passing(now):
                 return call(network.copy, inputs), now
 
         output, now = network.quietly(passed, gradients=True)
@@ -536,20 +535,6 @@ class Probe:
         named = [(f"{name}.{own}", weight) for name in silent for own, weight in layers[name].named_parameters()]
         return [name for name, weight in named if id(weight) not in used]  # tied weights may have run elsewhere
 
-    @contextmanager
-    def _in_words(self, x: Any) -> Iterator[None]:
-        """Turn what the model itself raises into an error of the inputs."""
-        try:
-            yield
-        except (LatedropError, MemoryError):
-            raise
-        except Exception as error:
-            check_dtypes(x, self._network.copy, error)
-            raise DataError(
-                f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
-                "Pass inputs of the shapes and dtypes that the model takes."
-            ) from error
-
 
 def _pairs(first: _Made, second: _Made) -> list[tuple[Tensor, Tensor]]:
     """Return the outputs of two passes that have one entry per row."""
@@ -615,7 +600,7 @@ class _Probing(Pass):
         super().__init__()
         self.runs, self.ran = dict[str, list[Run]](), set[str]()
         self.following = Guard(bare(network.model), follows=True)
-        self.calls = WeightCalls(network.copy, self._meet, self._marked)
+        self.calls = WeightCalls(network.copy, self.meet, self._marked)
         self._rows, self._one = rows, torch.ones((), requires_grad=True)
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -628,8 +613,8 @@ class _Probing(Pass):
             output = forward(*args, **kwargs)
         return self._marked(output) if isinstance(layer, SOURCES) else output
 
-    def _meet(self, met: WeightCall) -> dict[Any, Any]:
-        """Note a weight without a layer."""
+    def meet(self, met: WeightCall) -> dict[Any, Any]:
+        """Note a weight without a layer; see `Pass`."""
         self._note(met.name, [*met.inputs.values()], layer=met.layer, weight=met.weight, channels=met.channels)
         return {}
 

@@ -4,6 +4,7 @@ Plain functions that parse, call and print. The command line of latedrop finds t
 `latedrop.commands`, which names `make_app`. What a command needs is imported inside it.
 """
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -120,7 +121,9 @@ def make_app() -> typer.Typer:
     """The commands below `latedrop crowd`."""
     app = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     for command in (crowd_count, crowd_calibrate, crowd_recalibrate, crowd_train, crowd_watch):
-        app.command(command.__name__.removeprefix("crowd_"))(bundled(command))
+        about, _, example = inspect.cleandoc(command.__doc__ or "").partition("\n\nExample: ")
+        epilog = f"Example:\n\n{example}" if example else None  # after the options, as in the commands of latedrop
+        app.command(command.__name__.removeprefix("crowd_"), help=about, epilog=epilog)(bundled(command))
     return app
 
 
