@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,19 @@ from latedrop.torch_private import being_traced
 __all__ = ["BatchContext", "Missing", "OnDevices", "Term"]
 
 _WIDEST_TABLE = 256
+
+if TYPE_CHECKING:
+    _once = cached_property
+else:
+
+    class _once(cached_property):  # noqa: N801 - used as a decorator
+        """Compute an attribute when it is first asked for; before Python 3.12 `cached_property` locks other threads."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            value = vars(instance)[self.attrname] = self.func(instance)
+            return value
 
 
 class BatchContext:
@@ -84,7 +97,7 @@ class BatchContext:
         """Whether there are features to ask for."""
         return self._which is not None or "features" in vars(self)
 
-    @cached_property
+    @_once
     def table(self) -> Tensor | None:
         """The inputs as they are, `(N, columns)`, where they are tables of at most 256 columns; else None."""
         if self.x is None or isinstance(self.x, Items):
@@ -102,12 +115,12 @@ class BatchContext:
             self._values[id(term)] = term.values(self)
         return self._values[id(term)]
 
-    @cached_property
+    @_once
     def linear(self) -> Linearization:
         """The first-order variance of every site."""
         return self._differentiated(self.wants_gradients)
 
-    @cached_property
+    @_once
     def gradients(self) -> Tensor:
         """The mask gradients of each of K outputs, or of what `of` makes of the output, `(N, K, D)`."""
         self.linear = self._differentiated(True)
@@ -132,7 +145,7 @@ class BatchContext:
             self.features = torch.cat(noted)
         return Linearization.joined(linear)
 
-    @cached_property
+    @_once
     def mean(self) -> Tensor:
         """The model's own output, `(N, ...)`."""
         if "linear" not in vars(self) and self._which is not None:
@@ -145,7 +158,7 @@ class BatchContext:
         check_finite(mean, "without dropout")
         return mean
 
-    @cached_property
+    @_once
     def features(self) -> Tensor:
         """The features that enter the sites, `(N, features)`; see `Features`."""
         if self._which is None:
