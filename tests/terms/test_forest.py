@@ -14,7 +14,7 @@ from sklearn.ensemble import RandomForestRegressor
 from torch import Tensor, nn
 
 import latedrop
-from latedrop import find_sites
+from latedrop import Network, find_sites
 from latedrop.errors import DataError
 from latedrop.records import FieldError
 from latedrop.terms import BatchContext, ErrorForest
@@ -33,7 +33,9 @@ def batch(x: np.ndarray, outputs: int = 1, weights: np.ndarray | None = None, *,
     """Rows whose table is x and whose prediction is 0; the validation rows themselves where they are to be fitted."""
     net = nn.Sequential(nn.Linear(x.shape[1], 3), nn.Tanh(), nn.Linear(3, outputs))
     table = torch.from_numpy(np.float32(x))
-    rows = BatchContext(net, table, find_sites(net, table[:2]), None, None, torch.arange(len(x)) if fitted else None)
+    rows = BatchContext(
+        Network(net), table, find_sites(net, table[:2]), None, None, torch.arange(len(x)) if fitted else None
+    )
     rows.remember(mean=torch.zeros(len(x), outputs), table=table)
     rows.weights = None if weights is None else torch.from_numpy(weights)
     return rows

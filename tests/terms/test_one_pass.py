@@ -88,7 +88,7 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     sites = Sites(find_sites(model, x))
     wanted = Features.all(sites)
     assert wanted is not None
-    rows = BatchContext(model, x, sites, None, wanted)
+    rows = BatchContext(Network.of(model), x, sites, None, wanted)
     first = latedrop.linearize(model, x, sites)
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
     assert_same_up_to_rounding(rows.linear.mean, first.mean)

@@ -33,7 +33,7 @@ def mlp(outputs: int = 1) -> nn.Module:
 
 def rows_of(model: nn.Module, x: Any, readout: Any = None, index: Tensor | None = None) -> BatchContext:
     sites = find_sites(model, x)
-    return BatchContext(model, x, sites, readout, Features.all(sites), index)
+    return BatchContext(Network.of(model), x, sites, readout, Features.all(sites), index)
 
 
 def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.data.arrays import widened
 from latedrop.data.rows import Items, row_count, tensors
@@ -64,7 +64,7 @@ class BatchContext:
 
     def __init__(
         self,
-        model: nn.Module | Network,
+        network: Network,
         x: Any,
         sites: Sites,
         readout: Readout,
@@ -74,8 +74,8 @@ class BatchContext:
         gradients: bool = False,
         of: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.network = Network.of(model)
-        self.model = self.network.model
+        self.network = network
+        self.model = network.model
         self.x = x
         self.sites = sites
         self.readout = readout
@@ -143,7 +143,7 @@ class BatchContext:
             self.gradients = torch.cat(phi)
         if wanted is not None and "features" not in vars(self):
             self.features = torch.cat(noted)
-        return Linearization.joined(linear)
+        return linear[0] if len(linear) == 1 else Linearization.joined(linear)
 
     @_once
     def mean(self) -> Tensor:
