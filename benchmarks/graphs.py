@@ -10,8 +10,8 @@ batch tells which entries are whose.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks import timing
-from benchmarks.timing import interval, machine, write
+from benchmarks.timing import interval, machine, markdown_table, passes, write
 
 GRAPHS, ROWS, INPUTS, EDGE_INPUTS, ROUNDS = 128, 200, 16, 5, 15
 WIDTHS = (64, 128)
@@ -145,7 +144,7 @@ def measured() -> dict[str, Any]:
             model, batch = network(width).eval(), Batch.from_data_list(new)
             valid, reference = (DataLoader(part, 50) for part in (labelled(model, val), train))
             uq = latedrop.calibrate(model, valid, reference=reference, progress=False)
-            ratios = ratios_of(lambda uq=uq, batch=batch: uq.predict(batch), lambda m=model, b=batch: plain(m, b))
+            ratios = passes(partial(uq.predict, batch), partial(plain, model, batch), ROUNDS)
             record["ratios"].setdefault(name, []).append(interval(ratios))
             record["made_of"].setdefault(name, []).append(uq.calibration.terms.choice)
             print(name, width, f"{statistics.median(ratios):.1f}", uq.calibration.terms.choice, flush=True)
@@ -157,19 +156,6 @@ def plain(model: nn.Module, batch: Any) -> Tensor:
     return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)  # type: ignore[no-any-return]
 
 
-def ratios_of(predict: Callable[[], object], once: Callable[[], object]) -> list[float]:
-    """Return CPU time of one call in units of the other, by rounds after two that are not counted."""
-    calls, made = (predict, once), []
-    for number in range(ROUNDS + 2):
-        times = {}
-        for call in calls[:: -1 if number % 2 else 1]:
-            start = time.process_time()
-            call()
-            times[call] = time.process_time() - start
-        made.append(times[predict] / times[once])
-    return made[2:]
-
-
 def markdown(record: dict[str, Any]) -> str:
     """The table of benchmarks/NOTES.md; a star where the forest has no share."""
     rows = []
@@ -177,7 +163,7 @@ def markdown(record: dict[str, Any]) -> str:
         pairs = zip(ratios, record["made_of"][name], strict=True)
         cells = [f"{m:.1f} ({low:.1f} to {high:.1f}){'' if 'forest' in of else ' *'}" for (low, m, high), of in pairs]
         rows.append([name, NETWORKS[name][0], *cells])
-    return timing.markdown_table(["network", "rows", *(f"width {width}" for width in record["widths"])], rows, words=2)
+    return markdown_table(["network", "rows", *(f"width {width}" for width in record["widths"])], rows, words=2)
 
 
 if __name__ == "__main__":

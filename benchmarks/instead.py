@@ -48,8 +48,7 @@ from benchmarks.instead_methods import (
     peer_versions,
     suits,
 )
-from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, SIZES, STEPS
-from benchmarks.sets import HIDDEN
+from benchmarks.instead_sets import APART, CHOSEN_ON, HIDDEN, MEMBERS, MOST_ROWS, OTHERS, SIZES, STEPS
 from benchmarks.timing import RESULTS, first_line, machine, markdown_table
 from latedrop import plots
 from latedrop.files import write_aside
@@ -296,9 +295,8 @@ def page(record: dict[str, Any]) -> str:
         "others. *seconds*: to fit and to predict.",
         "- *latedrop* is `calibrate` with training inputs as reference rows. *alone*: one column with a floor, a guard "
         "and a Student t, and the mean of the one network.",
-        "- MAPIE, crepes, NGBoost, DEUP and laplace-torch are the libraries themselves, see "
-        "`benchmarks/instead_methods.py`; intervals without a density have no gain. DEUP divides errors by the squared "
-        "errors that it predicts, its default, which makes its intervals wide.",
+        "- MAPIE, crepes, NGBoost and laplace-torch are the libraries themselves, see "
+        "`benchmarks/instead_methods.py`; intervals without a density have no gain.",
         "- The tables that served no choice had been looked at once before, with other choices: held were 69 % then.",
         "",
         *([record["note"], ""] if "note" in record else []),

@@ -8,36 +8,34 @@ the network takes the least time per row. Memory is the peak of what a call allo
 standard deviation, and its mean, differ from those of a long reference by no more than T draws must by chance. All
 candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
 each of them does. A ratio's interval is that of its median over the rounds, by order statistics. A candidate whose
-first call, by which memory is measured, takes longer than `--cap` gets no rounds: that call is its time.
+first call, by which memory is measured, takes too long gets no rounds: that call is its time.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import Net, speed_nets, twin
-from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
+from benchmarks.nets import Net, speed_nets
+from benchmarks.peers import LIBRARIES, PEERS, Case, Run, not_installed, twin, versions_of
 from benchmarks.timing import (
-    RESULTS,
     first_line,
     interval,
     machine,
     markdown_table,
     peak_bytes,
     seconds_of,
+    stored,
     timed,
     turns_within,
     write,
@@ -47,40 +45,29 @@ from latedrop.devices import chosen_device
 
 RATE, DRAWS, REFERENCE, ROWS = 0.05, 50, 5000, 8
 LABELS = {
-    "latedrop": "latedrop",
-    "latedrop_compiled": "latedrop, engine compiled",
-    "loop": "plain loop",
     "torch_uncertainty_batch": "torch-uncertainty, on_batch",
     "torch_uncertainty_loop": "torch-uncertainty, loop",
     "baal": "baal",
     "baal_cached": "baal, cached",
-    "lightning_uq_box": "lightning-uq-box",
-    "probly": "probly",
 }
-"""Every candidate: what it is called in the JSON, and on pages."""
-RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cached", "lightning_uq_box", "probly")
+"""The peers, and what they are called on pages."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws beside other libraries.")
     parser.add_argument("--nets", nargs="+", choices=[net.name for net in speed_nets("cpu")], help="only these")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, at most")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--budget", type=float, help="seconds after which no further round starts; 10, on a GPU 4")
-    parser.add_argument("--cap", type=float, help="seconds of a first call beyond which none follows; 20, on a GPU 3")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
-    plan = Plan.of(device, options.repeats, options.budget, options.cap)
-    path = RESULTS / f"speed_{kind}.json"
     nets = {net.name: net for net in speed_nets(kind)}
-    before = json.loads(path.read_text(encoding="utf-8"))["nets"] if options.nets and path.exists() else {}
+    measured_nets = stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
     for name in options.nets or nets:
         batches = nets[name].batches.items()
-        before[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
-        measured_nets = {name: before[name] for name in nets if name in before}
-        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": measured_nets})
+        measured_nets[name] = {size: measure(nets[name], rows, device, Plan.of(device)) for size, rows in batches}
+        ordered = {name: measured_nets[name] for name in nets if name in measured_nets}
+        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
         print(markdown(), flush=True)
 
 
@@ -88,21 +75,17 @@ def main() -> None:
 class Plan:
     """How much time and memory a measurement may take: `budget` seconds for all rounds, `cap` for one call."""
 
-    repeats: int
     budget: float
     cap: float
     bytes: float
     reference_seconds: float
+    repeats: int = 5
 
     @classmethod
-    def of(cls, device: torch.device, repeats: int, budget: float | None = None, cap: float | None = None) -> Plan:
+    def of(cls, device: torch.device) -> Plan:
         if device.type == "cuda":
-            size, rounds, most, reference = 0.8 * torch.cuda.get_device_properties(device).total_memory, 4, 3, 5
-        else:
-            size = 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            rounds, most, reference = 10, 20, 10
-        budget, cap = rounds if budget is None else budget, most if cap is None else cap
-        return cls(repeats, budget, cap, size, reference)
+            return cls(4, 3, 0.8 * torch.cuda.get_device_properties(device).total_memory, 5)
+        return cls(10, 20, 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 10)
 
 
 def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, Any]:
@@ -115,7 +98,7 @@ def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, 
     reference = Reference.drawn(model, x[:ROWS], sites, plan.reference_seconds, device)
     case = Case(model, twin(model, sites, RATE), x)
     return {
-        "machine": machine(device) | {"peers": peer_versions()},
+        "machine": machine(device) | {"peers": versions_of(LIBRARIES.values())},
         "rows": rows,
         "sites": len(sites),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -290,25 +273,21 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def measured(results: Path = RESULTS) -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
+def measured() -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
     """Yield network, machine, rows, the entries, and the fastest peer that is right, from both JSON files."""
     for kind in ("cpu", "gpu"):
-        path = results / f"speed_{kind}.json"
-        nets = json.loads(path.read_text(encoding="utf-8"))["nets"] if path.exists() else {}
+        nets = stored(f"speed_{kind}").get("nets", {})
         for name, batch in ((name, batch) for name, batches in nets.items() for batch in batches.values()):
             entries = batch["candidates"]
-            best = min(_right(entries), key=lambda key, of=entries: of[key]["seconds"], default=None)
+            right = [key for key in LABELS if "ratio" in entries.get(key, {}) and entries[key]["right"]]
+            best = min(right, key=lambda key, of=entries: of[key]["seconds"], default=None)
             yield name.replace("_", " "), kind.upper(), batch["rows"], entries, best
 
 
-def _right(entries: dict[str, Any]) -> list[str]:
-    return [key for key in RIVALS if "ratio" in entries.get(key, {}) and entries[key]["right"]]
-
-
-def markdown(results: Path = RESULTS) -> str:
+def markdown() -> str:
     """Return multiples of plain x T, and peak memory, for latedrop, the fastest right peer, and a plain loop."""
     lines = []
-    for name, kind, rows, entries, best in measured(results):
+    for name, kind, rows, entries, best in measured():
         cells: list[object] = [name, kind, rows]
         cells += [_ratio(entries.get(key, {})) for key in ("latedrop", "latedrop_compiled")]
         cells += ["-" if best is None else f"{_ratio(entries[best])}, {LABELS[best]}", _ratio(entries.get("loop", {}))]

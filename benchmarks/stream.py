@@ -28,7 +28,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import latedrop
-from benchmarks.sets import cuts, pair, standardised, table, trained
+from benchmarks.sets import cuts, pair, standardised, table
+from benchmarks.small import Rows, mlp, trained
 from benchmarks.timing import RESULTS, machine, markdown_table, write
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
@@ -198,23 +199,23 @@ def uci(seeds: int = 3) -> dict[str, Any]:
     return sets
 
 
-Part = tuple[Tensor, Tensor]
-
-
-def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Part, Part]]:
+def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Rows, Rows]]:
     """Yield, for each side of a cut, a predictor and held-out rows of both sides."""
     data = table(name)
-    rows = {side: each for side, each in cuts(data, seed).items() if side != "in"}
-    scaled = {side: standardised(data, each) for side, each in rows.items()}
-    jobs = [(pair(scaled[side], each.fit), pair(scaled[side], each.stop)) for side, each in rows.items()]
-    for net, (side, each) in zip(trained(jobs, seed), rows.items(), strict=True):
-        reference = pair(scaled[side], np.concatenate([each.fit, each.stop]))[0]
-        x, y = pair(scaled[side], each.validation)
+    for side, rows in cuts(data, seed).items():
+        if side == "in":
+            continue
+        scaled = standardised(data, rows)
+        torch.manual_seed(seed)
+        fit, stop = pair(scaled, rows.fit), pair(scaled, rows.stop)
+        net = trained(mlp(fit[0].shape[1], hidden=(50, 50, 50)), fit, stop, seed=seed, steps=3000)
+        x, y = pair(scaled, rows.validation)
+        reference = torch.cat([fit[0], stop[0]])
         predictor = latedrop.calibrate(net, (x, y[:, None]), reference=reference, progress=False)
-        yield predictor, pair(scaled[side], each.inside), pair(scaled[side], each.test)
+        yield predictor, pair(scaled, rows.inside), pair(scaled, rows.test)
 
 
-def _add_alarms(predictor: latedrop.Predictor, parts: list[Part], delays: dict[str, Any]) -> None:
+def _add_alarms(predictor: latedrop.Predictor, parts: list[Rows], delays: dict[str, Any]) -> None:
     before = len(parts[0][0])
     for change in delays:
         stream = predictor.stream(level=LEVEL, alarm=ALARM)
@@ -227,7 +228,7 @@ def _add_alarms(predictor: latedrop.Predictor, parts: list[Part], delays: dict[s
             delays[change][kind].append(raised.get(kind))
 
 
-def compared(predictor: latedrop.Predictor, parts: list[Part]) -> list[dict[str, float]]:
+def compared(predictor: latedrop.Predictor, parts: list[Rows]) -> list[dict[str, float]]:
     """Measure the predictor's own intervals and those of a stream, before and after the change."""
     stream, number, sides = predictor.stream(level=LEVEL), 0, []
     for x, y in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -146,6 +147,36 @@ def write(name: str, record: dict[str, Any]) -> Path:
     aside.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
     aside.replace(path)
     return path
+
+
+def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int = 5) -> None:
+    """Measure on one thread for the number of seeds that the command line names, and write the result."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
+    parser.add_argument("--seeds", type=int, default=seeds)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.process_time()
+    record = {"machine": machine(torch.device("cpu")), "seeds": options.seeds, **measured(options.seeds)}
+    write(name, record | {"cpu_seconds": round(time.process_time() - start)})
+
+
+def stored(name: str) -> dict[str, Any]:
+    """Read a result; an empty record where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def passes(predict: Callable[[], object], plain: Callable[[], object], rounds: int) -> list[float]:
+    """Return CPU time of one call in units of another, by rounds in turns, after two that are not counted."""
+    calls, ratios = (predict, plain), []
+    for number in range(rounds + 2):
+        times = {}
+        for call in calls[:: -1 if number % 2 else 1]:
+            start = time.process_time()
+            call()
+            times[call] = time.process_time() - start
+        ratios.append(times[predict] / times[plain])
+    return ratios[2:]
 
 
 def _another(rounds: int, taken: float, repeats: int, seconds: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -16,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers, speed
-from benchmarks.nets import Forecaster, Residual, ViT, duplicate, twin
-from benchmarks.peers import PEERS, Case, not_installed
+from benchmarks.nets import Forecaster, Residual, ViT
+from benchmarks.peers import PEERS, Case, duplicate, not_installed, twin
 from benchmarks.timing import peak_bytes, turns_within, write
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError
 from latedrop_crowd import MCNN
 
 CPU = torch.device("cpu")
-PLAN = speed.Plan(repeats=1, budget=0, cap=20, bytes=2**30, reference_seconds=0.5)
+PLAN = speed.Plan(budget=0, cap=20, bytes=2**30, reference_seconds=0.5, repeats=1)
 
 
 def mlp() -> nn.Module:
@@ -115,7 +114,7 @@ def test_passes_measures_powers_of_two_within_memory() -> None:
     size, seconds = speed.passes(mlp(), x, CPU, PLAN)
     assert list(seconds) == [1, 2, 4, 8, 16, 32]
     assert size > 0
-    tight = speed.Plan(repeats=1, budget=0, cap=20, bytes=16 * size, reference_seconds=0.5)
+    tight = speed.Plan(budget=0, cap=20, bytes=16 * size, reference_seconds=0.5, repeats=1)
     assert list(speed.passes(mlp(), x, CPU, tight)[1]) == [1, 2]
 
 
@@ -198,7 +197,7 @@ def test_a_library_that_is_missing_or_fails_is_said_so_and_a_slow_one_is_called_
     monkeypatch.setitem(PEERS, "slow", slow)
     found = speed.compare(made, sites, 2, reference, CPU, replace(PLAN, repeats=2, cap=0.5))["candidates"]
     assert found["broken"] == {"status": "RuntimeError: cannot do this network"}
-    for name in ("torch_uncertainty_batch", "baal", "lightning_uq_box"):
+    for name in ("torch_uncertainty_batch", "baal"):
         assert found[name] == {"status": "not installed"}
     assert calls == [50]
     assert (found["slow"]["rounds"], found["slow"]["right"]) == (1, False)
@@ -208,14 +207,14 @@ def test_a_library_that_is_missing_or_fails_is_said_so_and_a_slow_one_is_called_
     assert found["loop"]["prepare_seconds"] > 0
 
 
-def test_stand_ins_come_and_go() -> None:
-    with peers._standing_in(["no_such_package", "json"]):
-        module = importlib.import_module("no_such_package.part")
-        assert isinstance(module.Anything.of.it, type)
-        assert importlib.import_module("json").dumps([1]) == "[1]"
-    assert "no_such_package" not in sys.modules
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        importlib.import_module("no_such_package")
+def test_an_empty_torchvision_comes_and_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "some_peer.py").write_text(
+        "from torchvision.transforms import Resize\n\nclass Own(Resize.of.it): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # it does not load
+    assert isinstance(peers.imported("some_peer").Own, type)
+    assert "torchvision" not in sys.modules
 
 
 def test_duplicate_shares_nothing() -> None:
@@ -237,7 +236,7 @@ def made_record() -> dict[str, Any]:
         "loop": entry(0.3, 2**20),
         "torch_uncertainty_batch": entry(0.2, 40 * 2**20),
         "baal": entry(0.25, 41 * 2**20),
-        "lightning_uq_box": entry(0.15, 2 * 2**20, right=False),
+        "torch_uncertainty_loop": entry(0.15, 2 * 2**20, right=False),
         "baal_cached": {"status": "skipped: about 30 s a repeat"},
     }
     batch = {"rows": 8, "sites": 7, "plain_seconds": 0.1, "rounds": 5, "candidates": entries}
@@ -249,6 +248,6 @@ def test_the_table_names_the_quickest_peer_with_the_right_answer(
 ) -> None:
     monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
     write("speed_cpu", made_record())
-    assert speed.markdown(tmp_path).splitlines()[2:] == [
+    assert speed.markdown().splitlines()[2:] == [
         "| residual cnn | CPU | 8 | 0.80 (0.70 to 0.95) | - | 2.00, torch-uncertainty, on_batch | 3.00 | 3 / 40 |"
     ]
