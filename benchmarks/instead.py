@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import instead_sets
@@ -40,9 +39,9 @@ from benchmarks.instead_methods import (
     LEAST,
     METHODS,
     PEERS,
+    Bounds,
     Case,
     Judged,
-    Predicted,
     Rule,
     measures,
     peer_versions,
@@ -89,28 +88,22 @@ def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, F
     begin, case = time.perf_counter(), situation.case
     try:
         if method not in rules:
-            rule = _at_least(ALL[method](case), LEAST * float(case.error.square().mean()))
-            rules[method] = rule, time.perf_counter() - begin
+            rules[method] = ALL[method](case), time.perf_counter() - begin
         rule, seconds = rules[method]
         begin = time.perf_counter()
-        predicted = rule(situation.test[0])
+        predicted = _at_least(rule(situation.test[0]), case)
         seconds = round(seconds + time.perf_counter() - begin, 3)
-        inside = None if situation.inside is None else rule(situation.inside)
+        inside = None if situation.inside is None else _at_least(rule(situation.inside), case)
         return {**measures(predicted, situation.test[1], inside), "seconds": seconds}
     except Exception as error:  # of any library: the others are measured all the same
         return {"error": first_line(error)}
 
 
-def _at_least(rule: Rule, least: float) -> Rule:
-    def lifted(x: Tensor) -> Judged:
-        predicted = rule(x)
-        return (
-            replace(predicted, variance=predicted.variance.clamp_min(least))
-            if isinstance(predicted, Predicted)
-            else predicted
-        )
-
-    return lifted
+def _at_least(predicted: Judged, case: Case) -> Judged:
+    if isinstance(predicted, Bounds):
+        return predicted
+    least = LEAST * float(case.error.square().mean())
+    return replace(predicted, variance=predicted.variance.clamp_min(least))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,24 +48,6 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 COMPONENTS = 32
 LEAST = 1e-4
 """A variance is at least this part of the mean squared validation error."""
-
-
-class Judged(Protocol):
-    """Predictions of n rows."""
-
-    mean: Tensor
-
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return both ends, `(n,)` each."""
-
-    def nll(self, y: Tensor) -> float:
-        """Return the mean, NaN where there is no density."""
-
-    def crps(self, y: Tensor) -> float:
-        """Return the mean, NaN where there is no distribution."""
-
-
-Rule = Callable[[Tensor], Judged]
 
 
 @dataclass(frozen=True)
@@ -111,6 +93,10 @@ class Bounds:
         ranks = 2 * torch.arange(1, count + 1, dtype=torch.float64) - count - 1
         apart = ordered @ ranks / count**2  # half the mean distance of two points
         return float(((ordered - y[:, None]).abs().mean(1) - apart).mean())
+
+
+Judged = Predicted | Bounds
+Rule = Callable[[Tensor], Judged]
 
 
 @dataclass(frozen=True)
@@ -206,16 +192,10 @@ Method = Callable[[Case], Rule]
 _SKETCH = 256
 
 
-def constant(case: Case) -> Rule:
-    """The mean squared validation error for every row."""
+def constant(case: Case, *, tailed: bool = False) -> Rule:
+    """The mean squared validation error for every row, perhaps with a Student t."""
     level = case.error.square().mean()
-    return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean))
-
-
-def constant_tail(case: Case) -> Rule:
-    """The mean squared validation error with a Student t."""
-    level = case.error.square().mean()
-    tail = fit_tail(case.error / level.sqrt())
+    tail = fit_tail(case.error / level.sqrt()) if tailed else Tail()
     return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean), tail)
 
 
@@ -228,11 +208,6 @@ def _calibrated(case: Case, **options: Any) -> Rule:
         return Predicted(p.mean[:, 0].double(), p.variance[:, 0].double(), tail)
 
     return rule
-
-
-def paper(case: Case) -> Rule:
-    """Draws at the rate with the best scaled likelihood, times the scale: no floor."""
-    return _calibrated(case, method="sample")
 
 
 def default(case: Case, *, reference: bool = True, **options: Any) -> Rule:
@@ -354,8 +329,8 @@ COLUMNS: dict[str, Method] = {f"{name} alone": partial(alone, kind=name) for nam
 
 METHODS: dict[str, Method] = {
     "constant": constant,
-    "constant + t": constant_tail,
-    "paper": paper,
+    "constant + t": partial(constant, tailed=True),
+    "paper": partial(_calibrated, method="sample"),  # the rate with the best scaled likelihood, times the scale
     "latedrop": default,
     "latedrop, no reference": partial(default, reference=False),
     "latedrop, no forest": partial(default, terms=["dropout", "leverage", "gradients"]),

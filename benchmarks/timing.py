@@ -10,7 +10,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,6 +158,17 @@ def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int = 
     start = time.process_time()
     record = {"machine": machine(torch.device("cpu")), "seeds": options.seeds, **measured(options.seeds)}
     write(name, record | {"cpu_seconds": round(time.process_time() - start)})
+
+
+def by_parts(name: str, parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Measure the parts that the command line names, write each when it is there, and return the whole record."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts), help="the others stay as they are")
+    record = stored(name)
+    for part in parser.parse_args().parts:
+        record |= {part: parts[part](), "machine": machine(torch.device("cpu"))}
+        write(name, record)
+    return record
 
 
 def stored(name: str) -> dict[str, Any]:

@@ -80,7 +80,6 @@ def test_waves_are_what_the_networks_were_trained_on() -> None:
 
 
 def test_some_networks_can_be_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained, "RESULTS", tmp_path)
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
     monkeypatch.setattr(trained, "DRAWS", 10)
     monkeypatch.setattr(trained, "task", lambda material, kind: task(material, kind, rows=330))
