@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 
 from benchmarks import peers, speed
 from benchmarks.nets import Forecaster, Residual, ViT
-from benchmarks.peers import PEERS, Case, duplicate, not_installed, twin
-from benchmarks.timing import peak_bytes, turns_within, write
+from benchmarks.peers import PEERS, Case, not_installed, twin
+from benchmarks.timing import peak_bytes, turns_within
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError
 from latedrop_crowd import MCNN
@@ -158,38 +156,6 @@ def test_turns_change_their_order_and_what_is_quick_runs_before_it_is_timed() ->
     assert len({tuple(names) for names in later}) > 1
 
 
-@pytest.mark.slow
-def test_a_library_that_is_missing_or_fails_is_said_so_and_a_slow_one_is_called_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, sites = case("mlp", speed.RATE)
-    calls: list[int] = []
-
-    def broken(case: Case, draws: int) -> Any:
-        raise RuntimeError("cannot do this network")
-
-    def slow(case: Case, draws: int) -> Any:
-        def run() -> tuple[Tensor, Tensor]:
-            calls.append(draws)
-            time.sleep(0.6)
-            return case.model(case.x), torch.ones(len(case.x), 1)
-
-        return run
-
-    monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    monkeypatch.setitem(PEERS, "broken", broken)
-    monkeypatch.setitem(PEERS, "slow", slow)
-    found = speed.compare(made, sites, 2, CPU, replace(PLAN, repeats=2, cap=0.5))["candidates"]
-    assert found["broken"] == {"status": "RuntimeError: cannot do this network"}
-    for name in ("torch_uncertainty_batch", "baal"):
-        assert found[name] == {"status": "not installed"}
-    assert calls == [50]
-    assert found["slow"]["rounds"] == 1
-    assert found["slow"]["seconds"] == pytest.approx(found["slow"]["first_seconds"], rel=1e-3)
-    assert found["latedrop"]["ratio"] > 0
-    assert found["loop"]["prepare_seconds"] > 0
-
-
 def test_an_empty_torchvision_comes_and_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "some_peer.py").write_text(
         "from torchvision.transforms import Resize\n\nclass Own(Resize.of.it): pass\n"
@@ -198,36 +164,3 @@ def test_an_empty_torchvision_comes_and_goes(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setitem(sys.modules, "torchvision", None)  # it does not load
     assert isinstance(peers.imported("some_peer").Own, type)
     assert "torchvision" not in sys.modules
-
-
-def test_duplicate_shares_nothing() -> None:
-    model = Forecaster(4)
-    copy = duplicate(model)
-    x = torch.randn(2, 3, 16)
-    assert torch.equal(model(x), copy(x))  # the same call on the same batch
-    with torch.no_grad():
-        copy.head.weight.zero_()
-    assert not torch.equal(model(x), copy(x))
-
-
-def made_record() -> dict[str, Any]:
-    def entry(seconds: float, size: float) -> dict[str, Any]:
-        return {"seconds": seconds, "ratio": seconds / 0.1, "bytes": size}
-
-    entries = {
-        "latedrop": entry(0.08, 3 * 2**20) | {"interval": [0.7, 0.95]},
-        "loop": entry(0.3, 2**20),
-        "torch_uncertainty_batch": entry(0.2, 40 * 2**20),
-        "baal": entry(0.25, 41 * 2**20),
-        "baal_cached": {"status": "skipped: about 30 s a repeat"},
-    }
-    batch = {"rows": 8, "sites": 7, "plain_seconds": 0.1, "rounds": 5, "candidates": entries}
-    return {"kind": "cpu", "rate": 0.05, "nets": {"residual_cnn": {"large": batch}}}
-
-
-def test_the_table_names_the_quickest_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
-    write("speed_cpu", made_record())
-    assert speed.markdown().splitlines()[2:] == [
-        "| residual cnn | CPU | 8 | 0.80 (0.70 to 0.95) | - | 2.00, torch-uncertainty, on_batch | 3.00 | 3 / 40 |"
-    ]
