@@ -39,7 +39,7 @@ from benchmarks.timing import stored
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"(<!-- table: (headline|benchmarks\.\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-_ALL = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *sorted((ROOT / "docs").glob("*.md")))
+_ALL = (ROOT / "README.md", *sorted((ROOT / "benchmarks").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 PAGES = tuple(path for path in _ALL if _BLOCK.search(path.read_text(encoding="utf-8")))
 
 
@@ -63,10 +63,6 @@ def _table(name: str) -> str:
     return table(stored(result))
 
 
-def _instead(half: str, shifted: bool, size: str = "all") -> Callable[[dict[str, Any]], str]:
-    return partial(instead.table, names=instead.HALVES[half], shifted=shifted, size=size)
-
-
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "acquire": ("acquire", acquire.table),
     "console.alarms": ("console", console.alarm_table),
@@ -76,11 +72,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "crowd_regions": ("crowd_regions", crowd_regions.region_table),
     "graphs": ("graphs", graphs.markdown),
     "hops": ("hops", hops.table),
-    "instead.20": ("instead", _instead("apart", False, "20")),
-    "instead.in": ("instead", _instead("apart", False)),
-    "instead.others": ("instead", _instead("others", False)),
-    "instead.others.shift": ("instead", _instead("others", True)),
-    "instead.shift": ("instead", _instead("apart", True)),
+    **{
+        f"instead.{half}.{size}": ("instead", partial(instead.table, half=half, size=size))
+        for half in instead.HALVES
+        for size in ("shift", "all", *map(str, instead.SIZES))
+    },
     "labels": ("labels", labels.table),
     "language": ("language", language.table),
     "linear.ranks": ("linear", linear.markdown),

@@ -123,10 +123,7 @@ def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytes
     assert more["ensemble"] == record["units"]["yacht"]["0"]["in"]["10"]["ensemble"]  # seconds too: not measured again
     monkeypatch.setattr(instead, "unit", None)  # nothing is left to measure
     instead.main(["--out", str(out), "--seeds", "1"])
-    monkeypatch.setattr(instead, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(instead, "figure", lambda record, path: path)
-    instead.main(["--out", str(out), "--page"])
-    assert "| latedrop | " in (tmp_path / "page.md").read_text()
+    assert "| latedrop | " in instead.table(json.loads(out.read_text()), "apart", "10")
 
 
 def test_a_library_that_fails_is_told_and_the_others_go_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
