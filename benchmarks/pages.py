@@ -35,6 +35,7 @@ from benchmarks import (
     trained,
 )
 from benchmarks.headline import headline
+from benchmarks.instead_sets import SIZES
 from benchmarks.timing import stored
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +76,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{
         f"instead.{half}.{size}": ("instead", partial(instead.table, half=half, size=size))
         for half in instead.HALVES
-        for size in ("shift", "all", *map(str, instead.SIZES))
+        for size in ("shift", "all", *map(str, SIZES))
     },
     "labels": ("labels", labels.table),
     "language": ("language", language.table),
