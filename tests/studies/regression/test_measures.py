@@ -63,11 +63,3 @@ def test_each_site_has_its_rate() -> None:
     torch.testing.assert_close(last, exact, rtol=4.5 * math.sqrt(2 / 1999), atol=0)
     both, first = (sampled(member, x, rates, numbers)[1] for rates in ([0.3, 0.3], [0.3, 0.0]))
     assert bool((both > last).all() and (both > first).all())
-
-
-def test_draws_are_nested_and_reproducible() -> None:
-    _, member = network((6, 5), 7)
-    x = torch.randn(3, 4, dtype=torch.float64)
-    first, again = (sampled(member, x, [0.2, 0.2], mask_numbers(member, 50, 3)) for _ in range(2))
-    assert torch.equal(first[1], again[1])  # the same call on the same batch
-    assert not torch.equal(first[1], sampled(member, x, [0.2, 0.2], mask_numbers(member, 50, 4))[1])
