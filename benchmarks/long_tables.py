@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import latedrop
+from benchmarks.serve import prepared
 from benchmarks.timing import machine, markdown_table, write
 
 ROWS = (100_000, 1_000_000, 10_000_000)
@@ -33,13 +33,6 @@ FILE_ROWS = 15_000_000
 BATCH, PART = 8192, 20
 WAYS = ("reading", "plain passes", "calibrate")
 NAMES = [f"x{i}" for i in range(13)]
-NETWORK = """
-import torch
-from torch import nn
-torch.set_num_threads(1)
-torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
-"""
 CALIBRATE = """
 import json, re, sys, time, warnings
 import torch
@@ -80,7 +73,7 @@ import sys
 import torch
 from latedrop.cli.tables import choose, open_table, read_batches
 from latedrop.cli.writing import write_rows
-from tiny import net
+from served import net
 data, out, size = sys.argv[1:]
 table = open_table(data)
 with torch.no_grad(), write_rows(out) as append:
@@ -126,10 +119,22 @@ def calibrate(folder: Path, share: float) -> dict[str, Any]:
 def predict(folder: Path, share: float) -> dict[str, Any]:
     """Measure the command, on the whole file and on a part of it, beside a plain pass."""
     rows = round(share * FILE_ROWS)
-    tiny(folder)
+    prepared(folder, 50)
     made(folder / "all.csv", rows)
     made(folder / "part.csv", rows // PART)
-    words = ["-c", COMMAND, "predict", "tiny:net", "cal.json", "--keep", "id", "--untrained", "-o", "out.csv", "--data"]
+    words = [
+        "-c",
+        COMMAND,
+        "predict",
+        "served:net",
+        "cal.json",
+        "--keep",
+        "id",
+        "--untrained",
+        "-o",
+        "out.csv",
+        "--data",
+    ]
     ways = {
         "plain pass": (rows, ["-c", PLAIN, "all.csv", "plain.csv", str(BATCH)]),
         "latedrop predict": (rows, [*words, "all.csv"]),
@@ -139,19 +144,6 @@ def predict(folder: Path, share: float) -> dict[str, Any]:
         name: {"rows": count, **run(folder, ["-c", WATCH, sys.executable, *w])} for name, (count, w) in ways.items()
     }
     return {"rows": rows, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
-
-
-def tiny(folder: Path) -> None:
-    """Write the network's code and its calibration to the folder."""
-    (folder / "tiny.py").write_text(NETWORK)
-    names: dict[str, Any] = {}
-    exec(NETWORK, names)
-    dice = np.random.default_rng(0)
-    x = dice.normal(size=(1000, 13)).astype(np.float32)
-    with torch.no_grad():
-        mean = names["net"](torch.from_numpy(x)).numpy()
-    y = mean + 0.1 * (1 + np.abs(x[:, :1])) * dice.normal(size=(1000, 1))
-    latedrop.calibrate(names["net"], (x, y), progress=False).save(folder / "cal.json")
 
 
 def made(path: Path, rows: int) -> None:
