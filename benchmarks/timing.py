@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import latedrop
-from studies.pages import table
+from studies.pages import order_interval, table
 
 Result = TypeVar("Result")
 
@@ -65,13 +64,8 @@ def interval(values: list[float]) -> list[float]:
     >>> interval([3.0, 1.0, 2.0])
     [1.0, 2.0, 3.0]
     """
-    ordered, n = sorted(values), len(values)
-    below, cut = 0.0, 0
-    while cut < n // 2 and below + comb(n, cut) / 2**n <= 0.05:
-        below += comb(n, cut) / 2**n
-        cut += 1
-    cut = max(cut - 1, 0)
-    return [ordered[cut], statistics.median(ordered), ordered[n - 1 - cut]]
+    low, high = order_interval(values) or (min(values), max(values))
+    return [low, statistics.median(values), high]
 
 
 def first_line(error: BaseException) -> str:

@@ -36,13 +36,6 @@ from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
 from latedrop.errors import ArgumentError
 
 
-def ideal_nll(error: Tensor) -> Tensor:
-    """`mean(1 + log(e^2)) / 2` over the last axis; an error of exactly 0 counts as the smallest that is not."""
-    size = error.abs()
-    least = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
-    return torch.maximum(size, least).log().mean(-1) + 0.5
-
-
 def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
     """Half widths of split conformal intervals from the scores `|e| / std` of held-out rows `(n,)`, level by level.
 
@@ -162,9 +155,9 @@ def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor
     fitted |= {"floor_scale": floor.scale, "floor": floor.floor}
     rows = {}
     for name, part in measure.items():
-        error = part.target - part.mean
         share = floor.floor / (floor.scale * part.variance.mean(1) + floor.floor)
-        row = {"nll_ideal": ideal_nll(error), **fitted, "floor_share": share}
+        ideal = metrics.ideal_nll(*part.columns(), per_output=True, constant=False)
+        row = {"nll_ideal": ideal, **fitted, "floor_share": share}
         row["ranking"] = metrics.rank_correlation(*part.columns(), per_output=True)
         for how, fit in fitted_by.items():
             measured = scores(fit.applied(part, least))
