@@ -327,7 +327,8 @@ def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: flo
 def _sequential(member: Member) -> nn.Sequential:
     layers: list[nn.Module] = []
     for weight, bias in member:
-        layer = nn.Linear(*weight.shape, device=weight.device, dtype=weight.dtype)
+        inputs, outputs = weight.shape
+        layer = nn.Linear(inputs, outputs, device=weight.device, dtype=weight.dtype)
         layer.weight.data, layer.bias.data = weight.T.contiguous(), bias
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1]).eval()
