@@ -144,7 +144,8 @@ def test_rows_that_are_no_table_have_components_of_features() -> None:
     features = rng.normal(size=(80, 50)) @ rng.normal(size=(50, 50)) + 3
     rows = batch(np.zeros((80, 4)), fitted=True)
     rows.x = None
-    rows.remember(torch.from_numpy(features), torch.zeros(80, 1))
+    del rows.table
+    rows.remember(features=torch.from_numpy(features), mean=torch.zeros(80, 1))
     numbers = ErrorForest().looking_at(rows).numbers(rows)
     expected = PCA(32, svd_solver="full").fit_transform(features)
     assert_same_up_to_rounding(numbers[:, :32].abs(), np.abs(expected / expected.std(0)))

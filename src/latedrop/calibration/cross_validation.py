@@ -18,18 +18,8 @@ from latedrop.metrics.entries import average
 from latedrop.records import Limits, record
 
 __all__ = [
-    "LEAST_GAIN",
-    "Candidate",
-    "CrossValidated",
-    "CrossValidatedClasses",
-    "CrossValidation",
-    "Folds",
-    "crossed",
-    "effective_rows",
-    "folds",
-    "leading",
-    "share_error",
-    "standard_error",
+    *("LEAST_GAIN", "Candidate", "CrossValidated", "CrossValidatedClasses", "CrossValidation", "Folds", "crossed"),
+    *("effective_rows", "folds", "leading", "share_error", "standard_error"),
 ]
 
 Folds: TypeAlias = Literal["shuffled", "blocks"]

@@ -23,15 +23,7 @@ from latedrop.data.rows import Collate, Graphs, Items, as_items, row_count, take
 from latedrop.errors import ArgumentError, DataError
 from latedrop.options import check_options, shown
 
-__all__ = [
-    "Batches",
-    "Peeked",
-    "as_target",
-    "first_rows",
-    "is_pair",
-    "row_batches",
-    "row_total",
-]
+__all__ = ["Batches", "Peeked", "as_target", "first_rows", "is_pair", "row_batches", "row_total"]
 
 
 @dataclass(frozen=True)

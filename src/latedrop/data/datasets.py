@@ -22,20 +22,8 @@ from latedrop.errors import DataError
 from latedrop.wrappers import bare
 
 __all__ = [
-    "LABELS",
-    "Columns",
-    "Unpack",
-    "dataset_batches",
-    "first_inputs",
-    "gives_batches",
-    "inputs_in",
-    "inputs_loaded",
-    "inputs_of",
-    "is_dataset",
-    "is_loader",
-    "labels_apart",
-    "named_inputs",
-    "unpacked",
+    *("LABELS", "Columns", "Unpack", "dataset_batches", "first_inputs", "gives_batches", "inputs_in", "inputs_loaded"),
+    *("inputs_of", "is_dataset", "is_loader", "labels_apart", "named_inputs", "unpacked"),
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str
@@ -71,7 +59,11 @@ def _is_hugging_face(data: Any) -> bool:
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     """Yield the rows of a data set in batches: as torch's `DataLoader` makes them, or tensors by column."""
     if not _is_hugging_face(data):
-        return iter(DataLoader(data, batch_size=batch_size, collate_fn=_collated))
+
+        def collated(items: list[Any]) -> Any:
+            return graphs.as_batch(items) if graphs.is_graph(items[0]) else default_collate(items)
+
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=collated))
     if isinstance(data, Mapping):
         raise DataError(
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
@@ -80,11 +72,6 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     plain = (None, "python", "numpy", "arrow", "pandas", "polars")
     rows = data.with_format("torch") if kind in plain else data
     return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in rows.iter(batch_size=batch_size))
-
-
-def _collated(items: list[Any]) -> Any:
-    """Return rows as one batch: graphs as one of graphs, all else as torch's `DataLoader` does."""
-    return graphs.as_batch(items) if graphs.is_graph(items[0]) else default_collate(items)
 
 
 def _stacked(values: Any) -> Any:
@@ -177,21 +164,19 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     parameters = inspect.signature(bare(model).forward).parameters.values()
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(p.default is p.empty for p in taken)
-    if _all_tensors(batch[0]) and isinstance(batch[1], Tensor) and len(batch[0]) == needed > 1:
-        return tuple(batch[0])  # ((a, b), targets)
+    first, second = batch
+    inputs = isinstance(first, (tuple, list)) and all(isinstance(part, Tensor) for part in first)
+    if inputs and isinstance(second, Tensor) and len(first) == needed > 1:
+        return tuple(first)  # ((a, b), targets)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed > 1:
         return batch
     if len(taken) < 2:
-        return batch[0]
+        return first
     raise DataError(
         f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
         "the second part could be an input or a target. Pass batches of inputs alone; or tell "
         "predict_batches: unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
     )
-
-
-def _all_tensors(part: Any) -> bool:
-    return isinstance(part, (tuple, list)) and all(isinstance(one, Tensor) for one in part)
 
 
 def inputs_in(

@@ -24,10 +24,10 @@ from latedrop.calibration.cross_validation import (
     CrossValidation,
     standard_error,
 )
-from latedrop.calibration.fit_classes import chosen, losses
+from latedrop.calibration.fit_classes import Measured, chosen, losses
 from latedrop.calibration.fit_terms import compare, described, fitted_variance, judge, nested, with_guard
 from latedrop.calibration.measure import TermRows, measure_terms
-from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
+from latedrop.calibration.measure_classes import measure_classes
 from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Task, Terms
 from latedrop.calibration.rates import FittedRates, ScaleFit, fit_rates, fit_scale
 from latedrop.calibration.record import Calibration
@@ -288,14 +288,14 @@ def _predictor(
     return Predictor(network.model, record, plan.readout, cross_validated=left_out, **_running(plan))
 
 
-def _by_classes(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPredictor:
+def _by_classes(network: Network, rows: Measured, plan: Plan) -> ClassPredictor:
     """Fit a temperature to rows that were measured."""
     method, task, classes = plan.method, plan.task, rows.logits.shape[1]
     assert isinstance(task, Classification)
     if task.names and len(task.names) != classes:
         raise ArgumentError(f"expected names of {classes} classes; found {len(task.names)}.")
     guard = method.guard if isinstance(method, Terms) else True
-    picked = chosen(rows, rows.drawn, guard=guard)
+    picked = chosen(rows, guard=guard)
     p, gain = picked.left_out.exp(), losses(picked.alone, rows.labels) - losses(picked.left_out, rows.labels)
     verdict = ClassVerdict(
         rows=len(rows.labels),
