@@ -1,15 +1,141 @@
-"""draft"""
+"""Boxes of a detector, measured: `python -m benchmarks.boxes`.
+
+A detector of one stage finds circles, squares and triangles, each blurred by its own width, on noise. Its validation
+scenes fit std and probabilities, others make the margins, and test scenes are like them or more blurred. Margins are
+made with one std for all sides, with a std from score and side, and with one that also sees the draws.
+"""
+
 from __future__ import annotations
 
+import argparse
 import math
+import statistics
+import time
+from itertools import pairwise
 from typing import Any
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, smooth_l1_loss
 
-SIDE, STRIDE, CLASSES = 64, 4, 3
+from benchmarks.timing import machine, markdown_table, write
+from latedrop import calibrate_boxes
+from latedrop.boxes import predictor
+from latedrop.boxes.detections import overlap
+from latedrop.boxes.record import BoxErrors, features
+
+SIDE, STRIDE, CLASSES, SEEDS = 64, 4, 3, 5
+LEVELS = (0.8, 0.9, 0.95)
+BLUR, MORE_BLUR = (0.0, 3.0), (2.5, 4.5)
 Scenes = list[tuple[Tensor, dict[str, Tensor]]]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.boxes", description="Boxes of a detector, measured.")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    start, runs = time.process_time(), []
+    for seed in range(options.seeds):
+        runs.append(measured(trained(scenes(1000, 10 * seed), seed), seed))
+        print(f"seed {seed}: {time.process_time() - start:.0f} s", flush=True)
+    record = {"machine": machine(torch.device("cpu")), "runs": runs}
+    write("boxes", record | {"cpu_seconds": round(time.process_time() - start)})
+
+
+def measured(net: nn.Module, seed: int, count: int = 300) -> dict[str, Any]:
+    """Calibrate a detector, and judge its boxes on fresh scenes."""
+    uq = calibrate_boxes(net, scenes(count, 10 * seed + 1), progress=False)
+    blurs = {"validation": BLUR, "margins": BLUR, "like these": BLUR, "more blurred": MORE_BLUR}
+    drawn = {name: scenes(count, 10 * seed + i, blur) for i, (name, blur) in enumerate(blurs.items(), 1)}
+    rows = {
+        name: predictor._rows(uq._detector, predictor._pairs(data), None, show=False) for name, data in drawn.items()
+    }
+    result: dict[str, Any] = {"std": uq.calibration.std.choice, "score": uq.calibration.score.choice}
+    result["calibration"] = str(uq.calibration)
+    for name in ("like these", "more blurred"):
+        result[name] = {"boxes": _boxes(rows, name), "scores": _scores(rows, name)}
+        result[name]["share"] = sum(int(row.hit.sum()) for row in rows[name]) / sum(row.objects for row in rows[name])
+    return result
+
+
+def _boxes(rows: dict[str, Any], name: str) -> dict[str, Any]:
+    """Judge std and margins of each candidate on the matched boxes of some scenes."""
+    parts = {
+        key: [(features(r.detections)[r.hit], r.errors) for r in rows[key] if bool(r.hit.any())]
+        for key in ("validation", "margins", name)
+    }
+    f, errors = (torch.cat(part) for part in zip(*parts["validation"], strict=True))
+    judged = {}
+    for choice, columns in predictor._STD.items():
+        weights = predictor._fit_std(f, errors, slice(None), columns)
+        ratios = [(off.abs() / (x @ weights).exp()) for x, off in parts["margins"]]
+        margins = BoxErrors(tuple(map(tuple, torch.cat(ratios).tolist())), tuple(map(len, ratios)))
+        off = torch.cat([off for _, off in parts[name]])
+        std = torch.cat([(x @ weights).exp() for x, _ in parts[name]])
+        each = [(off.abs() / (x @ weights).exp()).amax(1) for x, off in parts[name]]
+        held = [statistics.mean(float((z <= margins.radius(level)).double().mean()) for z in each) for level in LEVELS]
+        width = 2 * std * torch.tensor([margins.radius(0.9, side) for side in range(4)])
+        beyond = (off.abs() - width / 2).clamp_min(0)
+        judged[choice] = {
+            "holds": held,
+            "interval_score": float((width + 2 / 0.1 * beyond).mean()),
+            "margin": float(margins.radius(0.9) * std.mean()),
+            "rank": 0.0 if choice == "constant" else float(spearmanr(std.mean(1), off.abs().mean(1))[0]),
+        }
+    return judged
+
+
+def _scores(rows: dict[str, Any], name: str) -> dict[str, Any]:
+    """Judge probabilities of each candidate on all boxes of some scenes."""
+    f, hit, x, y = (
+        torch.cat(part)
+        for key in ("validation", name)
+        for part in zip(*((features(r.detections).mean(1), r.hit) for r in rows[key]), strict=True)
+    )
+    judged = {}
+    for choice, columns in predictor._RIGHT.items():
+        weights = predictor._fit_score(f, hit, slice(None), columns)
+        p, order = (x @ weights).sigmoid().sort()
+        parts = zip(p.tensor_split(15), y[order].double().tensor_split(15), strict=True)
+        judged[choice] = {
+            "nll": float(predictor._score_losses(x, y, weights, slice(None)).mean()),
+            "ece": statistics.mean(abs(float(chance.mean() - share.mean())) for chance, share in parts),
+        }
+    return judged
+
+
+NAMES = {"constant": "one for all", "score": "score and side", "draws": "draws too"}
+
+
+def std_table(record: dict[str, Any]) -> str:
+    """Means over seeds of what margins hold and of how wide they are."""
+    rows = []
+    for scene in ("like these", "more blurred"):
+        for choice, name in NAMES.items():
+            runs = [run[scene]["boxes"][choice] for run in record["runs"]]
+            held = [f"{statistics.mean(run['holds'][i] for run in runs):.1%}" for i in range(len(LEVELS))]
+            figures = [_mean_and_spread([run[key] for run in runs]) for key in ("margin", "interval_score", "rank")]
+            rows.append([f"{scene}, {name}", *held, *figures[:2], "-" if choice == "constant" else figures[2]])
+    head = ["scenes, std from", *(f"{level:.0%}" for level in LEVELS)]
+    return markdown_table([*head, "margin, pixels", "interval score", "rank correlation"], rows)
+
+
+def score_table(record: dict[str, Any]) -> str:
+    """Means over seeds of NLL and ECE of scores and probabilities."""
+    rows = []
+    for scene in ("like these", "more blurred"):
+        runs = [run[scene]["scores"] for run in record["runs"]]
+        for key, name in (("nll", "NLL"), ("ece", "ECE")):
+            figures = [_mean_and_spread([run[each][key] for run in runs]) for each in ("model", "score", "draws")]
+            rows.append([f"{scene}, {name}", *figures])
+    return markdown_table(["scenes", "the model's score", "calibrated score", "draws too"], rows)
+
+
+def _mean_and_spread(values: list[float]) -> str:
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.3f} (± {spread:.3f})"
 
 
 class Detector(nn.Module):
@@ -22,7 +148,7 @@ class Detector(nn.Module):
         super().__init__()
         sizes, strides = (1, width // 2, width, width, width, width), (1, 2, 2, 1, 1)
         layers: list[nn.Module] = []
-        for a, b, stride in zip(sizes, sizes[1:], strides, strict=False):
+        for (a, b), stride in zip(pairwise(sizes), strides, strict=True):
             layers += [nn.Conv2d(a, b, 3, stride, 1), nn.BatchNorm2d(b), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.classes, self.sides = nn.Conv2d(width, CLASSES, 3, padding=1), nn.Conv2d(width, 4, 3, padding=1)
@@ -46,18 +172,11 @@ class Detector(nn.Module):
         best, label = scores.max(1)
         order = [i for i in best.argsort(descending=True).tolist() if bool(best[i] > self.least)]
         kept: list[int] = []
-        overlaps = iou(boxes, boxes)
+        overlaps = overlap(boxes, boxes)
         for i in order:
             if not any(overlaps[i, j] > 0.4 for j in kept):
                 kept.append(i)
         return {"boxes": boxes[kept], "scores": best[kept], "labels": label[kept] + 1}
-
-
-def iou(a: Tensor, b: Tensor) -> Tensor:
-    low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
-    shared = (high - low).clamp_min(0).prod(2)
-    areas = [(part[:, 2:] - part[:, :2]).prod(1) for part in (a, b)]
-    return shared / (areas[0][:, None] + areas[1] - shared)
 
 
 def blurred(image: Tensor, sigma: float) -> Tensor:
@@ -70,7 +189,7 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
     return conv2d(wide, kernel[None, None, :, None], padding=(reach, 0))[0, 0]
 
 
-def scenes(count: int, seed: int, blur: tuple[float, float] = (0.0, 3.0)) -> Scenes:
+def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     """Return images of one to three shapes, blurred each by its own width, on noise."""
     dice = torch.Generator().manual_seed(seed)
     rows, columns = torch.meshgrid(torch.arange(SIDE) + 0.5, torch.arange(SIDE) + 0.5, indexing="ij")
@@ -88,7 +207,7 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = (0.0, 3.0)) -> Sce
             kind = int(torch.randint(CLASSES, (), generator=dice))
             left, top = uniform(1, SIDE - 1 - width), uniform(1, SIDE - 1 - height)
             box = torch.tensor([left, top, left + width, top + height])
-            if boxes and float(iou(box[None], torch.stack(boxes)).max()) > 0.05:
+            if boxes and float(overlap(box[None], torch.stack(boxes)).max()) > 0.05:
                 continue
             u, v = (columns - left) / width * 2 - 1, (rows - top) / height * 2 - 1
             inside = (u.abs() < 1) & (v.abs() < 1)
@@ -104,7 +223,7 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = (0.0, 3.0)) -> Sce
     return made
 
 
-def trained(rows: Scenes, seed: int, steps: int = 1000) -> Detector:
+def trained(rows: Scenes, seed: int, steps: int = 500) -> Detector:
     torch.manual_seed(seed)
     net = Detector()
     images = torch.stack([image for image, _ in rows])
@@ -135,3 +254,7 @@ def trained(rows: Scenes, seed: int, steps: int = 1000) -> Detector:
         optimiser.step()
         schedule.step()
     return net.eval()
+
+
+if __name__ == "__main__":
+    main()
