@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import (
     asked,
+    boxes,
     console,
     crowd_regions,
     gpu_round,
@@ -47,6 +48,7 @@ _NAMES += (
     "several_outputs",
     "another_population",
     "several_labels",
+    "boxes",
     "active_learning",
     "language_models",
 )
@@ -111,6 +113,8 @@ TABLES: dict[str, Callable[[], str]] = {
             ("gpu_round", "gpu_round", gpu_round.step_table),
             ("graphs", "graphs", graphs.markdown),
             ("hops", "hops", hops.table),
+            ("boxes.std", "boxes", boxes.std_table),
+            ("boxes.scores", "boxes", boxes.score_table),
             ("asked.regions", "asked_regions", asked.regions_table),
             ("asked.shift", "asked_shift", asked.shift_table),
             ("asked.labels", "asked_labels", asked.labels_table),
