@@ -266,7 +266,8 @@ def _rows(detector: Detector, pairs: Iterable[Pair], total: int | None, show: bo
 
 def _pairs(data: Any) -> Iterator[Pair]:
     """Yield each image with the boxes `(M, 4)` and labels `(M,)` of its objects."""
-    for item in (data[i] for i in range(len(data))) if is_dataset(data) else data:
+    whole = is_dataset(data) and hasattr(data, "__len__")
+    for item in (data[i] for i in range(len(data))) if whole else data:
         several = isinstance(item, (tuple, list)) and len(item) == 2
         if not several or not (isinstance(item[1], Mapping) or len(item[0]) == len(item[1])):
             raise DataError(
@@ -306,6 +307,8 @@ def _chosen(
     return BoxFit(tuple(fit(slice(None), options[choice]).tolist()), choice, candidates)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def _fit_std(f: Tensor, errors: Tensor, rows: Any, columns: tuple[int, ...]) -> Tensor:
     """Fit w `(5,)` to errors `(M, 4)` of boxes with features `(M, 4, 5)`; 0 outside of the columns."""
     at = list(columns)
@@ -325,8 +328,7 @@ def _fit_std(f: Tensor, errors: Tensor, rows: Any, columns: tuple[int, ...]) -> 
         total.backward()
         return total
 
-    with torch.inference_mode(False), torch.enable_grad():
-        optimiser.step(cost)
+    optimiser.step(cost)
     result = torch.zeros(FEATURES, dtype=torch.float64)
     result[at] = weights.detach() / size[at]
     result[0] += size_of_all.log() - (result * center).sum()
