@@ -1,13 +1,11 @@
 """Boxes of a detector, measured: `python -m benchmarks.boxes`.
 
-A detector of one stage finds circles, squares and triangles, each blurred by its own width, on noise. Its validation
-scenes fit std and probabilities, others make the margins, and test scenes are like them or more blurred. Margins are
-made with one std for all sides, with a std from score and side, and with one that also sees the draws.
+A small detector finds blurred circles, squares and triangles on noise. Test scenes are like those of the calibration,
+or more blurred. Margins are made with one std for all sides, with one from score and side, and with the draws too.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -26,29 +24,26 @@ from latedrop.boxes.detections import BoxOptions, overlap
 from latedrop.boxes.detections import Detector as BoxRunner
 from latedrop.boxes.record import BoxErrors, features
 
-SIDE, STRIDE, CLASSES, SEEDS = 64, 4, 3, 5
+SIDE, STRIDE, CLASSES, SEEDS, LEAST = 64, 4, 3, 5, 0.05
 LEVELS = (0.8, 0.9, 0.95)
 BLUR, MORE_BLUR = (0.0, 3.0), (2.5, 4.5)
 Scenes = list[tuple[Tensor, dict[str, Tensor]]]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.boxes", description="Boxes of a detector, measured.")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    options = parser.parse_args(arguments)
+def main() -> None:
     torch.set_num_threads(1)
     start, runs = time.process_time(), list[dict[str, Any]]()
-    for seed in range(options.seeds):
+    for seed in range(SEEDS):
         runs.append(measured(trained(scenes(800, 10 * seed), seed), seed))
-        seconds = {"cpu_seconds": round(time.process_time() - start)}
-        write("boxes", {"machine": machine(torch.device("cpu")), "runs": runs} | seconds)
+        record = {"machine": machine(torch.device("cpu")), "runs": runs}
+        write("boxes", record | {"cpu_seconds": round(time.process_time() - start)})
 
 
 def measured(net: nn.Module, seed: int, count: int = 250) -> dict[str, Any]:
     """Run a detector over scenes, and judge its boxes on fresh ones."""
     blurs = {"validation": BLUR, "margins": BLUR, "like these": BLUR, "more blurred": MORE_BLUR}
     drawn = {name: scenes(count, 10 * seed + i, blur) for i, (name, blur) in enumerate(blurs.items(), 1)}
-    options = BoxOptions(sites=Sites(), rate=0.02, draws=20, seed=0, overlap=0.5, least_score=0.05)
+    options = BoxOptions(sites=Sites(), rate=0.02, draws=20, seed=0, overlap=0.5, least_score=LEAST)
     detector = BoxRunner(net, options).with_sites(drawn["validation"][0][0])
     rows = {name: predictor._rows(detector, predictor._pairs(data), None, show=False) for name, data in drawn.items()}
     return {
@@ -107,14 +102,11 @@ def _scores(rows: dict[str, Any], name: str) -> dict[str, Any]:
     return judged
 
 
-NAMES = {"constant": "one for all", "score": "score and side", "draws": "draws too"}
-
-
 def std_table(record: dict[str, Any]) -> str:
     """Means over seeds of what margins hold and of how wide they are."""
     rows = []
     for scene in ("like these", "more blurred"):
-        for choice, name in NAMES.items():
+        for choice, name in (("constant", "one for all"), ("score", "score and side"), ("draws", "draws too")):
             runs = [run[scene]["boxes"][choice] for run in record["runs"]]
             held = [f"{statistics.mean(run['holds'][i] for run in runs):.1%}" for i in range(len(LEVELS))]
             figures = [_mean_and_spread([run[key] for run in runs]) for key in ("margin", "interval_score", "rank")]
@@ -145,7 +137,7 @@ class Detector(nn.Module):
     It takes a list of images `(1, H, W)` and returns what torchvision's detectors return.
     """
 
-    def __init__(self, width: int = 32, least: float = 0.05) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
         sizes, strides = (1, width // 2, width, width, width, width), (1, 2, 2, 1, 1)
         layers: list[nn.Module] = []
@@ -153,9 +145,8 @@ class Detector(nn.Module):
             layers += [nn.Conv2d(a, b, 3, stride, 1), nn.BatchNorm2d(b), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.classes, self.sides = nn.Conv2d(width, CLASSES, 3, padding=1), nn.Conv2d(width, 4, 3, padding=1)
-        nn.init.constant_(self.classes.bias, -3.0)
-        nn.init.constant_(self.sides.bias, 2.0)
-        self.least = least
+        nn.init.constant_(self.classes.get_parameter("bias"), -3.0)
+        nn.init.constant_(self.sides.get_parameter("bias"), 2.0)
 
     def dense(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits `(N, P, 3)`, boxes `(N, P, 4)` and points `(P, 2)`."""
@@ -171,7 +162,7 @@ class Detector(nn.Module):
 
     def _kept(self, scores: Tensor, boxes: Tensor) -> dict[str, Tensor]:
         best, label = scores.max(1)
-        order = best.argsort(descending=True)[: int((best > self.least).sum())]
+        order = best.argsort(descending=True)[: int((best > LEAST).sum())]
         close = (overlap(boxes[order], boxes[order]) > 0.4).tolist()
         places: list[int] = []
         for i in range(len(order)):
@@ -185,8 +176,7 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
     if sigma < 0.2:
         return image
     reach = math.ceil(3 * sigma)
-    kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2)
-    kernel = kernel / kernel.sum()
+    kernel = torch.softmax(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2, 0)
     wide = conv2d(image[None, None], kernel[None, None, None], padding=(0, reach))
     return conv2d(wide, kernel[None, None, :, None], padding=(reach, 0))[0, 0]
 
@@ -202,8 +192,7 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     made: Scenes = []
     while len(made) < count:
         image = torch.zeros(SIDE, SIDE)
-        boxes: list[Tensor] = []
-        labels: list[int] = []
+        boxes, labels = list[Tensor](), list[int]()
         for _ in range(int(torch.randint(1, 4, (), generator=dice))):
             width, height = uniform(10, 24), uniform(10, 24)
             kind = int(torch.randint(CLASSES, (), generator=dice))
@@ -220,8 +209,8 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
             image = image + uniform(0.4, 1) * blurred(inside.float(), uniform(*blur))
             boxes.append(box)
             labels.append(kind + 1)
-        noisy = image + 0.2 * torch.randn(SIDE, SIDE, generator=dice)
-        made.append((noisy[None], {"boxes": torch.stack(boxes), "labels": torch.tensor(labels)}))
+        image = image + 0.2 * torch.randn(SIDE, SIDE, generator=dice)
+        made.append((image[None], {"boxes": torch.stack(boxes), "labels": torch.tensor(labels)}))
     return made
 
 
@@ -241,8 +230,7 @@ def trained(rows: Scenes, seed: int, steps: int = 400) -> Detector:
             boxes[row, near] = box
     optimiser = torch.optim.Adam(net.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, steps)
-    dice = torch.Generator().manual_seed(seed)
-    net.train()
+    dice, net = torch.Generator().manual_seed(seed), net.train()
     for _ in range(steps):
         batch = torch.randint(len(rows), (32,), generator=dice)
         logits, given, _ = net.dense(images[batch])

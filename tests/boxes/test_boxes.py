@@ -2,7 +2,6 @@
 
 import importlib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,7 @@ def test_other_inputs_and_outputs(model: OneBox, tmp_path: Path) -> None:
         return [{"boxes": r[None, :4], "scores": r[4:], "labels": torch.ones(1)} for r in output]
 
     data = rows(100, 7)
-    options: dict[str, Callable[..., Any]] = {"collate": torch.stack, "readout": readout}
+    options: dict[str, Any] = {"collate": torch.stack, "readout": readout}
     uq = latedrop.calibrate_boxes(Stacked(), data, draws=4, progress=False, **options)
     plain = latedrop.calibrate_boxes(model, data, draws=4, progress=False)
     images = [image for image, _ in rows(4, 8)]
@@ -197,7 +196,11 @@ def test_other_inputs_and_outputs(model: OneBox, tmp_path: Path) -> None:
     uq.save(tmp_path / "boxes.json")
     with pytest.raises(FileError, match=r"expected collate=.*Pass the same function to load_boxes"):
         latedrop.load_boxes(tmp_path / "boxes.json", Stacked())
-    loader = torch.utils.data.DataLoader(data, batch_size=7, collate_fn=lambda part: tuple(zip(*part, strict=True)))
+    loader: Any = torch.utils.data.DataLoader(
+        data,  # type: ignore[arg-type]
+        batch_size=7,
+        collate_fn=lambda part: tuple(zip(*part, strict=True)),
+    )
     with torch.inference_mode():
         assert latedrop.calibrate_boxes(model, loader, draws=4, progress=False).calibration == plain.calibration
 
@@ -243,11 +246,9 @@ def _nms(boxes: Tensor, scores: Tensor, most: float) -> Tensor:
 @pytest.mark.skipif(bool(missing("torchvision")), reason="needs torchvision")
 @pytest.mark.parametrize("name", ["FCOS", "RetinaNet", "FasterRCNN"])
 def test_detectors_of_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchvision.models import detection
-    from torchvision.models.detection.anchor_utils import AnchorGenerator
-    from torchvision.ops import boxes as operators
-
-    monkeypatch.setattr(operators, "nms", _nms)
+    detection = importlib.import_module("torchvision.models.detection")
+    anchors = importlib.import_module("torchvision.models.detection.anchor_utils").AnchorGenerator
+    monkeypatch.setattr(importlib.import_module("torchvision.ops.boxes"), "nms", _nms)
     pooling = importlib.import_module("torchvision.ops.roi_align")  # its Python function, without compiling it
     monkeypatch.setattr(pooling, "_roi_align", pooling._roi_align.__wrapped__)
     with torch.random.fork_rng(devices=[]):
@@ -256,12 +257,10 @@ def test_detectors_of_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
         body: Any = nn.Sequential(*layers)
         body.out_channels = 32
         sizes = ((16,),) if name == "FCOS" else ((16, 32),)
-        sides: dict[str, Any] = {"anchor_generator": AnchorGenerator(sizes, ((1.0,),))}
+        sides: dict[str, Any] = {"anchor_generator": anchors(sizes, ((1.0,),))}
         if name == "FasterRCNN":
-            from torchvision.ops import MultiScaleRoIAlign
-
-            sides = {"rpn_anchor_generator": AnchorGenerator(sizes, ((1.0,),)), "box_score_thresh": 0.0}
-            sides["box_roi_pool"] = MultiScaleRoIAlign(["0"], 3, 2)
+            sides = {"rpn_anchor_generator": anchors(sizes, ((1.0,),)), "box_score_thresh": 0.0}
+            sides["box_roi_pool"] = importlib.import_module("torchvision.ops").MultiScaleRoIAlign(["0"], 3, 2)
             sides |= {"rpn_post_nms_top_n_test": 20, "rpn_pre_nms_top_n_test": 50, "box_detections_per_img": 10}
         else:
             sides |= {"score_thresh": 0.0, "detections_per_img": 10, "topk_candidates": 30}
@@ -271,7 +270,8 @@ def test_detectors_of_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
             targets = [
                 {"boxes": out["boxes"] + torch.tensor([-2.0, -2, 2, 2]), "labels": out["labels"]} for out in net(images)
             ]
-    data, options = list(zip(images, targets, strict=True)), {"overlap": 0.05, "least_score": 0.0, "draws": 3}
+    data = list(zip(images, targets, strict=True))
+    options: dict[str, Any] = {"overlap": 0.05, "least_score": 0.0, "draws": 3}
     uq = latedrop.calibrate_boxes(net, data, progress=False, **options)
     uq = uq.conformal([(image.flip(2), t) for image, t in zip(images, targets, strict=True)], progress=False)
     predictions = uq.predict(images[:3])
