@@ -71,11 +71,13 @@ def _boxes(rows: dict[str, Any], name: str) -> dict[str, Any]:
         off = torch.cat([off for _, off in parts[name]])
         std = torch.cat([(x @ weights).exp() for x, _ in parts[name]])
         each = [(off.abs() / (x @ weights).exp()).amax(1) for x, off in parts[name]]
-        held = [statistics.mean(float((z <= margins.radius(level)).double().mean()) for z in each) for level in LEVELS]
+        shares = [
+            statistics.mean(float((z <= margins.radius(level)).double().mean()) for z in each) for level in LEVELS
+        ]
         width = 2 * std * torch.tensor([margins.radius(0.9, side) for side in range(4)])
         beyond = (off.abs() - width / 2).clamp_min(0)
         judged[choice] = {
-            "holds": held,
+            "holds": shares,
             "interval_score": float((width + 2 / 0.1 * beyond).mean()),
             "margin": float(margins.radius(0.9) * std.mean()),
             "rank": 0.0 if choice == "constant" else float(spearmanr(std.mean(1), off.abs().mean(1))[0]),
@@ -108,9 +110,9 @@ def std_table(record: dict[str, Any]) -> str:
     for scene in ("like these", "more blurred"):
         for choice, name in (("constant", "one for all"), ("score", "score and side"), ("draws", "draws too")):
             runs = [run[scene]["boxes"][choice] for run in record["runs"]]
-            held = [f"{statistics.mean(run['holds'][i] for run in runs):.1%}" for i in range(len(LEVELS))]
+            shares = [f"{statistics.mean(run['holds'][i] for run in runs):.1%}" for i in range(len(LEVELS))]
             figures = [_mean_and_spread([run[key] for run in runs]) for key in ("margin", "interval_score", "rank")]
-            rows.append([f"{scene}, {name}", *held, *figures[:2], "-" if choice == "constant" else figures[2]])
+            rows.append([f"{scene}, {name}", *shares, *figures[:2], "-" if choice == "constant" else figures[2]])
     head = ["scenes, std from", *(f"{level:.0%}" for level in LEVELS)]
     return markdown_table([*head, "margin, pixels", "interval score", "rank correlation"], rows)
 

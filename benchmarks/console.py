@@ -204,7 +204,7 @@ def processes(frames: int = 20) -> dict[str, dict[str, float]]:
                 for zone in zones:
                     store.add_zone(str(count), zone, ZONES[zone], 20)
                 store.close()
-                watch = ["watch", source, "--fps", "0.5", "--port", "0", "--memory", str(memory), "--threads", "1"]
+                watch = ["watch", source, "--fps", "0.5", "--port", "0", "--memory", str(memory)]
                 runs[kind].append(_watched(watch, count))
             counting = _started(["count", source, "--out", str(folder / f"out{count}")])
             runs["`crowd count`"].append((*_used(counting), count))
@@ -217,7 +217,8 @@ def processes(frames: int = 20) -> dict[str, dict[str, float]]:
 def _started(words: list[str]) -> subprocess.Popen[str]:
     code = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
     line = [sys.executable, "-c", code, "crowd", *words, "--weights", "mall", "--device", "cpu"]
-    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=one_thread)
 
 
 def _used(process: subprocess.Popen[str]) -> tuple[float, float]:

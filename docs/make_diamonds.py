@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop.files import write_aside
+from latedrop.plots import png
 from latedrop.plots.canvas import COLOURS, GREY, new_figure
-from latedrop.report import png
 
 IMAGE = Path(__file__).parent / "images" / "diamonds.png"
 KNOWN = 1.6
@@ -36,9 +36,9 @@ def diamonds() -> tuple[Tensor, Tensor]:
 
 
 def trained(x: Tensor, y: Tensor) -> nn.Module:
-    """A network as anybody would train it."""
+    """Train a network as anybody would; smooth, as the kinks of ReLUs show as steps of the band."""
     torch.manual_seed(0)
-    hidden = [nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU()]
+    hidden = [nn.Linear(1, 50), nn.SiLU(), nn.Linear(50, 50), nn.SiLU(), nn.Linear(50, 50), nn.SiLU()]
     model = nn.Sequential(*hidden, nn.Linear(50, 1))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(500):

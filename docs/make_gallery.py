@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
+STYLE = str(ROOT / "docs" / "matplotlibrc")
 NAMED = {"magnet_core_loss": "trained_core_loss", "pitch_of_tones": "trained_pitch"}
 """Pictures of another page than the gallery."""
 
@@ -24,7 +25,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             script = ROOT / "examples" / f"{name}.py"
             done = subprocess.run(
-                [sys.executable, script], cwd=folder, env=os.environ | {"MPLBACKEND": "Agg"}, check=False
+                [sys.executable, script],
+                cwd=folder,
+                env=os.environ | {"MPLBACKEND": "Agg", "MATPLOTLIBRC": STYLE},
+                check=False,
             )
             made = Path(folder, "output", f"{name}.png")
             if done.returncode == 0 and made.is_file():

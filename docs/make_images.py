@@ -1,8 +1,7 @@
 """Make the picture and the numbers of the README again: `python docs/make_images.py`, from the repository's root.
 
 The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the metrics of
-all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown. A synthetic scene,
-counted with the shipped network, gives docs/images/crowd_panel.png; `--crowd` makes only that.
+all of them go to docs/results/demo_seeds.json. Both tables of docs/demo.md are printed, as Markdown.
 """
 
 import argparse
@@ -10,21 +9,24 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
-from latedrop.cli.demo import UNIT, Demo, picture, run
+import numpy as np
+
+from latedrop import plots
+from latedrop.cli.demo import UNIT, Demo, run
 from latedrop.devices import versions
 from latedrop.evaluation.evaluation import Evaluation
+from latedrop.evaluation.judgement import Values, judge
 from latedrop.files import write_aside
+from latedrop.quantiles import student_quantile
 from latedrop.records import checked
-from latedrop.report import png, table
-from latedrop_crowd.calibration import load_calibration
-from latedrop_crowd.counting import count_people
-from latedrop_crowd.mcnn import load_weights, shipped
-from latedrop_crowd.panels import write_panel
-from latedrop_crowd.scenes import make_scenes
+from latedrop.report import table
 
 DOCS = Path(__file__).parent
 METRICS = ("rmse", "nll", "ma", "coverage", "width")
+BARS = 40
+CONSTANT, DEFAULT = "#0072B2", "#D55E00"
 
 BySeed = dict[str, dict[str, list[float | None]]]
 
@@ -57,13 +59,31 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
-def crowd_panel() -> None:
-    """One test scene, counted."""
-    trained, scenes = load_weights(shipped("scenes")), make_scenes(train=0, validation=0)
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
-    frame = scenes.frames[scenes.test[3]]
-    (row,) = count_people(trained, calibration, [(frame.name, scenes.image(scenes.test[3]))])
-    write_panel(DOCS / "images" / "crowd_panel.png", row, heads=frame.points)
+def picture(result: Demo) -> None:
+    """Draw calibration curves, and some test rows with the intervals of the default and of a constant."""
+    figure = plots.new_figure(11, 4.5)
+    curves, bars = figure.subplots(1, 2, width_ratios=[1.2, 1])
+    rows = [row for row in result.evaluations if row.label in ("terms", "scaled", "constant")]
+    plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, curves)
+    intervals(judge(result.prediction, result.target).together.values, result.prediction.calibration, bars)
+    write_aside(DOCS / "images" / "demo.png", plots.png(figure))
+
+
+def intervals(values: Values, calibration: Any, ax: Any) -> None:
+    """Draw 90 % intervals of the default over those of the constant, for rows evenly spaced by prediction."""
+    assert values.constant is not None
+    some = np.argsort(values.mean, kind="stable")[np.linspace(0, len(values.mean) - 1, BARS).round().astype(int)]
+    reach = student_quantile(0.95, calibration.constant_degrees) * values.constant[some]
+    low, high, middle, truth = (part[some] for part in (values.low, values.high, values.mean, values.target))
+    x, missed = np.arange(BARS), (truth < low) | (truth > high)
+    ax.vlines(x, low, high, color=DEFAULT, linewidth=5, alpha=0.4, label="terms, 90 %")
+    ax.vlines(x, middle - reach, middle + reach, color=CONSTANT, linewidth=2.5, label="constant, 90 %")
+    ax.scatter(x[~missed], truth[~missed], s=12, color="black", zorder=3, label="target")
+    ax.scatter(x[missed], truth[missed], s=32, color="black", marker="x", zorder=3, label="target, missed by terms")
+    ax.set(xlabel="test rows, in order of their prediction", ylabel=f"target [{UNIT}]", xticks=[])
+    bottom, top = ax.get_ylim()
+    ax.set_ylim(top=top + 0.16 * (top - bottom))
+    ax.legend(loc="upper left", fontsize="small", ncols=2)
 
 
 def main() -> None:
@@ -71,17 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 on; at least 2")
     parser.add_argument("--tables", action="store_true", help="print the tables of the JSON files; nothing is computed")
-    parser.add_argument("--crowd", action="store_true", help="only the made scene")
     arguments = parser.parse_args()
-    crowd_panel()
-    if arguments.crowd:
-        return
     single, several = DOCS / "results" / "demo.json", DOCS / "results" / "demo_seeds.json"
     if not arguments.tables:
         results = [run(seed=seed) for seed in range(arguments.seeds)]
         record = {"seeds": len(results), "versions": versions(), "rows": by_seed(results)}
         write_aside(single, json.dumps(results[0].record()).encode())
-        write_aside(DOCS / "images" / "demo.png", png(picture(results[0])))
+        picture(results[0])
         write_aside(several, json.dumps(record, indent=1).encode())
     rows = json.loads(single.read_text(encoding="utf-8"))["evaluations"]
     print(markdown(table(checked(tuple[Evaluation, ...], rows, "evaluations", "Run it again."), UNIT)), end="\n\n")

@@ -12,8 +12,8 @@ import numpy as np
 
 from latedrop import plots
 from latedrop.files import write_aside
+from latedrop.plots import png
 from latedrop.plots.canvas import COLOURS, GREY
-from latedrop.report import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

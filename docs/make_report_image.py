@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 from latedrop.cli.demo import run, write
 
 DOCS = Path(__file__).parent
-WIDTH, HEIGHT = 1000, 1960
+WIDTH, HEIGHT = 1080, 1960
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<printed>.
 
 def main() -> None:
     """Write the page and the picture of each."""
+    matplotlib.rc_file(DOCS / "matplotlibrc")
     matplotlib.use("Agg")
     for name in sys.argv[1:] or PAGES:
         page = DOCS / f"{name}.md"

@@ -24,8 +24,8 @@ held = [row.low <= scenes.count(i) <= row.high for row, i in zip(rows, scenes.te
 print(f"the 90 % interval holds {sum(held)} of {len(held)} scenes")
 
 # %% [markdown]
-# What to see: the density is high on heads, and so is its standard deviation. Rings are annotated heads; outlined
-# regions are in doubt, or rejected, as the network may see people there who are none.
+# What to see: the density is high on heads, and so is its standard deviation. Rings are annotated heads. Outlined
+# regions are faint or rejected: the network may see people there who are none.
 
 # %%
 fullest = max(range(len(rows)), key=lambda k: rows[k].count)

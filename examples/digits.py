@@ -35,12 +35,12 @@ for _ in range(120):
 
 # %%
 uq = latedrop.calibrate(net, (x[val], y[val]), reference=x[train], progress=False)
-rule = uq.rejection((x[held], y[held]), risk=0.02, confidence=0.95)
-print(rule)
+uq = uq.reject((x[held], y[held]), risk=0.02, confidence=0.95)
+print(uq.calibration.rule)
 
 # %%
 p = uq.conformal((x[held], y[held])).predict(x[new])
-kept, wrong = p.kept(rule), p.label != y[new]
+kept, wrong = p.kept(), p.label != y[new]
 sizes = p.prediction_set(0.95).sum(1)
 shares = wrong.float().mean(), wrong[kept].float().mean()
 print(f"of {len(new)} new digits {shares[0]:.1%} are wrong; of the {kept.sum()} that the rule keeps, {shares[1]:.1%}")

@@ -68,11 +68,11 @@ steps = torch.arange(1, AHEAD + 1)
 shown = {0.9: tuple(end[0] for end in single)}
 plots.intervals(steps, p.mean[0], shown, ax=left, target=y[0], xlabel="step ahead", ylabel="value")
 for end, label in zip(bands, ("bands for the path", None), strict=True):
-    left.plot(steps, end[0], color="tab:red", linewidth=1, label=label)
+    left.plot(steps, end[0], color="#D55E00", linewidth=1, label=label)
 left.legend(frameon=False)
-right.plot(*region.outline(10, 11)[0].T, color="tab:blue", label="ellipse of both steps")
+right.plot(*region.outline(10, 11)[0].T, color="#0072B2", label="ellipse of both steps")
 low, high = bands[0][0, [10, 11]], bands[1][0, [10, 11]]
-right.add_patch(plt.Rectangle(low.tolist(), *(high - low).tolist(), fill=False, edgecolor="tab:red", label="bands"))
+right.add_patch(plt.Rectangle(low.tolist(), *(high - low).tolist(), fill=False, edgecolor="#D55E00", label="bands"))
 right.plot(*(p.mean[0] + y - p.mean)[:300, [10, 11]].T, ".", color="0.6", markersize=2, zorder=0)
 right.set(xlabel="step 11", ylabel="step 12")
 right.legend(frameon=False, loc="upper left", fontsize="small")

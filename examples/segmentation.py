@@ -97,8 +97,8 @@ for name, images in (("dark shapes", dark), ("crosses", crosses)):
     print(f"{name} are told from fresh images by their novelty with AUROC {told:.2f}")
 
 # %% [markdown]
-# What to see: on a fresh image the rims are in doubt, and nothing else. Dark shapes, which no image had before, are in
-# doubt everywhere.
+# What to see: on a fresh image only the rims are uncertain. Dark shapes, which no image had before, are uncertain
+# everywhere.
 
 # %%
 usual = int(expected.argsort()[150])

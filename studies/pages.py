@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from latedrop.report import png
+from latedrop.plots import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,11 +1,12 @@
-"""A people counter for tests."""
+"""People counters for tests."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from latedrop_crowd.mcnn import MCNN
+from latedrop_crowd.calibration import CrowdCalibration, load_calibration
+from latedrop_crowd.mcnn import MCNN, Trained, load_weights, shipped
 
 
 def network(seed: int = 0) -> MCNN:
@@ -18,3 +19,9 @@ def network(seed: int = 0) -> MCNN:
                 nn.init.uniform_(module.weight, -0.05, 0.1)
                 nn.init.uniform_(module.bias, 0.1, 0.2)
     return model.eval()
+
+
+def shipped_counter(name: str = "scenes") -> tuple[Trained, CrowdCalibration]:
+    """A counter that comes with the package, and its calibration."""
+    trained = load_weights(shipped(name))
+    return trained, load_calibration(shipped(name, ".calibration.json"), trained)

@@ -28,8 +28,6 @@ METRICS = {
     "interval_score": metrics.interval_score,
     "ence": partial(metrics.ence, bins=3),
     "rank_correlation": metrics.rank_correlation,
-    "ause": metrics.ause,
-    "aurc": metrics.aurc,
 }
 NO_VARIANCE = {"rmse", "mae", "ideal_nll"}
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)

@@ -26,7 +26,6 @@ DRAW = {
     "tradeoff": lambda ax=None: plots.tradeoff(**PATH, ax=ax, scale=[1, 2, 3], rmse=[3.0, 3.0, 3.1]),
     "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
     "error_against_std": lambda ax=None: plots.error_against_std(LEVELS, X, ax),
-    "site_shares": lambda ax=None: plots.site_shares(["a", "b", "c"], LEVELS, ax),
     "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
     "risk_coverage": lambda ax=None: plots.risk_coverage({"raw": (LEVELS, LEVELS**2)}, ax),
     "confusion": lambda ax=None: plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "a long name"], ax),
@@ -55,7 +54,13 @@ def texts(ax):
 
 
 def test_every_public_plot_is_in_the_table():
-    assert set(plots.__all__) - {"new_figure"} == set(DRAW)
+    assert set(plots.__all__) - {"new_figure", "png"} == set(DRAW)
+
+
+def test_a_figure_of_its_own_becomes_a_png_and_leaves_pyplot_alone():
+    before = plt.get_fignums()
+    assert plots.png(plots.new_figure(2, 1)).startswith(b"\x89PNG")
+    assert plt.get_fignums() == before
 
 
 @every_plot
@@ -179,14 +184,6 @@ def test_error_against_std_on_logarithmic_axes(ax):
     ax.figure.canvas.draw()
 
 
-def test_site_shares_are_bars_from_the_top_down(ax):
-    plots.site_shares(["first", "second"], torch.tensor([0.25, 0.75]), ax)
-    assert [bar.get_width() for bar in ax.patches] == [25, 75]
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["first", "second"]
-    assert texts(ax) == ["25.0 %", "75.0 %"]
-    assert ax.yaxis_inverted()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
     plots.error_against_std(torch.ones(3, dtype=dtype, requires_grad=True), torch.ones(3, dtype=dtype), ax)
@@ -239,7 +236,6 @@ def test_doubtful_images_come_in_order_of_doubt(ax):
         (lambda: plots.intervals(X, X[:2], X, X), DataError, r"found mean of shape \(2,\), x of shape \(3,\)"),
         (lambda: plots.error_against_std([], []), DataError, r"not empty.*found std of shape \(0,\)"),
         (lambda: plots.error_against_std(np.ones((2, 2)), np.ones((2, 2))), DataError, r"one axis.*\(2, 2\)"),
-        (lambda: plots.site_shares(["a"], [0.5, 0.5]), DataError, "expected 1 shares, one per name, found 2; pass"),
         (lambda: plots.doubtful_images(IMAGES, X[:2]), DataError, "expected images"),
         (lambda: plots.doubtful_images(IMAGES, X, ["a"]), ArgumentError, "expected 3 captions"),
         (lambda: plots.reliability_diagram({}), ArgumentError, "at least one curve"),

@@ -15,7 +15,7 @@ __all__ = ["chosen_device", "device_name", "one_thread", "versions"]
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device of `--device`; `auto` takes a GPU where there is one."""
+    """Return the device of `--device`; `auto` takes a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -44,12 +44,12 @@ def chosen_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Of the GPU, or the number of threads."""
+    """Return the name of the GPU, or the number of threads."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
 
 
 def versions() -> dict[str, str]:
-    """What the digits of a result depend on."""
+    """Return the versions and the system that the digits of a result depend on."""
     from latedrop import __version__
 
     return {
@@ -63,7 +63,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread inside: small tensors are no faster on more, and sums come out alike on any number of cores."""
+    """Run on one thread inside: small tensors are no faster on more, and sums come out alike on any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

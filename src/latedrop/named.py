@@ -1,4 +1,4 @@
-"""The user's model, by name: from Python code, with weights from a file, or an exported program.
+"""Load the user's model by name: from Python code, with weights from a file, or as an exported program.
 
 `package.module:callable` is imported with the current folder on the path; the callable returns a module, or is one.
 A `.pt2` file is a program of `torch.export`. Weights are read without unpickling objects, from safetensors or with
@@ -43,14 +43,14 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")  # how a path of Windows begins
 def load_model(
     name: str, weights: str | None = None, *, trust: bool = False, device: str = "auto", untrained: bool = False
 ) -> nn.Module:
-    """The model that a user means.
+    """Load the model with this name.
 
     Args:
         name: `package.module:callable`, a `.pt2` file, or with `trust` a pickled module.
-        weights: a `.safetensors` file, or what `torch.save(model.state_dict(), path)` wrote.
+        weights: a `.safetensors` file, or one written by `torch.save(model.state_dict(), path)`.
         trust: unpickle whatever a file holds, which can run code.
         device: `"auto"`, `"cpu"`, `"cuda"`, ...; auto is a GPU where there is one, or where a program was exported.
-        untrained: random weights will do; else code that gives other weights each time is refused without `weights`.
+        untrained: accept random weights; else code that gives other weights each time is refused without `weights`.
     """
     place = chosen_device(device)
     suffix = Path(name).suffix.lower()
@@ -68,7 +68,7 @@ def load_model(
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The callable that `package.module:name` means."""
+    """Import the callable `package.module:name`."""
     target = _attribute(name)
     if not callable(target):
         raise ArgumentError(f"expected a function at {name}; found {type(target).__name__}.")
@@ -76,7 +76,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
-    """Named inputs as the model takes them: one by itself, several by their names if it knows these, else in order."""
+    """Return named inputs as arguments: one alone, several by name if the model has these names, else in order."""
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     program = getattr(model, "_in_spec", None)
@@ -89,7 +89,7 @@ def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
 
 
 def input_names(model: nn.Module) -> tuple[str, ...]:
-    """What the model calls its inputs, in their order; none where it takes any number of them."""
+    """Return the names of the model's inputs, in order; none if it takes any number of them."""
     if isinstance(model, torch.fx.GraphModule):
         return tuple(str(node.target) for node in model.graph.nodes if node.op == "placeholder")
     parameters = inspect.signature(model.forward).parameters.values()
@@ -99,7 +99,7 @@ def input_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def example_inputs(model: nn.Module) -> Any:
-    """Inputs of the shapes that a program was exported with, three rows each; None where the model is none."""
+    """Return inputs of three rows with the shapes of an exported program; None for other models."""
     if not isinstance(model, torch.fx.GraphModule):
         return None
     inputs = {str(node.target): node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"}
@@ -119,7 +119,7 @@ def _random(rows: int, like: Tensor) -> Tensor:
 
 
 def _from_code(name: str, *, trained: bool) -> nn.Module:
-    """The module that code gives; where it has to be `trained`, code that gives another one each time is refused."""
+    """Return the module that code makes; with `trained`, refuse code that makes other weights each time."""
     target = _attribute(name)
     if isinstance(target, nn.Module):
         again = _imported_again(name) if trained else None
@@ -156,13 +156,13 @@ def _called(name: str, make: Callable[[], Any]) -> nn.Module:
 
 
 def _marks(model: nn.Module) -> dict[str, bytes]:
-    """What tells weights apart; those that are not there before the first call are never the same."""
+    """Return marks that tell weights apart; lazy weights, which do not exist yet, are never the same."""
     lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
     return {name: secrets.token_bytes(8) for name in lazy} if lazy else weight_marks(model)
 
 
 def _imported_again(name: str) -> dict[str, bytes] | None:
-    """The weights of a module that stands in a file, when the file is run once more; None where it cannot be."""
+    """Run the file of a module again and return the weights; None if that is not possible."""
     module_name, _, path = name.partition(":")
     first = sys.modules[module_name]
     spec = first.__spec__
@@ -296,7 +296,7 @@ def _safetensors(path: str) -> dict[str, Tensor]:
 
 
 def _without_wrapper(given: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
-    """The weights without the name that DDP, `torch.compile` or Lightning put before them."""
+    """Return the weights without the prefix of DDP, `torch.compile` or Lightning."""
     starts = {name.partition(".")[0] for name in given}
     if len(starts) == 1 and not wanted & set(given):
         stripped = {name.partition(".")[2]: value for name, value in given.items()}

@@ -80,10 +80,19 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
         content = path.read_bytes()
     except OSError as error:
         raise FileError(f"expected an exported program at {path}; the system says: {error}.") from error
-    _check_archive(path, content)
     try:
-        with _tensors_only(not trust), _no_log(), catch_warnings():
-            filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, of its own way to read
+        names = ZipFile(BytesIO(content)).namelist()
+    except BadZipFile:
+        names = []
+    program = any(name.endswith(("/models/model.json", "serialized_exported_program.json")) for name in names)
+    if not program or any("/aotinductor/" in name for name in names):  # machine code, which would be loaded
+        raise FileError(
+            f"expected an archive that torch.export.save wrote; found another kind of file, half of one, or machine "
+            f"code at {path}. Export the Python model: torch.export.save(torch.export.export(model, inputs, "
+            "dynamic_shapes=...), path)."
+        )
+    try:
+        with _reading(trust):
             return torch.export.load(BytesIO(content))
     except Exception as error:
         if "weights_only" in str(error):
@@ -97,50 +106,24 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
         ) from error
 
 
-def _check_archive(path: Path, content: bytes) -> None:
-    try:
-        names = ZipFile(BytesIO(content)).namelist()
-    except BadZipFile as error:
-        raise FileError(
-            f"expected an archive that torch.export.save wrote; found another kind of file, or half of one, at {path}."
-        ) from error
-    if any("/aotinductor/" in name for name in names):
-        raise FileError(
-            f"expected the graph of a program; found machine code that AOTInductor compiled in {path}, inside which "
-            "nothing can be dropped. Save the program with torch.export.save."
-        )
-    if not any(name.endswith(("/models/model.json", "serialized_exported_program.json")) for name in names):
-        other = "a TorchScript or state_dict file" if any(name.endswith("/data.pkl") for name in names) else "another"
-        raise FileError(
-            f"expected an archive that torch.export.save wrote; found {other} at {path}. Export the Python model: "
-            "torch.export.save(torch.export.export(model, inputs, dynamic_shapes=...), path)."
-        )
-
-
 @contextmanager
-def _tensors_only(on: bool) -> Iterator[None]:
-    """Keep torch from trying again with any pickle where an archive holds more than tensors."""
+def _reading(trust: bool) -> Iterator[None]:
+    """Unpickle tensors alone, unless trusted, where torch would try again with any pickle; and keep its log quiet."""
     names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-    before = {name: os.environ.pop(name) for name in names if on and name in os.environ}
+    before = {name: os.environ.pop(name) for name in names if not trust and name in os.environ}
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what matters of failed attempts is in the error
     try:
-        if on:
+        if not trust:
             os.environ[names[0]] = "1"
-        yield
+        with catch_warnings():
+            filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, of its own way to read
+            yield
     finally:
-        if on:
+        logging.disable(level)
+        if not trust:
             os.environ.pop(names[0], None)
             os.environ.update(before)
-
-
-@contextmanager
-def _no_log() -> Iterator[None]:
-    """Silence what torch logs of failed attempts; what matters of it is in the error."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _check_mode(program: torch.export.ExportedProgram) -> None:

@@ -16,15 +16,8 @@ from latedrop.errors import ArgumentError
 from latedrop.records import Limits, match, record
 
 __all__ = [
-    "ConformalScores",
-    "IsotonicKnots",
-    "checked_level",
-    "conformal_quantile",
-    "conformal_score",
-    "isotonic_quantile",
-    "normal_quantile",
-    "student_quantile",
-    "student_upper",
+    *("ConformalScores", "IsotonicKnots", "checked_level", "conformal_quantile", "conformal_score"),
+    *("isotonic_quantile", "normal_quantile", "student_quantile", "student_upper"),
 ]
 
 _LARGEST = 1e300  # of a variance or a residual in a file: what is larger overflows when it is used

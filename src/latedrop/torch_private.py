@@ -1,4 +1,17 @@
-"""The only file that touches torch's private parts."""
+"""The only file that touches torch's private parts, each of which has no public counterpart.
+
+- `_disabled_torch_function_impl` and `_make_wrapper_subclass` make a tensor of two tensors; torch's guide to extending
+  it names both.
+- `_schema` tells the arguments of an operator, and which of them it writes.
+- `_decomp`: the public table of decompositions leaves out operators that its core set has, such as ELU.
+- `_python_dispatch` and `make_fx` see every operator of a pass; `torch.export` gives up where code looks at values.
+- `_version` counts what is written into a tensor, which autograd alone looks at.
+- `_torchdynamo_orig_callable` is the function that `torch.compile` was given.
+- `_is_exporting_flag` and `_is_compiling_flag` tell models that they are traced.
+- `_set_grad_enabled` is what a mode of torch functions sees of `no_grad`.
+- `_functorch` finds the tensor inside the transforms of `torch.func`, whose graph is that of the caller.
+- `_call_impl` and `_compiled_call_impl` let calls of a module go elsewhere, whether it is compiled or not.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +52,19 @@ __all__ = [
 ]
 
 plain_function = torch._C._disabled_torch_function_impl
-"""What a subclass has as `__torch_function__` where it acts on operators alone."""
+"""The `__torch_function__` of a subclass that acts on operators alone."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator of torch says of itself.
+    """Declaration of an operator of torch.
 
     Attributes:
         name: without its namespace.
         arguments, defaults: the names of its arguments, in order; the defaults of some.
         tensors: the places of the arguments that are tensors.
         written: the names of the arguments that it changes.
-        overload, returns: the name of the variant; how many results it has.
+        overload: the name of the variant.
         random: whether it may draw from a global generator.
     """
 
@@ -61,7 +74,6 @@ class Operator:
     tensors: tuple[int, ...]
     written: tuple[str, ...]
     overload: str
-    returns: int
     random: bool
 
     def values(self, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -83,7 +95,6 @@ def operator_of(func: Any) -> Operator | None:
         tensors=tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type)),
         written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
-        returns=len(declared.returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 
@@ -182,7 +193,7 @@ being_traced = _TRACING.get
 
 
 set_grad = torch._C._set_grad_enabled
-"""What `no_grad` and its relatives call, as a mode of torch functions sees it."""
+"""The function that `no_grad` and its relatives call, as a mode of torch functions sees it."""
 
 
 def unwrapped(tensor: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class Weights:
 def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
     """Return the bytes of a few values of every plain tensor on a CPU, where they lie."""
     views = []
-    for value in _tensors(model):
+    for value in (*model.parameters(), *model.buffers()):
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized
         if plain and value.device.type == "cpu" and value.is_contiguous() and value.numel():
             flat = value.detach().resolve_neg().resolve_conj().reshape(-1).view(torch.uint8).numpy()
@@ -85,8 +85,7 @@ def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
 
 def _marks(model: nn.Module) -> list[Any]:
     """Return where each weight is, how often it was changed in place, and where its numbers lie."""
-    return [(id(v), version_of(v), v.data_ptr() if v.layout is torch.strided else 0) for v in _tensors(model)]
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    # `model.parameters()` would put their names together, too, which takes long before each prediction.
+    parts = [part for m in model.modules() for part in (*m._parameters.values(), *m._buffers.values())]
+    tensors = [part for part in parts if part is not None]
+    return [(id(v), version_of(v), v.data_ptr() if v.layout is torch.strided else 0) for v in tensors]

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
 from latedrop.dropout.masks import draw_keys, hashes, keys_on
 from latedrop.errors import ArgumentError
+from latedrop.quantiles import ConformalScores
 
 
 def ideal_nll(error: Tensor) -> Tensor:
@@ -52,12 +52,12 @@ def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
     >>> conformal_reach(torch.tensor([3.0, 1.0, 2.0]), [0.5, 0.9])
     [2.0, inf]
     """
-    # Not by `Conformal.fit`, which refuses infinite scores: a row without variance is one that no interval holds.
-    fitted = Conformal((tuple(scores.double().abs().sort().values.tolist()),), (1.0,), (0.0,))
+    # Not by `conformal`, which refuses infinite scores: a row without variance is one that no interval holds.
+    fitted = ConformalScores((tuple(scores.double().abs().sort().values.tolist()),), (1.0,), (0.0,))
 
     def reach(level: float) -> float:
         try:
-            return float(fitted.z((1 + level) / 2))
+            return fitted.quantiles((1 + level) / 2)[0]
         except ArgumentError:
             return math.inf
 

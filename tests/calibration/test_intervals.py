@@ -1,6 +1,7 @@
 """Interval kinds against exact ranks, exact expectations and simulated coverage."""
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from latedrop.calibration.intervals import Conformal, Isotonic
+from latedrop.calibration import intervals
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.quantiles import ConformalScores, IsotonicKnots
 from rounding import rounding
 
 UNIT = ((1.0,), (0.0,))  # scale and floor, which a fit only carries along
@@ -20,13 +22,13 @@ def tensor(values: object) -> torch.Tensor:
     return torch.tensor(np.asarray(values))
 
 
-def isotonic(*residuals: object) -> Isotonic:
+def isotonic(*residuals: object) -> IsotonicKnots:
     pytest.importorskip("sklearn")
-    return Isotonic.fit([tensor(z) for z in residuals], *UNIT)
+    return intervals.isotonic([tensor(z) for z in residuals], *UNIT)
 
 
-def conformal(*residuals: object) -> Conformal:
-    return Conformal.fit([tensor(z) for z in residuals], *UNIT)
+def conformal(*residuals: object) -> ConformalScores:
+    return intervals.conformal([tensor(z) for z in residuals], *UNIT)
 
 
 @pytest.mark.parametrize("q", [1e-12, 0.01, 0.25, 0.5, 0.9, 1 - 1e-12])
@@ -44,15 +46,15 @@ def test_conformal_rank_is_exact(rows: int) -> None:
         level = percent / 100
         low, high = (1 - level) / 2, (1 + level) / 2
         if rank <= rows:
-            assert fitted.z(high).item() == rank, percent
-            assert fitted.z(low).item() == -rank, percent
+            assert fitted.quantiles(high)[0] == rank, percent
+            assert fitted.quantiles(low)[0] == -rank, percent
         else:
             needed = math.ceil(Fraction(percent, 100 - percent))
             match = rf"expected at least {needed} conformal rows for an interval at level {level:g}; found {rows}\."
             with pytest.raises(ArgumentError, match=match):
-                fitted.z(high)
-            conformal(np.ones(needed)).z(high)
-    assert fitted.z(0.5).item() == 0
+                fitted.quantiles(high)
+            conformal(np.ones(needed)).quantiles(high)
+    assert fitted.quantiles(0.5)[0] == 0
 
 
 @pytest.mark.parametrize(("rows", "level"), [(19, 0.9), (20, 0.9), (49, 0.5), (10, 0.75)])
@@ -63,7 +65,7 @@ def test_conformal_coverage_is_what_theory_says(rows: int, level: float) -> None
     covered = np.empty(repeats)
     for i in range(repeats):
         z = rng.standard_t(3, size=rows) + 0.5  # neither Gaussian, nor centred, nor of unit size
-        score = conformal(z).z((1 + level) / 2).item()
+        score = conformal(z).quantiles((1 + level) / 2)[0]
         covered[i] = np.mean(np.abs(rng.standard_t(3, size=fresh) + 0.5) <= score)
     k = math.ceil((rows + 1) * level - 1e-9)
     expected = k / (rows + 1)
@@ -95,7 +97,7 @@ def test_isotonic_repairs_what_is_not_gaussian(draw) -> None:
         # A frequency among n fresh rows, of a quantile that n other rows gave: four standard errors, and one step of
         # the 200 knots, between which two lumps leave room.
         error = math.sqrt(2 * q * (1 - q) / n)
-        assert abs(np.mean(fresh <= fitted.z(q).item()) - q) < 4 * error + 1 / 200, q
+        assert abs(np.mean(fresh <= fitted.quantiles(q)[0]) - q) < 4 * error + 1 / 200, q
         off.append(abs(np.mean(fresh <= normal_quantile(q)) - q) / error)
     assert max(off) > 5, "the Gaussian is not off: the case tests nothing"
 
@@ -107,15 +109,15 @@ def test_isotonic_is_finite_however_far_the_residuals_are(size: float) -> None:
     for q in (0.05, 0.5, 0.95):
         # Four standard errors of a quantile of n rows, sqrt(q (1 - q) / n) / density.
         error = math.sqrt(q * (1 - q) / 500) / stats.norm.pdf(stats.norm.ppf(q))
-        assert fitted.z(q).item() / size == pytest.approx(normal_quantile(q), abs=4 * error)
+        assert fitted.quantiles(q)[0] / size == pytest.approx(normal_quantile(q), abs=4 * error)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("kind", [Isotonic, Conformal])
-def test_residuals_of_no_variance_are_refused(kind: type[Isotonic] | type[Conformal], value: float) -> None:
+@pytest.mark.parametrize("fit", [intervals.isotonic, intervals.conformal])
+def test_residuals_of_no_variance_are_refused(fit: Callable[..., object], value: float) -> None:
     pytest.importorskip("sklearn")
     with pytest.raises(DataError, match="expected finite standardised residuals; found 2 NaN or inf"):
-        kind.fit([tensor([0.0, value, 1.0]), tensor([value])], *UNIT)
+        fit([tensor([0.0, value, 1.0]), tensor([value])], *UNIT)
 
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan, math.inf, True, "0.9", None, [0.9], torch.ones(2) / 2])

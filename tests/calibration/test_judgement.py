@@ -14,7 +14,7 @@ from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, in_use
 from latedrop.evaluation.judgement import judge, parsed_requirements
-from latedrop.metrics.groups import Held, Inputs, by_deviation, by_input
+from latedrop.metrics.groups import Inputs, Outcomes, by_deviation, by_input
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +101,16 @@ class TestGrades:
         assert share_error(torch.tensor([1.0, 0.0, 1.0, 1.0])) == pytest.approx(0.25)
 
 
-def held(rows: int, inside: Any, std: Any = None, level: float = 0.9) -> Held:
+def outcomes(rows: int, inside: Any, std: Any = None, level: float = 0.9) -> Outcomes:
     deviation = np.linspace(1, 2, rows) if std is None else std
-    return Held(level, np.arange(rows), np.ones(rows), deviation, np.asarray(inside, dtype=bool), np.ones(rows, bool))
+    return Outcomes(
+        level, np.arange(rows), np.ones(rows), deviation, np.asarray(inside, dtype=bool), np.ones(rows, bool)
+    )
 
 
 class TestGroups:
     def test_by_deviation_are_tenths(self) -> None:
-        groups = by_deviation(held(200, np.arange(200) >= 20))
+        groups = by_deviation(outcomes(200, np.arange(200) >= 20))
         assert [group.rows for group in groups] == [20] * 10
         assert [group.coverage for group in groups] == [0.0] + [1.0] * 9
         assert (groups[0].off, groups[0].constant) == ("less", 1.0)
@@ -117,7 +119,7 @@ class TestGroups:
     def test_the_input_that_tells_comes_first(self) -> None:
         dice = np.random.default_rng(0)
         age, noise = dice.random(500), dice.random(500)
-        found = by_input(held(500, age < 0.8), Inputs({"noise": noise, "age": age}), {})
+        found = by_input(outcomes(500, age < 0.8), Inputs({"noise": noise, "age": age}), {})
         assert [groups[0].name for groups in found] == ["age", "noise"]
         assert [group.off for group in found[0]][-1] == "less"
 
@@ -125,7 +127,7 @@ class TestGroups:
         """100 copies of a value tell no more than one."""
         inside = np.repeat(np.arange(40) % 10 != 0, 100)
         rows = np.repeat(np.arange(40), 100)
-        many = Held(0.9, rows, np.ones(4000), np.tile(np.linspace(1, 2, 100), 40), inside, None)
+        many = Outcomes(0.9, rows, np.ones(4000), np.tile(np.linspace(1, 2, 100), 40), inside, None)
         for group in by_deviation(many):
             assert group.coverage_error == pytest.approx(np.sqrt(0.09 / 40), rel=0.05)
 

@@ -95,7 +95,7 @@ class Complex(nn.Module):
 
 
 def test_complex_weights() -> None:
-    with pytest.raises(SiteError, match=r"work on floating numbers; found complex ones, a\.weight"):
+    with pytest.raises(SiteError, match=r"work on floating numbers; found quantised or complex ones, a\.weight"):
         latedrop.calibrate(Complex(), (X, Y))
 
 

@@ -112,7 +112,7 @@ def test_a_rejection_by_the_rows_of_the_calibration_itself(tmp_path: Path) -> No
     made.save(tmp_path / "c.json")
     for uq in (made, latedrop.load(tmp_path / "c.json", net)):
         assert isinstance(uq, latedrop.ClassPredictor)
-        for use in (uq.rejection, uq.reject, uq.conformal):
+        for use in (uq.reject, uq.conformal):
             with pytest.warns(LatedropWarning, match=HELD):
                 use((x[:100], y[:100]))
             use((x[100:], y[100:]))

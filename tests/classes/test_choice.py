@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def rows(sure: float) -> Measured:
 
 @pytest.mark.parametrize("sure", [0.3, 0.6, 1.0])
 def test_the_guard_stays(sure: float) -> None:
-    picked = chosen(rows(sure), {}, guard=True)
+    picked = chosen(rows(sure), guard=True)
     guard = next(each for each in picked.candidates if each.name == "guard")
     assert (guard.gain < -2 * guard.gain_error) == (sure == 1.0)  # also where one temperature is clearly better
     assert picked.name != ALONE
@@ -36,18 +38,18 @@ def test_a_small_lead_adds_nothing() -> None:
     left, home = CrossValidation(), torch.zeros(ROWS)
     for gain, name in ((0.0009, "home"), (0.0011, "other")):
         scores = {"home": home, "other": home + gain}  # without any standard error
-        assert leading(scores, "home", left, least=0.001) == name
+        assert leading(scores, "home", left) == name
 
 
 def test_without_a_guard_one_temperature_is_left() -> None:
-    assert chosen(rows(0.3), {}, guard=False).name == ALONE
+    assert chosen(rows(0.3), guard=False).name == ALONE
 
 
 @pytest.mark.parametrize(("shift", "taken"), [(1e-5, False), (1e-3, False), (0.1, True)])
 def test_draws_must_gain_a_thousandth_of_a_nat(shift: float, taken: bool) -> None:
     found = rows(0.3)
     better = found.logits + shift * torch.nn.functional.one_hot(found.labels, 3)  # in every row, by the same
-    picked = chosen(found, {0.1: better.expand(4, -1, -1)}, guard=False)
+    picked = chosen(replace(found, drawn={0.1: better.expand(4, -1, -1)}), guard=False)
     draws = next(each for each in picked.candidates if each.name == "draws at rate 0.1")
     assert draws.gain > draws.gain_error
     assert (draws.gain > 1e-3, picked.name == draws.name) == (taken, taken)

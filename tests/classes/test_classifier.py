@@ -77,9 +77,9 @@ class TestDigits:
             uq.predict(x).prediction_set()
         members = uq.conformal(digits[1]["held"]).predict(x).prediction_set(0.9)
         assert float(metrics.set_coverage(members, y)) > 0.9 - 3 * (0.09 / len(y)) ** 0.5 - 3 * (0.09 / 400) ** 0.5
-        rule = uq.rejection(digits[1]["held"], risk=0.05)
-        kept = uq.predict(x).kept(rule)
-        assert 0 < rule.kept <= 1
+        ruled = uq.reject(digits[1]["held"], risk=0.05)
+        kept = ruled.predict(x).kept()
+        assert 0 < ruled.calibration.rule.kept <= 1
         assert float((uq.predict(x).label != y)[kept].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
 
 

@@ -215,6 +215,6 @@ def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
         latedrop.calibrate(rows, (x, y[:, 5, 5]), task=latedrop.Classification(ignore_index=VOID), progress=False)
     with pytest.raises(ArgumentError, match="expected ignore_index to be a whole number or None"):
         latedrop.Classification(ignore_index=2.5)  # type: ignore[arg-type]
-    for use in (uq.conformal, uq.rejection):
+    for use in (uq.conformal, uq.reject):
         with pytest.raises(ArgumentError, match="found maps, whose pixels depend on each other"):
             use((x, y))

@@ -120,13 +120,12 @@ def test_a_rule_is_kept_with_the_calibration(tmp_path: Path) -> None:
     y = (5 * model(x).detach() + 0.3 * torch.randn(400, 3, generator=dice)).argmax(1)
     uq = latedrop.calibrate(model, (x[:200], y[:200]), method=latedrop.Terms(["leverage"]), progress=False)
     assert isinstance(uq, latedrop.ClassPredictor)
-    with pytest.raises(ArgumentError, match="expected a rule"):
+    with pytest.raises(ArgumentError, match="expected a predictor with a rule"):
         uq.predict(x).kept()
     assert "kept" not in uq.predict(x).to_dict()
-    ruled, rule = uq.reject((x[200:], y[200:]), risk=0.3), uq.rejection((x[200:], y[200:]), risk=0.3)
-    assert ruled.calibration.rule == rule
+    ruled = uq.reject((x[200:], y[200:]), risk=0.3)
     ruled.save(tmp_path / "c.json")
     found = latedrop.load(tmp_path / "c.json", model).predict(x)
     assert isinstance(found, latedrop.ClassPrediction)
-    assert torch.equal(found.kept(), uq.predict(x).kept(rule))
+    assert torch.equal(found.kept(), ruled.predict(x).kept())
     assert torch.equal(found.to_dict()["kept"], found.kept())

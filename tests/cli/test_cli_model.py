@@ -203,13 +203,13 @@ class TestCalibrate:
         arguments = ("--data", "val.npz", *QUICK, "-o", "c.json")
         code, out, _ = call("calibrate", "user_model:net", *arguments, "--intervals", "conformal")
         found = latedrop.Calibration.from_json(Path("c.json").read_text())
-        assert isinstance(found.intervals, latedrop.calibration.intervals.Conformal)
+        assert isinstance(found.intervals, latedrop.quantiles.ConformalScores)
         held = len(found.intervals.scores[0])
         assert (code, found.rows + held) == (0, 60)
         assert f"{found.rows} validation rows, {held} more for the conformal intervals" in out
         code, _, _ = call("calibrate", "user_model:net", *arguments, "--conformal-data", "test.npz")
         found = latedrop.Calibration.from_json(Path("c.json").read_text())
-        assert isinstance(found.intervals, latedrop.calibration.intervals.Conformal)
+        assert isinstance(found.intervals, latedrop.quantiles.ConformalScores)
         assert (code, found.rows, len(found.intervals.scores[0])) == (0, 60, 60)
 
     def test_readouts(self, call: Run) -> None:

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("safetensors")
-
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
 from latedrop_crowd.calibration import calibrate_counter
 from latedrop_crowd.counting import count_people

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-
 from latedrop.errors import ArgumentError, DataError
 from latedrop_crowd.calibration import calibrate_counter
 from latedrop_crowd.layouts import CrowdSet

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import films
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
 from latedrop_crowd.frames import RECEPTIVE_FIELD, check_size, image_shape, open_frames, read_image, to_tensor
 from latedrop_crowd.mcnn import MCNN
@@ -33,19 +34,10 @@ def shade(number: int) -> npt.NDArray[np.uint8]:
 
 
 def film(path: Path, frames: int = 20, codec: str = "mjpeg", rate: int = 5, **options: str) -> Path:
-    av = pytest.importorskip("av", reason="videos need av")
-    noise = np.random.default_rng(0)
-    with av.open(str(path), "w", options=options) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height = 96, 80
-        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-        for number in range(frames):
-            pixels = shade(number)
-            # Some detail, so that frames have bytes to lose.
-            pixels[:40] = noise.integers(0, 256, (40, 96, 1))
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode(None))
-    return path
+    noise, pictures = np.random.default_rng(0), [shade(number) for number in range(frames)]
+    for pixels in pictures:  # some detail, so that frames have bytes to lose
+        pixels[:40] = noise.integers(0, 256, (40, 96, 1))
+    return films.film(path, pictures, codec, rate, **options)
 
 
 def numbers(taken: list[tuple[str, torch.Tensor]]) -> list[int]:

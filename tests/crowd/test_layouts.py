@@ -163,14 +163,7 @@ def test_enlarged_frames_agree_with_their_heads(mall: Path) -> None:
     assert float((small - plain.image(0))[:, 2:-2, 2:-2].abs().mean()) < 0.02
 
 
-def test_frames_in_memory() -> None:
-    pixels = np.zeros((8, 12, 3), dtype=np.uint8)
-    pixels[..., 1] = 255
-    made = CrowdSet("scenes", (Frame("green", None, np.array([[3.0, 4.0]]), pixels),), (0,), (), ())
-    assert made.shape(0) == (8, 12)
-    assert float(made.image(0).mean()) == pytest.approx(0.587)
-    assert made.image(0, 3).mean((1, 2)).tolist() == [0, 1, 0]
-    assert made.count(0) == 1
+def test_a_frame_without_a_picture() -> None:
     nothing = CrowdSet("scenes", (Frame("nothing", None, np.zeros((0, 2))),), (0,), (), ())
     with pytest.raises(DataError, match="expected a path or pixels in frame nothing; found neither"):
         nothing.image(0)

@@ -45,23 +45,17 @@ def test_sites_are_all_convolutions_but_the_first_of_each_column(model: MCNN) ->
     assert convolutions - sites == {"columns.0.0", "columns.1.0", "columns.2.0"}
 
 
-def test_embedded_dropout_is_on_in_train_mode_only() -> None:
+def test_embedded_dropout_is_on_in_train_mode_only_and_spares_the_first_convolutions() -> None:
     torch.manual_seed(0)
-    x, model = torch.rand(1, 1, 32, 32), MCNN(rate=0.3)
-    plain = MCNN()
+    x, model, plain, seen = torch.rand(1, 1, 32, 32), MCNN(rate=0.5), MCNN(), {}
     plain.load_state_dict(model.state_dict())
     assert not torch.equal(model.train()(x), model.train()(x))
     assert torch.equal(model.eval()(x), plain(x))  # dropout that is off does nothing, on the same batch
     assert torch.equal(plain.train()(x), plain.eval()(x))  # the same call on the same batch
-
-
-def test_embedded_dropout_spares_the_first_convolutions() -> None:
-    torch.manual_seed(0)
-    model, seen = MCNN(rate=0.5).train(), {}
+    model.train()
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.Conv2d):
             layer.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
-    x = torch.rand(1, 1, 32, 32)
     model(x)
     for column in range(3):
         assert_same_up_to_rounding(seen[f"columns.{column}.0"], 2 * x - 1)
@@ -117,6 +111,10 @@ def test_weights_round_trip(tmp_path: Path, roi: torch.Tensor | None, channels: 
 def test_bad_weights(tmp_path: Path, model: MCNN) -> None:
     with pytest.raises(FileError, match=r"expected weights at .*no such file\. Shipped names"):
         load_weights(tmp_path / "none.safetensors")
+    pickle = tmp_path / "pickle.safetensors"
+    torch.save({"weights": torch.ones(2)}, pickle)
+    with pytest.raises(FileError, match="expected a safetensors file"):
+        load_weights(pickle)
     text = tmp_path / "text.safetensors"
     text.write_text("not weights")
     with pytest.raises(FileError, match=r"expected a safetensors file at .*Use what `crowd train` wrote"):
@@ -135,13 +133,6 @@ def test_bad_weights(tmp_path: Path, model: MCNN) -> None:
     save_file(wide, tmp_path / "wide.safetensors")
     with pytest.raises(FileError, match=r"another architecture.*size mismatch for fuse\.bias"):
         load_weights(tmp_path / "wide.safetensors")
-
-
-def test_a_damaged_pickle_is_not_opened(tmp_path: Path) -> None:
-    path = tmp_path / "pickle.safetensors"
-    torch.save({"weights": torch.ones(2)}, path)
-    with pytest.raises(FileError, match="expected a safetensors file"):
-        load_weights(path)
 
 
 def test_shipped_weights_by_name() -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from counters import shipped_counter
 from latedrop.errors import OutputError
-from latedrop_crowd.calibration import CrowdCalibration, load_calibration
+from latedrop_crowd.calibration import CrowdCalibration
 from latedrop_crowd.mcnn import Trained, faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding, rounding
@@ -16,8 +17,7 @@ from rounding import assert_same_up_to_rounding, rounding
 
 @pytest.fixture(scope="module")
 def counter() -> tuple[Trained, CrowdCalibration]:
-    trained = load_weights(shipped("scenes"))
-    return trained, load_calibration(shipped("scenes", ".calibration.json"), trained)
+    return shipped_counter()
 
 
 def with_dropout(calibration: CrowdCalibration) -> CrowdCalibration:
@@ -40,14 +40,6 @@ def test_one_pass_says_the_same(counter: tuple[Trained, CrowdCalibration], dropo
     assert_same_up_to_rounding(quick.density, all_of_it.density)
     assert not quick.std.any()
     assert all_of_it.std.any()
-
-
-@pytest.mark.parametrize("name", ["mall", "pets", "scenes", "ucsd"])
-def test_shipped_calibrations_can_be_written_and_read_again(name: str) -> None:
-    trained = load_weights(shipped(name))
-    found = load_calibration(shipped(name, ".calibration.json"), trained)
-    again = CrowdCalibration.from_json(found.to_json())
-    assert again.to_json() == found.to_json()
 
 
 def test_the_network_runs_once(counter: tuple[Trained, CrowdCalibration]) -> None:
@@ -95,16 +87,6 @@ def test_the_variance_before_the_guard_is_that_without_one(counter: tuple[Traine
     assert found.strangeness > 5
     assert found.variance == pytest.approx(1.1 * plain.variance)
     assert found.fitted_variance == pytest.approx(plain.variance)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"), [("mall", "follows the count only: "), ("pets", "is the same for every frame: ")]
-)
-def test_a_record_says_what_widths_follow(name: str, says: str) -> None:
-    trained = load_weights(shipped(name))
-    found = load_calibration(shipped(name, ".calibration.json"), trained)
-    assert found.width.startswith(says)
-    assert f"the width of the count's interval {says}" in str(found)
 
 
 def test_a_variance_below_zero_is_no_reading(counter: tuple[Trained, CrowdCalibration]) -> None:

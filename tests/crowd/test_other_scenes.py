@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latedrop_crowd import CrowdCalibration, Trained, load_calibration, load_weights, make_scenes, open_set, shipped
+from counters import shipped_counter
+from latedrop_crowd import CrowdCalibration, Trained, make_scenes, open_set
 from latedrop_crowd.calibration.counter import recalibrate_counter
 from latedrop_crowd.calibration.record import Reading
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 FRAMES, LABELS, TRIALS = 80, 20, 10
 Shots = list[tuple[Tensor, int]]
 
@@ -64,16 +65,11 @@ SCENES: dict[str, tuple[str, Callable[[], Shots]]] = {
 }
 
 
-def counter(name: str) -> tuple[Trained, CrowdCalibration]:
-    trained = load_weights(shipped(name))
-    return trained, load_calibration(shipped(name, ".calibration.json"), trained)
-
-
 @pytest.mark.parametrize("name", list(SCENES))
 def test_twenty_labels_at_another_camera(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     which, make = SCENES[name]
     shots = make()
-    trained, calibration = counter(which)
+    trained, calibration = shipped_counter(which)
     images = [image for image, _ in shots]
     truth = np.array([count for _, count in shots], dtype=float)
     network = CrowdCalibration.read

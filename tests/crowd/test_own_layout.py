@@ -4,9 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("scipy")
-pytest.importorskip("PIL")
 from PIL import Image
 
 from latedrop.errors import DataError, LatedropError

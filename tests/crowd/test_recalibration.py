@@ -1,24 +1,32 @@
 """Counts of a new scene from a few labelled frames: the fit, what it is drawn to, and how it is kept."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import norm, t
 
-from latedrop.errors import DataError
+from latedrop.errors import DataError, FileError, OutputError
 from latedrop.records import checked, plain
+from latedrop_crowd.calibration import CrowdCalibration
+from latedrop_crowd.calibration.counter import recalibrate_counter
 from latedrop_crowd.calibration.recalibration import Recalibration, effective_frames, fit_recalibration, t_quantile
+from latedrop_crowd.calibration.record import Reading
+from latedrop_crowd.mcnn import Trained
+from latedrop_crowd.scenes import make_scenes
 from rounding import rounding
 
 
-def frames(rng: np.random.Generator, n: int, bias: float, slope: float, std: float) -> tuple[np.ndarray, np.ndarray]:
+def labelled(rng: np.random.Generator, n: int, bias: float, slope: float, std: float) -> tuple[np.ndarray, np.ndarray]:
     count = rng.uniform(5, 30, n)
     return count, count + bias + slope * (count - 17) + std * rng.standard_normal(n)
 
 
 def test_many_frames_decide_by_themselves() -> None:
     rng = np.random.default_rng(0)
-    count, truth = frames(rng, 4000, -3, -0.2, 1.5)
+    count, truth = labelled(rng, 4000, -3, -0.2, 1.5)
     found = fit_recalibration(count, np.full(4000, 9.0), truth)
     mean, variance = found.apply(25.0, 9.0)
     assert mean == pytest.approx(25 - 3 - 0.2 * 8, abs=0.15)  # three standard errors of a line at its end
@@ -44,7 +52,7 @@ def test_intervals_hold_on_average_over_scenes(n: int) -> None:
     rng = np.random.default_rng(n)
     inside = []
     for _ in range(300):
-        count, truth = frames(rng, n + 50, rng.normal(0, 4), rng.normal(0, 0.15), 2.0)
+        count, truth = labelled(rng, n + 50, rng.normal(0, 4), rng.normal(0, 0.15), 2.0)
         found = fit_recalibration(count[:n], np.full(n, 4.0), truth[:n])
         for c, y in zip(count[n:], truth[n:], strict=True):
             mean, variance = found.apply(c, 4.0)
@@ -55,7 +63,7 @@ def test_intervals_hold_on_average_over_scenes(n: int) -> None:
 
 def test_a_variance_twice_as_large_stays_so() -> None:
     rng = np.random.default_rng(3)
-    count, truth = frames(rng, 400, 0, 0, 1)
+    count, truth = labelled(rng, 400, 0, 0, 1)
     found = fit_recalibration(count, np.full(400, 4.0), truth)
     assert found.apply(17, 8.0)[1] / found.apply(17, 4.0)[1] == pytest.approx(2, rel=0.02)
 
@@ -82,12 +90,9 @@ def test_quantiles_and_records() -> None:
             checked(Recalibration, plain(found) | wrong, "recalibration", "")
 
 
-def test_too_few_frames() -> None:
+def test_too_few_frames_and_variances_below_zero_are_refused() -> None:
     with pytest.raises(DataError, match=r"of the same 5 frames or more, better 20 .*; found 4, 4 and 4"):
         fit_recalibration(np.ones(4), np.ones(4), np.ones(4))
-
-
-def test_variances_below_zero_are_refused() -> None:
     with pytest.raises(DataError, match="expected finite counts, and variances above 0"):
         fit_recalibration(np.arange(8.0), np.array([1.0] * 7 + [-0.1]), np.arange(8.0))
 
@@ -107,3 +112,48 @@ def test_intervals_follow_labels_where_the_count_stays() -> None:
     count, sign = np.linspace(5, 30, 20), np.tile([1.0, -1.0], 10)
     small, large = (fit_recalibration(count, np.ones(20), count + size * sign) for size in (0.2, 8.0))
     assert large.variance > 50 * small.variance
+
+
+SHAPE = (72, 96)
+Frames = list[tuple[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def frames() -> Frames:
+    scenes = make_scenes(0, 0, 6, shape=SHAPE)
+    return [(f"f{k}.png", scenes.image(index)) for k, index in enumerate(scenes.test)]
+
+
+def test_recalibration_finds_the_first_frame_of_a_video(
+    trained: Trained, free: CrowdCalibration, frames: Frames
+) -> None:
+    video = [(f"clip.mp4#{k:06}", image) for k, (_, image) in enumerate(frames)]
+
+    def until_the_last() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from video
+        raise FileError("it stopped after 6")
+
+    with pytest.warns(UserWarning, match="only 6 labelled frames"):
+        found = recalibrate_counter(trained, free, until_the_last(), {str(k): 5 for k in range(6)})
+    assert found.recalibration is not None
+    assert found.recalibration.frames == 6
+
+
+def test_digits_of_an_image_are_its_name(trained: Trained, free: CrowdCalibration, frames: Frames) -> None:
+    images = [(f"{k:02}.png", image) for k, (_, image) in enumerate(frames)]
+    with pytest.raises(Exception, match=r"missing: 1\.png"):
+        recalibrate_counter(trained, free, images, {f"{k}.png": 5 for k in range(1, 6)})
+
+
+def test_recalibration_refuses_what_is_not_counted(
+    trained: Trained, free: CrowdCalibration, frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = CrowdCalibration.read
+
+    def below(self: CrowdCalibration, trained: Trained, image: torch.Tensor, **options: bool) -> Reading:
+        found = plain(self, trained, image, **options)
+        return replace(found, count=replace(found.count, output=-1 - found.count.output.abs()))
+
+    monkeypatch.setattr(CrowdCalibration, "read", below)
+    with pytest.raises(OutputError, match="expected a density that sums to people"):
+        recalibrate_counter(trained, free, frames, {name: 3 for name, _ in frames})

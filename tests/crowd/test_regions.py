@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("scipy")
-
 from density_maps import SHAPE, as_heavy_as_people, bump, light, made
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import checked, plain
-from latedrop_crowd.regions import Maps, Policy, RegionTable, find_regions, fit_policy, to_cells, usual_threshold
+from latedrop_crowd.regions import Maps, Policy, RegionTable, find_regions, fit_policy, usual_threshold
 from rounding import rounding
 
 
@@ -61,11 +59,6 @@ def test_near_reaches_two_cells_and_no_more() -> None:
     # A head in a corner, outside the grid by less than a cell, belongs to its last cell.
     density[29, 39] = 0.5
     assert find_regions(density, threshold=0.1).near(np.array([[39.4, 29.4]])).tolist() == [False, False, True]
-
-
-def test_points_to_cells() -> None:
-    np.testing.assert_allclose(to_cells([[1.5, 1.5], [3.0, 4.0]]), [[0, 0], [0.375, 0.625]])
-    assert to_cells([]).shape == (0, 2)
 
 
 def test_a_policy_rejects_regions_that_meet_all_three_conditions() -> None:

@@ -22,10 +22,7 @@ def test_seeded(some: CrowdSet) -> None:
         assert torch.equal(some.image(i), again.image(i))  # pixels of eight bits, from the same seed
         np.testing.assert_array_equal(some.frames[i].points, again.frames[i].points)
     assert not any(torch.equal(some.image(i), other.image(i)) for i in range(22))
-
-
-def test_a_smaller_set_is_the_beginning_of_a_larger_one(some: CrowdSet) -> None:
-    few = make_scenes(2, 1, 2)
+    few = make_scenes(2, 1, 2)  # a smaller set is the beginning of a larger one
     for part in ("train", "validation", "test"):
         for mine, theirs in zip(getattr(few, part), getattr(some, part), strict=False):
             assert torch.equal(few.image(mine), some.image(theirs))  # pixels of eight bits, from the same seed

@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("scipy")
-pytest.importorskip("safetensors")
-
 import safetensors.torch
 import torch
 
@@ -20,7 +16,6 @@ from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.mcnn import MCNN, load_weights, shipped
 from latedrop_crowd.training.network import read_log
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STRANGE: list[Any] = [None, True, "x", -1, float("nan"), 1e300, 10**12, [], {}, [[1]]]
 OTHER = [b"", b"[" * 200_000, b"[1]", b'"x"', b"null", b"\x00\xff\xfe", '{"a": "ü"}'.encode("utf-16")]
 

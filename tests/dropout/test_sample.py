@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from latedrop import find_sites, sample
 from latedrop.dropout.moments import moments_of
 from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
-from latedrop.errors import ArgumentError, OutputError
+from latedrop.errors import OutputError
 from rounding import assert_same_up_to_rounding
 from zoo import Columns, mlp
 
@@ -135,20 +135,6 @@ def test_an_output_that_is_not_finite_is_an_error() -> None:
         sample(mlp(), torch.randn(8, 5), 0.2, 30, readout=lambda y: y.abs().log() / 0)
     with pytest.raises(OutputError, match="without dropout"):
         sample(mlp(), torch.randn(8, 5), 0.0, 30, readout=lambda y: y / 0)
-
-
-def test_bad_arguments() -> None:
-    model, x = mlp(), torch.randn(8, 5)
-    for draws in (1, 0, -3, 2.5, True):
-        with pytest.raises(ArgumentError, match="at least 2 draws"):
-            sample(model, x, 0.1, draws)
-    for rate in (1.0, -0.1, 7):
-        with pytest.raises(ArgumentError, match=r"rate in \[0, 1\)"):
-            sample(model, x, rate)
-    with pytest.raises(ArgumentError, match="chunk to be a whole number of at least 1"):
-        sample(model, x, 0.1, chunk=0)
-    with pytest.raises(ArgumentError, match="engine"):
-        sample(model, x, 0.1, engine="fast")
 
 
 def test_a_readout_before_the_moments_is_not_one_after() -> None:

@@ -205,6 +205,14 @@ def test_old_style_weight_norm_can_be_copied() -> None:
     assert float(sample(model, x, 0.3, 20).variance.min()) > 0
 
 
+def test_a_spectral_norm_in_train_mode_is_left_as_it_is() -> None:
+    """Whoever reads its weight moves the vectors that it keeps."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 1)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sample(model, torch.randn(5, 4), 0.3, 5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_what_a_model_writes_into_itself_stays_in_the_copy() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:

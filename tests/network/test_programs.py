@@ -237,11 +237,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     weights = io.BytesIO()
     torch.save(nn.Linear(2, 2).state_dict(), weights)
     files = {
-        "text": (b"hello", "found another kind of file, or half of one"),
-        "half": (archive[: len(archive) // 2], "found another kind of file, or half of one"),
-        "weights": (weights.getvalue(), "found a TorchScript or state_dict file.*Export the Python model"),
-        "zip": (rewritten(archive, lambda n, c: None, readme=b"hello"), "found another at"),
-        "compiled": (rewritten(archive, lambda n, c: c, **{"data/aotinductor/model/a.so": b""}), "machine code"),
+        "text": (b"hello", "found another kind of file, half of one"),
+        "half": (archive[: len(archive) // 2], "found another kind of file, half of one"),
+        "compiled": (rewritten(archive, lambda n, c: c, **{"data/aotinductor/model/a.so": b""}), "or machine code"),
+        "weights": (weights.getvalue(), "found another kind of file.*Export the Python model"),
+        "zip": (rewritten(archive, lambda n, c: None, readme=b"hello"), "found another kind of file"),
         "damaged": (rewritten(archive, lambda n, c: b"{}" if n.endswith("model.json") else c), "can read from"),
     }
     with pytest.raises(FileError, match=r"expected an exported program at .*the system says"):

@@ -27,16 +27,6 @@ def test_every_name_of_a_list_has_to_match() -> None:
         find_sites(UNet(), torch.zeros(2, 1, 8, 8), select=["up", "uo"])
 
 
-def test_no_match_lists_what_there_is() -> None:
-    model, x = UNet(), torch.zeros(2, 1, 8, 8)
-    with pytest.raises(SiteError, match=r"expected 'nothing\*'.*Sites: \['down2', 'up', 'merge', 'out'\].*\['down1'\]"):
-        find_sites(model, x, select="nothing*")
-    with pytest.raises(SiteError, match="first layers, which are never sites"):
-        find_sites(model, x, select="down1")
-    with pytest.raises(SiteError, match="no hidden units to drop"):
-        find_sites(nn.Linear(3, 1), torch.zeros(2, 3))
-
-
 def test_table_is_readable() -> None:
     table = str(find_sites(Residual(), torch.zeros(2, 3, 8, 8)))
     assert table.splitlines()[0].split() == ["site", "layer", "masks", "units", "calls"]
@@ -188,9 +178,6 @@ def test_rates_by_site() -> None:
     assert rates_by_site(sites, {"a.*": 0.1, "a.two": 0.2}) == {"a.one": 0.1, "a.two": 0.2, "b": 0.0}
     with pytest.raises(ArgumentError, match=r"'c\*' matches none of \['a.one', 'a.two', 'b'\]"):
         rates_by_site(sites, {"c*": 0.1})
-    for bad in (1.0, -0.1, float("nan"), True, "0.1", None):
-        with pytest.raises(ArgumentError, match=r"rate in \[0, 1\)"):
-            rates_by_site(sites, bad)
 
 
 def test_place_of_a_unit() -> None:

@@ -238,8 +238,8 @@ class TestOutputs:
 
     def test_readouts_that_give_nothing_of_use(self) -> None:
         cases: list[tuple[Any, str]] = [
-            ("logits", r"several parts for the readout 'logits'; found one tensor of shape \(40, 1\), without parts"),
-            (3, "expected an output of several parts for the readout 3"),
+            ("logits", r"a part 'logits'; found Tensor of shape \(40, 1\)"),
+            (3, "expected an output with a part 3"),
             (lambda out: out.long(), r"expected the readout to give a floating tensor; found torch\.int64"),
             (lambda out: None, "expected the readout to give a floating tensor; found NoneType"),
             (lambda out: out.sum(), r"first axis counts the 40 examples; found shape \(\)"),

@@ -1,4 +1,4 @@
-"""The pages say what is true: every python block runs, every link leads somewhere."""
+"""Check the pages: every python block runs, every link leads somewhere."""
 
 import contextlib
 import random
@@ -24,7 +24,7 @@ OTHERS += [ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md", ROOT / "benchmarks" / 
 LONG = {"adapters", "classification", "coming_from", "crowd", "deployment", "tutorial_maps", "tutorial_text"}
 WIDEST = 88
 """Columns of a line of code that the site shows without cutting it off."""
-WIDE = {"console", "crowd", "crowd_data", "crowd_training", "performance", "studies", "trained"}
+WIDE = {"console", "crowd", "crowd_data", "crowd_training", "performance", "studies"}
 """Pages with longer lines, to be narrowed."""
 
 # A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
@@ -40,7 +40,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory and a random state that are thrown away after, and no window for figures."""
+    """Give a temporary working directory and random state, and open no window for figures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     numpy_state, python_state = np.random.get_state(), random.getstate()
@@ -138,7 +138,7 @@ def test_every_error_class_is_in_the_reference() -> None:
 
 
 def needed(names: str) -> set[str]:
-    """Those of the libraries, with commas between, that are not installed."""
+    """Return the libraries, separated by commas in `names`, that are not installed."""
     wanted = set(names.split(", "))
     return wanted & set(missing("torchvision", *wanted))  # which some of them import
 

@@ -37,8 +37,8 @@ LINK = re.compile(r"\[[^\]]*\]\([^)]*\)")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_terms_are_linked_where_they_are_used_first(page: Path) -> None:
-    found = unlinked(page.read_text(encoding="utf-8"))
-    assert found == {}, "link these where they are used first, as in [leverage](glossary.md#leverage)"
+    missing = unlinked(page.read_text(encoding="utf-8"))
+    assert missing == {}, "link these where they are used first, as in [leverage](glossary.md#leverage)"
 
 
 def test_terms_are_in_the_glossary() -> None:
@@ -54,9 +54,9 @@ def test_what_counts_as_a_link() -> None:
 
 
 def unlinked(text: str) -> dict[str, int]:
-    """The terms whose first use in running text is in no link, with the line of that use."""
-    blank = NO_TEXT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-    links = [found.span() for found in LINK.finditer(blank)]
+    """Return the terms whose first use in running text is in no link, with the line of that use."""
+    blank = NO_TEXT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    links = [match.span() for match in LINK.finditer(blank)]
     missing = {}
     for term, words in TERMS.items():
         first = re.search(rf"(?<![\w-])(?:{words})(?![\w-])", blank, re.IGNORECASE)

@@ -58,8 +58,8 @@ def test_a_typed_program_from_outside(tmp_path: Path) -> None:
         [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, program.name],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    found = re.findall(r"^program\.py:\d+: error: .*\[(.+)\]$", done.stdout, re.MULTILINE)
-    assert sorted(found) == ["arg-type", "arg-type", "arg-type", "attr-defined", "call-arg"], done.stdout + done.stderr
+    errors = re.findall(r"^program\.py:\d+: error: .*\[(.+)\]$", done.stdout, re.MULTILINE)
+    assert sorted(errors) == ["arg-type", "arg-type", "arg-type", "attr-defined", "call-arg"], done.stdout + done.stderr
 
 
 WRONG = """
@@ -102,9 +102,9 @@ def test_a_skip_that_is_not_listed_is_told(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_data_are_absent_only_where_there_are_none(tmp_path: Path) -> None:
-    found, listed = Counter({"UCSD is not at ../shared/data/ucsd": 1}), read(".ci/skips.txt")
-    assert script("skips").unlisted(found, listed, tmp_path) == set(found)
-    assert script("skips").unlisted(found, listed, tmp_path / "none") == set()
+    reasons, listed = Counter({"UCSD is not at ../shared/data/ucsd": 1}), read(".ci/skips.txt")
+    assert script("skips").unlisted(reasons, listed, tmp_path) == set(reasons)
+    assert script("skips").unlisted(reasons, listed, tmp_path / "none") == set()
 
 
 def test_a_file_that_a_wheel_leaves_out_is_told(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 
 class Page(HTMLParser):
-    """What a page loads, where it leads, and the anchors that it has."""
+    """The files that a page loads, its links and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -50,18 +50,18 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.anchors |= {value for name in ("id", "name") if (value := found.get(name))}
+        attributes = dict(attrs)
+        self.anchors |= {value for name in ("id", "name") if (value := attributes.get(name))}
         self.formulas += tag == "math"
-        if tag == "a" and found.get("href"):
-            self.leads.append(found["href"] or "")
-        if tag in LOADED and found.get("rel") not in ("next", "prev", "canonical") and found.get(LOADED[tag]):
-            self.loads.append(found[LOADED[tag]] or "")
+        if tag == "a" and attributes.get("href"):
+            self.leads.append(attributes["href"] or "")
+        if tag in LOADED and attributes.get("rel") not in ("next", "prev", "canonical") and attributes.get(LOADED[tag]):
+            self.loads.append(attributes[LOADED[tag]] or "")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make docs` does it, in another folder."""
+    """Build the site as `make docs` does, in another folder."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--quiet", "--fail-on-warning", "--keep-going", "-b", "html", "-d", str(folder / "doctrees")]
     command = [sys.executable, "-m", "sphinx", *options, "-c", "docs/site", ".", str(folder / "site")]
@@ -104,8 +104,8 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
     ]
     assert missing == []
     for kind, pattern in (("*.css", REMOTE_STYLE), ("*.js", REMOTE_CALL)):
-        found = [path.name for path in site.rglob(kind) if pattern.search(path.read_text(encoding="utf-8"))]
-        assert found == []
+        remote_files = [path.name for path in site.rglob(kind) if pattern.search(path.read_text(encoding="utf-8"))]
+        assert remote_files == []
     texts = (path.read_text(encoding="utf-8") for path in pages)
     assert not any(REMOTE_STYLE.search(text) for text in texts)
 

@@ -174,5 +174,5 @@ def test_a_quantised_model_is_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = quantised.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-        with pytest.raises(SiteError, match="found quantised ones, 0, 2"):
+        with pytest.raises(SiteError, match="found quantised or complex ones, 0, 2"):
             latedrop.find_sites(model, torch.randn(4, 5))  # it scales a batch as a whole, so its rows may meet

@@ -16,9 +16,9 @@ from torch import nn
 
 import latedrop
 from latedrop import metrics
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, evaluate, verdict
-from latedrop.report import overview, png, table, write_report
+from latedrop.report import table, write_report
 from latedrop.report.charts import series_of
 from quick import quick
 from rounding import rounding
@@ -367,15 +367,3 @@ def test_a_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     prediction, target = predicted()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     Outline(page_of(tmp_path / "report.html", prediction, target))
-    with pytest.raises(LatedropError, match=r"expected matplotlib.*pip install 'latedrop\[plots\]'"):
-        overview(prediction, target, compare(prediction, target))
-
-
-def test_figures_leave_pyplot_alone() -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib draws the figures")
-    before = pyplot.get_fignums()
-    prediction, target = predicted()
-    figure = overview(prediction, target, compare(prediction, target), unit="m")
-    assert png(figure).startswith(b"\x89PNG")
-    assert [ax.get_xlabel() for ax in figure.axes] == ["interval level", "test rows, in order of their prediction"]
-    assert pyplot.get_fignums() == before

@@ -1,13 +1,16 @@
 """Intervals that follow errors: the bound holds exactly whatever comes, and coverage returns after every change."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latedrop.errors import DataError
+from latedrop.quantiles import normal_quantile
 from latedrop.records import FieldError, checked, plain
-from latedrop.streams.tracking import GAINS, LEAST_SCALE, Tracker, TrackerState, most_misses, student
+from latedrop.streams.tracking import GAINS, LEAST_SCALE, STEP, Tracker, TrackerState, student
 from rounding import assert_same_doubles
 
 
@@ -35,6 +38,16 @@ def stream(kind: str, count: int, seed: int) -> np.ndarray:
         "season": noise * (1.5 + np.sin(time / 20)),
         "heavy tails": rng.standard_t(2.5, count),
     }[kind]
+
+
+def most_misses(labels: int, largest: float, level: float, step: float = STEP) -> float:
+    """How many labels can lie outside their intervals at most, if no error is above `largest · s`.
+
+    A miss means `z · c · exp(theta) < largest`, as `t >= z`, and `c` is never below `LEAST_SCALE`; only a miss raises
+    `theta`, by `step · level`. `theta` is bounded so, and is the sum of its steps.
+    """
+    top = max(0.0, math.log(largest / (normal_quantile((1 + level) / 2) * LEAST_SCALE)))
+    return (1 - level) * labels + top / step + level
 
 
 KINDS = ("steady", "step", "growth", "shrinking", "bias", "walk", "season", "heavy tails")

@@ -18,7 +18,7 @@ from latedrop import find_sites
 from latedrop.errors import DataError
 from latedrop.records import FieldError
 from latedrop.terms import BatchContext, ErrorForest
-from latedrop.terms.forest import Trees
+from latedrop.terms.forest import Trees, grow
 from rounding import assert_same_up_to_rounding
 
 
@@ -65,6 +65,20 @@ def test_trees_predict_what_scikit_learn_predicts() -> None:
     trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 30, 4)
     new = np.random.default_rng(1).normal(size=(300, 4)) * 2
     assert_same_up_to_rounding(sums(trees, new), torch.from_numpy(model.predict(new)))
+
+
+@pytest.mark.parametrize("count", [100, 700])
+def test_the_forest_is_the_one_that_scikit_learn_grows(count: int) -> None:
+    """Both draw rows and inputs by the same numbers, on one thread or on several."""
+    x, y = (np.round(part * 2**16) / 2**16 for part in rows_of(count))
+    y = np.concatenate([y, x[:, 1:2]], 1) ** 2
+    x = np.float32(x)
+    trees, out_of_bag = grow(x, y, None, 30, 5)
+    least = max(5, round(0.01 * count))
+    options = {"min_samples_leaf": least, "max_depth": 8, "oob_score": True, "random_state": 5}
+    model = RandomForestRegressor(30, **options).fit(x, np.round(y * 2**16) / 2**16)
+    assert_same_up_to_rounding(sums(trees, x), torch.from_numpy(model.predict(x)))
+    assert_same_up_to_rounding(out_of_bag, model.oob_prediction_)
 
 
 def test_values_at_a_threshold_go_where_scikit_learn_sends_them() -> None:
@@ -144,7 +158,8 @@ def test_rows_that_are_no_table_have_components_of_features() -> None:
     features = rng.normal(size=(80, 50)) @ rng.normal(size=(50, 50)) + 3
     rows = batch(np.zeros((80, 4)), fitted=True)
     rows.x = None
-    rows.remember(torch.from_numpy(features), torch.zeros(80, 1))
+    del rows.table
+    rows.remember(features=torch.from_numpy(features), mean=torch.zeros(80, 1))
     numbers = ErrorForest().looking_at(rows).numbers(rows)
     expected = PCA(32, svd_solver="full").fit_transform(features)
     assert_same_up_to_rounding(numbers[:, :32].abs(), np.abs(expected / expected.std(0)))

@@ -53,7 +53,6 @@ class CountedFrame:
         count_kept: the count without rejected regions.
         density: `(h, w)`, people per cell.
         std_map: its standard deviation, `(h, w)`.
-        kept: the density without rejected regions, `(h, w)`.
         regions: R connected regions of the density.
         rejected: which of them are rejected, bool `(R,)`.
         faint: which of them are kept but faint, as a `Policy` has it, bool `(R,)`.
@@ -74,7 +73,6 @@ class CountedFrame:
     count_kept: float
     density: npt.NDArray[np.float64] = field(repr=False)
     std_map: npt.NDArray[np.float64] = field(repr=False)
-    kept: npt.NDArray[np.float64] = field(repr=False)
     regions: Regions = field(repr=False)
     rejected: npt.NDArray[np.bool_] = field(repr=False)
     faint: npt.NDArray[np.bool_] = field(repr=False)
@@ -132,8 +130,7 @@ def count_people(
             is raised.
 
     Raises:
-        DataError: a frame is smaller than the receptive field, of other channels, or not of the size of the region of
-            interest; the message names the frame.
+        DataError: a frame does not fit the network; the message names it.
         OutputError: the density sums below 0.
         FileError: a frame to pass over is another picture than the one of that name which was counted.
     """
@@ -174,10 +171,7 @@ def _mark(image: Tensor) -> str:
 def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
     """Write counts as they come, each at once, so that a crash keeps what is finished; how many were written.
 
-    Args:
-        rows: from `count_people`.
-        path: of a CSV file.
-        resume: add to the file; pass its `finished_frames` to `count_people` as `skip`.
+    To `resume` is to add to the file: pass its `finished_frames` to `count_people` as `skip`.
     """
     number = 0
     with CountFile(path, resume=resume) as file:
@@ -190,12 +184,7 @@ def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, 
 def finished_frames(path: str | os.PathLike[str], provenance: str | None = None) -> dict[str, str]:
     """Marks of the pictures of the frames that a file of counts has, by name; none where there is no file.
 
-    Args:
-        path: of the file.
-        provenance: where given, all its counts must be of this one.
-
-    Raises:
-        FileError: the file is not one of counts, or has counts of other weights, another calibration or level.
+    Where a `provenance` is given, counts of another one are a `FileError`.
     """
     path = Path(path)
     with readable(path, "a file of counts"):
@@ -221,12 +210,7 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
 
 
 class CountFile:
-    """A file of counts that grows by whole lines and that no other process writes to; a context manager.
-
-    Args:
-        path: of a CSV file.
-        resume: add to the counts that it has.
-    """
+    """A CSV file of counts that grows by whole lines and that no other process writes to; a context manager."""
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = False) -> None:
         self.path = Path(path)
@@ -291,7 +275,7 @@ def _counted(
     policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
     regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
     rejected = policy.rejects(regions)
-    gone = regions.mask(rejected)
+    gone = float(reading.density[regions.mask(rejected)].sum())
     return CountedFrame(
         name=name,
         count=max(0.0, count),
@@ -299,10 +283,9 @@ def _counted(
         low=max(0.0, low),
         high=max(0.0, high),
         level=level,
-        count_kept=max(0.0, count - float(reading.density[gone].sum())),
+        count_kept=max(0.0, count - gone),
         density=reading.density,
         std_map=reading.std,
-        kept=np.where(gone, 0.0, reading.density),
         regions=regions,
         rejected=rejected,
         faint=policy.faint(regions),

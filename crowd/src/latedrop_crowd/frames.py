@@ -52,14 +52,8 @@ _VIDEOS = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mt
 def read_image(path: str | os.PathLike[str], channels: int = 1) -> Tensor:
     """An image file as a float32 tensor `(channels, H, W)` in [0, 1].
 
-    Eight and sixteen bits, palettes and float images are read; what is transparent is laid over black.
-
-    Args:
-        path: of the file.
-        channels: 1 for grey (luma), 3 for colour (RGB).
-
-    Raises:
-        FileError: no such file, not an image, or one that is cut short.
+    Eight and sixteen bits, palettes and float images are read; what is transparent is laid over black. One channel is
+    grey (luma), three are colour (RGB). What is no image, or is cut short, is a `FileError`.
     """
     _check_channels(channels)
     with _opened(path) as image:
@@ -103,11 +97,7 @@ def enlarged(image: Tensor, times: int) -> Tensor:
 
 
 def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEPTIVE_FIELD) -> None:
-    """Raise where a frame `(..., H, W)` is smaller than what one cell of the map sees, by default of MCNN's.
-
-    Raises:
-        DataError: the shorter side is below `least` pixels.
-    """
+    """Raise `DataError` where a frame `(..., H, W)` is smaller than what one cell of the map sees."""
     height, width = shape[-2:]
     if min(height, width) < least:
         raise DataError(
@@ -118,20 +108,13 @@ def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEP
 
 @dataclass(frozen=True)
 class FrameStream:
-    """Frames in the order of their sources; iterate for pairs of a name and a tensor `(channels, H, W)` in [0, 1].
+    """Frames in the order of their sources; iterate for pairs of a name and a tensor `(channels, H, W)` in [0, 1]."""
 
-    Attributes:
-        total: how many there are, as far as the headers of videos tell; None where one does not.
-        files: videos and images to read, each with its name.
-        channels: 1 for grey, 3 for colour.
-        every: one frame in so many of each source is taken.
-        on_bad: called with the error of a file that cannot be read, or that ends early; without it, it is raised.
-    """
-
-    total: int | None
-    files: tuple[tuple[Path, str], ...]
-    channels: int
-    every: int
+    total: int | None  # how many there are, as far as the headers of videos tell; None where one does not
+    files: tuple[tuple[Path, str], ...]  # videos and images to read, each with its name
+    channels: int  # 1 for grey, 3 for colour
+    every: int  # one frame in so many of each source is taken
+    # called with the error of a file that cannot be read, or that ends early; without it, it is raised
     on_bad: Callable[[FileError], object] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -164,10 +147,7 @@ def open_frames(
         every: take every so many frames of each video, each folder and each run of image files, from the first on.
         on_bad: called with the error of a file that cannot be read, or that ends early; the others are then read on.
 
-    Raises:
-        ArgumentError: no source, or `every` below 1.
-        FileError: a source is missing, a folder has no images, or a file cannot be read. A video that ends before its
-            header says so raises this after its last good frame.
+    A video that ends before its header says so raises `FileError` after its last good frame.
     """
     _check_channels(channels)
     if int(every) != every or every < 1:

@@ -130,8 +130,8 @@ class Trained:
     @property
     def device(self) -> torch.device:
         """Where it runs."""
-        held = (*self.model.parameters(), *self.model.buffers())
-        return held[0].device if held else torch.device("cpu")
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return tensors[0].device if tensors else torch.device("cpu")
 
     @property
     def enlarge(self) -> int:
@@ -185,11 +185,7 @@ class Trained:
 
 
 def save_weights(path: str | os.PathLike[str], trained: Trained) -> None:
-    """Write a network as safetensors: its tensors, the region of interest, and `about` as metadata.
-
-    Raises:
-        ArgumentError: it is not an MCNN, or says something about itself that `load_weights` would refuse.
-    """
+    """Write an MCNN as safetensors: its tensors, the region of interest, and `about` as metadata."""
     import safetensors.torch
 
     model = trained.model
@@ -211,11 +207,7 @@ def save_weights(path: str | os.PathLike[str], trained: Trained) -> None:
 
 
 def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Trained:
-    """Read what `save_weights` wrote; nothing is unpickled.
-
-    Raises:
-        FileError: no such file, not safetensors, or the weights of another architecture.
-    """
+    """Read what `save_weights` wrote; nothing is unpickled, and the weights of other networks are a `FileError`."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -244,11 +236,7 @@ def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu
 
 
 def shipped(name: str, suffix: str = ".safetensors") -> Path:
-    """The path of weights, or of another file beside them, that come with the package.
-
-    Raises:
-        ArgumentError: no weights of that name.
-    """
+    """The path of weights, or of another file beside them, that come with the package."""
     path = _SHIPPED / f"{name}{suffix}"
     if not path.is_file():
         raise ArgumentError(f"expected the name of shipped weights, one of {_shipped_names()}; found {name!r}.")
@@ -280,7 +268,7 @@ def _shipped_names() -> str:
 
 
 def faster(trained: Trained) -> Trained:
-    """The same network with its weights laid out so that a CPU runs it about twice as fast."""
+    """Lay the weights out so that a CPU runs the network about twice as fast."""
     if trained.device.type == "cpu":
         layout: Any = {"memory_format": torch.channels_last}
         trained.model.to(**layout)
@@ -361,5 +349,6 @@ def as_counter(
     words = {"network": type(model).__name__, **(about or {}), "counter": scaling}
     if isinstance(model, torch.fx.GraphModule):  # a program has no modes; its eval() would raise
         counter.training = False
-        return Trained(counter, roi, words)
-    return Trained(counter.eval(), roi, words)
+    else:
+        counter.eval()
+    return Trained(counter, roi, words)

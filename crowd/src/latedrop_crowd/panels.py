@@ -15,8 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from latedrop.files import write_aside
-from latedrop.plots import new_figure
-from latedrop.report import png
+from latedrop.plots import new_figure, png
 from latedrop_crowd.counting import CountedFrame
 from latedrop_crowd.mcnn import STRIDE
 
@@ -61,16 +60,13 @@ def draw_panel(
     _draw_frame(own, frame, cells, side)
     _draw_regions(own, frame, side, heads)
     deviation = "standard deviation of the density" if frame.mapped else "deviations were not worked out"
-    for ax, values, colours, title in (
-        (maps[0], frame.density, "magma", "density"),
-        (maps[1], frame.std_map, "viridis", deviation),
-    ):
+    drawn_maps = (frame.density, "magma", "density"), (frame.std_map, "viridis", deviation)
+    for ax, (values, colours, title) in zip(maps, drawn_maps, strict=True):
         # A map without anybody still has a scale.
         top = max(float(values.max()), 1e-6)
         drawn = ax.imshow(values, cmap=colours, vmin=0, vmax=top, extent=_extent(values, side), interpolation="nearest")
         figure.colorbar(drawn, ax=ax, label=unit, shrink=0.85, pad=0.02)
         ax.set_title(title, fontsize="medium")
-        ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     return figure
 
 
@@ -95,8 +91,6 @@ def _draw_frame(ax: Axes, frame: CountedFrame, roi: npt.NDArray[np.bool_] | None
         veil = np.zeros((*roi.shape, 4))
         veil[..., 3] = 0.55 * ~roi
         ax.imshow(veil, extent=_extent(roi, side), interpolation="nearest")
-    height, width = pixels.shape[:2]
-    ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
 
 
 def _draw_regions(ax: Axes, frame: CountedFrame, side: float, heads: npt.NDArray[Any] | None) -> None:

@@ -75,21 +75,15 @@ class Regions:
 
     def near(self, heads: npt.NDArray[Any], within: float = NEAR) -> npt.NDArray[np.bool_]:
         """Which regions have a head in them or within so many cells, `(R,)`; `heads` `(P, 2)` as x, y in cells."""
-        found = np.zeros(len(self) + 1, dtype=bool)
+        from scipy.spatial.distance import cdist
+
         heads = np.asarray(heads, dtype=np.float64).reshape(-1, 2)
+        cells = np.argwhere(self.labels)
         if not len(heads) or not len(self):
-            return found[1:]
-        h, w = self.labels.shape
-        reach = int(np.ceil(within)) + 1
-        step = np.arange(-reach, reach + 1)
-        x, y = np.clip(heads[:, 0], 0, w - 1), np.clip(heads[:, 1], 0, h - 1)
-        columns = np.rint(x).astype(int)[:, None, None] + step[None, None, :]
-        rows = np.rint(y).astype(int)[:, None, None] + step[None, :, None]
-        rows, columns = np.broadcast_arrays(rows, columns)
-        close = np.hypot(columns - x[:, None, None], rows - y[:, None, None]) <= max(within, np.sqrt(0.5))
-        close &= (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
-        found[self.labels[rows[close], columns[close]]] = True
-        return found[1:]
+            return np.zeros(len(self), dtype=bool)
+        at = np.clip(heads[:, ::-1], 0, np.array(self.labels.shape) - 1)
+        close = cells[cdist(cells, at).min(1) <= max(within, np.sqrt(0.5))]
+        return np.isin(np.arange(1, len(self) + 1), self.labels[close[:, 0], close[:, 1]])
 
 
 def to_cells(points: npt.ArrayLike, stride: int = 4) -> Floats:
@@ -101,13 +95,13 @@ def to_cells(points: npt.ArrayLike, stride: int = 4) -> Floats:
     return (np.asarray(points, dtype=np.float64).reshape(-1, 2) + 0.5) / stride - 0.5
 
 
-def near_cells(sigma: float | str, stride: int = 4) -> float:
+def near_cells(sigma: float, stride: int = 4) -> float:
     """How far from a head a region is still its own: two sigmas of the density kernel (in pixels), at least `NEAR`.
 
-    >>> near_cells(4.0), near_cells(8.0), near_cells("adaptive")
-    (2.0, 4.0, 2.0)
+    >>> near_cells(4.0), near_cells(8.0)
+    (2.0, 4.0)
     """
-    return NEAR if isinstance(sigma, str) else max(NEAR, 2 * sigma / stride)
+    return max(NEAR, 2 * sigma / stride)
 
 
 def usual_threshold(mean: npt.NDArray[Any]) -> float:
@@ -157,28 +151,15 @@ def find_regions(
 
 def _isolation(labels: npt.NDArray[np.int32], count: int) -> Floats:
     """Cells from each region to the nearest other one, edge to edge; the diagonal of the map where it is alone."""
-    gaps = np.full(count, float(np.hypot(*labels.shape)))
     if count < 2:
-        return gaps
+        return np.full(count, float(np.hypot(*labels.shape)))
     from scipy.ndimage import binary_erosion
     from scipy.spatial.distance import cdist
 
     inside = labels > 0
-    # The nearest cells of two regions are on their edges.
-    edge = np.argwhere(inside & ~binary_erosion(inside, border_value=1))
+    edge = np.argwhere(inside & ~binary_erosion(inside, border_value=1))  # has the nearest cells of two regions
     owner = labels[edge[:, 0], edge[:, 1]]
-    order = np.argsort(owner, kind="stable")
-    edge, owner = edge[order].astype(np.float64), owner[order]
-    starts = np.searchsorted(owner, np.arange(1, count + 2))
-    for k in range(count):
-        own = slice(starts[k], starts[k + 1])
-        later = edge[starts[k + 1] :]
-        if len(later):
-            nearest = cdist(edge[own], later).min(0)
-            by_region = np.minimum.reduceat(nearest, starts[k + 1 : -1] - starts[k + 1])
-            gaps[k] = min(gaps[k], by_region.min())
-            gaps[k + 1 :] = np.minimum(gaps[k + 1 :], by_region)
-    return gaps
+    return np.array([cdist(edge[owner == k], edge[owner != k]).min() for k in range(1, count + 1)])
 
 
 Objective: TypeAlias = Literal["count", "regions"]
@@ -283,15 +264,9 @@ def fit_policy(
         raise ArgumentError(f"expected objective 'count' or 'regions'; found {objective!r}.")
     threshold = usual_threshold(maps.mean) if threshold is None else threshold
     table = RegionTable.of(maps, threshold, near)
-    mass, isolation = _faint_ends(table)
-    seen, false = _faint_elsewhere(table)
-    return replace(
-        fit_table(table, threshold, objective, features),
-        faint_mass=mass,
-        faint_isolation=isolation,
-        faint_seen=seen,
-        faint_false=false,
-    )
+    policy = fit_table(table, threshold, objective, features)
+    (mass, isolation), (seen, false) = _faint_ends(table), _faint_elsewhere(table)
+    return replace(policy, faint_mass=mass, faint_isolation=isolation, faint_seen=seen, faint_false=false)
 
 
 def fit_table(table: RegionTable, threshold: float, objective: Objective, features: Sequence[str] = FEATURES) -> Policy:
@@ -439,27 +414,21 @@ class RegionTable:
     @classmethod
     def of(cls, maps: Maps, threshold: float, near: float) -> RegionTable:
         """The regions of all maps above a threshold; those with a head in or near them are true."""
-        found, true = [], []
+        by_frame, true = [], []
         for index in range(len(maps)):
             regions = find_regions(*maps.frame(index), threshold=threshold)
-            found.append(regions)
+            by_frame.append(regions)
             true.append(regions.near(maps.heads[index], near))
         mass, ratio, isolation = (
-            np.concatenate([getattr(regions, name) for regions in found]) for name in ("mass", "ratio", "isolation")
+            np.concatenate([getattr(regions, name) for regions in by_frame]) for name in ("mass", "ratio", "isolation")
         )
-        frame = np.repeat(np.arange(len(maps)), [len(regions) for regions in found])
+        frame = np.repeat(np.arange(len(maps)), [len(regions) for regions in by_frame])
         return cls(frame, mass, ratio, isolation, np.concatenate(true), maps.predicted, maps.true)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> RegionTable:
         """Some of the regions `(R,)`; the frames stay."""
-        return replace(
-            self,
-            frame=self.frame[chosen],
-            mass=self.mass[chosen],
-            ratio=self.ratio[chosen],
-            isolation=self.isolation[chosen],
-            true_region=self.true_region[chosen],
-        )
+        columns = ("frame", "mass", "ratio", "isolation", "true_region")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
     def errors(self, gone: npt.NDArray[np.bool_]) -> Floats:
         """Predicted less true count of every frame without some regions."""

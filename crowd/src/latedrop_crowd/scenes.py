@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """What stands somewhere: x and y of its feet and its height, in pixels; its parts, the hindmost first."""
+    """A person or a thing: x and y of its feet and its height, in pixels; its parts, the hindmost first."""
 
     x: float
     y: float
@@ -172,23 +172,19 @@ def clutter(rng: np.random.Generator, shape: tuple[int, int], other: bool) -> li
 def _thing(rng: np.random.Generator, kind: str, x: float, y: float, height: float) -> Figure:
     dark, mid, light = rng.uniform((0.05, 0.25, 0.6), (0.3, 0.6, 0.95))
     grey = (dark, mid, light)[rng.integers(3)]
-    if kind == "post":
-        parts = [Part(0, 0.6, 0.035, 0.6, grey, 8), Part(0, 0.03, 0.09, 0.04, dark)]
-    elif kind == "bin":
-        parts = [Part(0, 0.25, 0.17, 0.25, grey, 8), Part(0, 0.5, 0.19, 0.04, dark, 4)]
-    elif kind == "shadow":
-        parts = [Part(0.3, 0.06, 0.4, 0.05, 0.15), Part(0.75, 0.08, 0.11, 0.05, 0.15)]
-    elif kind == "bush":
+    if kind == "bush":
         blobs = rng.uniform((-0.25, 0.12, 0.12, 0.1, -0.1), (0.25, 0.5, 0.22, 0.18, 0.1), (9, 5))
         parts = [Part(right, up, wide, tall, mid + tone) for right, up, wide, tall, tone in blobs.tolist()]
     elif kind == "torso":
         parts = [Part(0, 0.12, 0.17, 0.12, light, 8), Part(0, 0.5, rng.uniform(0.12, 0.18), 0.28, grey, 2.6)]
     else:
-        parts = [
-            Part(0, 0.45, 0.025, 0.45, dark, 8),
-            Part(0, 0.93, 0.1, 0.11, light),
-            Part(0, 1.03, 0.1, 0.03, dark),
-        ]
+        lid = Part(0, 1.03, 0.1, 0.03, dark)
+        parts = {
+            "post": [Part(0, 0.6, 0.035, 0.6, grey, 8), Part(0, 0.03, 0.09, 0.04, dark)],
+            "bin": [Part(0, 0.25, 0.17, 0.25, grey, 8), Part(0, 0.5, 0.19, 0.04, dark, 4)],
+            "shadow": [Part(0.3, 0.06, 0.4, 0.05, 0.15), Part(0.75, 0.08, 0.11, 0.05, 0.15)],
+            "lamp": [Part(0, 0.45, 0.025, 0.45, dark, 8), Part(0, 0.93, 0.1, 0.11, light), lid],
+        }[kind]
     return Figure(x, y, height, parts, False)
 
 
@@ -280,19 +276,12 @@ _DUSK, _DARK = 150.0, 7.0  # seconds from one failure of the lamps to the next, 
 
 @dataclass(frozen=True)
 class Walks:
-    """A camera above a square.
+    """A camera above a square."""
 
-    Attributes:
-        seed: of everything.
-        period: seconds from one train to the next.
-        least: people on the square when it is calm.
-        most: when a train has arrived.
-    """
-
-    seed: int = 0
-    period: float = 60.0
-    least: int = 10
-    most: int = 46
+    seed: int = 0  # of everything
+    period: float = 60.0  # seconds from one train to the next
+    least: int = 10  # people on the square when it is calm
+    most: int = 46  # when a train has arrived
 
     def people(self, time: float) -> int:
         """How many walk, those outside the picture included."""
@@ -301,7 +290,7 @@ class Walks:
         return round(self.least + (self.most - self.least) * (0.88 * wave + 0.12 * ripple))
 
     def picture(self, time: float) -> npt.NDArray[np.uint8]:
-        """What the camera sees, `(H, W, 3)` in colour."""
+        """Paint the view of the camera, `(H, W, 3)` in colour."""
         canvas = self._empty.copy()
         walkers = [self._walker(number, time) for number in range(self.people(time))]
         figures = sorted([*walkers, *self._things], key=lambda figure: figure[0].y)

@@ -1,4 +1,4 @@
-"""A Lightning callback: `Trainer.predict` gives means, standard deviations and intervals, or probabilities.
+"""Make a Lightning callback with which `Trainer.predict` returns means, deviations and intervals, or probabilities.
 
 Dropout is injected while a batch is predicted, not left on in the module, so that Lightning, which puts the module in
 eval mode, has nothing to switch off. The module is not written to.
@@ -31,17 +31,17 @@ def predict_callback(
     unpack: Callable[[Any], Any] | None = None,
     as_dict: bool = True,
 ) -> Any:
-    """A callback with which `Trainer.predict` gives a dict for each batch: `mean`, `std`, `low`, `high`, on the CPU.
+    """Make a callback with which `Trainer.predict` returns a dict per batch: `mean`, `std`, `low`, `high`, on the CPU.
 
-    Of a classifier it is what `ClassPrediction.to_dict` gives: `label`, `confidence`, `probabilities` and others.
+    For a classifier the dict is `ClassPrediction.to_dict()`: `label`, `confidence`, `probabilities` and others.
 
-    The module's own `predict_step` runs too, once per batch, and its result gives way to ours. What it does after the
-    network belongs in the predictor's readout. With `return_predictions=False` nothing is computed.
+    The module's own `predict_step` runs too, once per batch, and its result is replaced. Put processing after the
+    network into the predictor's readout. With `return_predictions=False` nothing is computed.
 
     Args:
         predictor: from `calibrate` or `load`, of the LightningModule or of a network inside it.
-        level: of the interval from `low` to `high`, or of the prediction sets.
-        unpack: from a batch to the inputs; by default the batch, or the first part where it can only be a pair of
+        level: level of the interval from `low` to `high`, or of the prediction sets.
+        unpack: maps a batch to the inputs; by default the batch, or the first part where it can only be a pair of
             inputs and targets.
         as_dict: False gives `Prediction`s, or `ClassPrediction`s, instead of dicts.
 
@@ -53,7 +53,7 @@ def predict_callback(
 
 
 class _Hooks:
-    """What the callback does; its other base is the library's own class."""
+    """The hooks of the callback; its other base is the library's own class."""
 
     def __init__(self, predictor: Predictor | ClassPredictor, settings: dict[str, Any]) -> None:
         self.predictor, self.settings = predictor, settings
@@ -83,7 +83,7 @@ class _Hooks:
         self._found[dataloader_idx].append(self._kept(self.predictor.predict(inputs)))
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Put our results where the trainer has the module's own."""
+        """Replace the module's results by ours."""
         if not self._found:
             return
         kept = trainer.predict_loop.predictions

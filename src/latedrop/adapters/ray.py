@@ -1,4 +1,4 @@
-"""Ray Data: `Predictions` for `map_batches`, made once for each worker; `predict_folder` from a folder to a folder.
+"""Predict with Ray Data: `Predictions` for `map_batches`, one per worker; `predict_folder` from folder to folder.
 
 Masks are hashes, and a batch is filled up to a fixed number of rows before it runs, so that the prediction of a row
 does not depend on how the data are cut, nor on which worker it meets: the same bytes on workers of the same kind. A
@@ -40,21 +40,21 @@ _ENDINGS = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker needs to know; texts and numbers alone, so that it can travel.
+    """The settings of a worker: only texts and numbers, so that they can be sent.
 
     Attributes:
         model: `package.module:callable`, a `.pt2` file, or an `.onnx` file, which needs nothing else.
-        calibration: what `Predictor.save` wrote.
-        inputs: columns that are the model's inputs; those that the calibration remembers where empty.
-        keep: columns to carry along.
-        level: of the intervals.
-        weights: of the callable's module.
-        readout: a name, an index, or `package.module:function`; None where the calibration knows it.
+        calibration: file written by `Predictor.save`.
+        inputs: columns that are the model's inputs; if empty, the columns in the calibration.
+        keep: columns to copy to the output.
+        level: level of the intervals.
+        weights: file with the weights of the callable's module.
+        readout: a name, an index, or `package.module:function`; None if the calibration has it.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         trust: unpickle files that hold more than weights.
-        untrained: random weights will do.
-        folder: where the model's code lies; None is the worker's own folder.
-        batch_size: rows that run at once; fewer are filled up.
+        untrained: accept random weights.
+        folder: folder with the model's code; None is the worker's own folder.
+        batch_size: number of rows that run at once; smaller batches are filled up.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Asked:
     batch_size: int = 1024
 
     def predictor(self) -> Predictor | OnnxPredictor:
-        """The calibrated model."""
+        """Load the model with its calibration."""
         if self.model.endswith(".onnx"):
             return self._onnx()
         if self.folder is not None and self.folder not in sys.path:
@@ -112,7 +112,7 @@ class Asked:
 
 
 class Predictions:
-    """Tables in, tables out: `dataset.map_batches(Predictions, fn_constructor_args=(asked,), batch_format="pyarrow")`.
+    """Map tables to tables: `dataset.map_batches(Predictions, fn_constructor_args=(asked,), batch_format="pyarrow")`.
 
     The result has the kept columns, and `mean`, `std`, `low`, `high`, `novelty` as `latedrop predict` writes them.
     Rows with missing values stay in their places, with NaN.
@@ -134,7 +134,7 @@ class Predictions:
         self._dtype = np.float64 if wide else np.float32
 
     def __call__(self, table: Any) -> Any:
-        """Predict a table of pyarrow."""
+        """Predict the rows of a pyarrow table."""
         import pyarrow
 
         absent = [name for name in (*self.inputs, *self._asked.keep) if name not in table.column_names]
@@ -150,7 +150,7 @@ class Predictions:
         return pyarrow.table({**{name: table.column(name) for name in self._asked.keep}, **parts})
 
     def _predicted(self, x: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """Columns of rows that are finite, all batches of one size."""
+        """Predict finite rows in batches of one size; return columns by name."""
         size, rows = self._asked.batch_size, len(x)
         fill = -rows % size if rows else size
         filled = np.concatenate([x, np.zeros((fill, x.shape[1])) if not rows else np.repeat(x[:1], fill, 0)])
@@ -266,7 +266,7 @@ def _check_output(output: str) -> None:
 
 
 def _workers(ray: Any, workers: int | None, *, gpu: bool) -> dict[str, Any]:
-    """How many workers, and what each takes: a CPU is left for reading and writing, without which nothing moves."""
+    """Return the number of workers and the resources of each; one CPU stays free for reading and writing."""
     total, pool = ray.cluster_resources(), ray.data.ActorPoolStrategy
     if gpu:
         return {"compute": pool(size=workers or max(1, int(total.get("GPU", 1)))), "num_gpus": 1}
@@ -302,7 +302,7 @@ def _counted(folder: Path) -> int:
 
 
 def cause(error: Exception) -> LatedropError:
-    """What went wrong inside a worker, as it would have been said here; errors come from there as text alone."""
+    """Restore the error of a worker from its text, which is all that Ray passes on."""
     said = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     if said:
         kind, message = said[-1]

@@ -13,7 +13,6 @@ that are likelier:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -42,22 +41,18 @@ def checked_score(score: object) -> Score:
     return score  # type: ignore[return-value]
 
 
-def scores_of(probabilities: Tensor, score: Score, seed: int = 0) -> Tensor:
-    """The score of every class, `(N, K)`; the random numbers of APS come from the row's probabilities and the seed."""
+def scores_of(probabilities: Tensor, score: Score) -> Tensor:
+    """Return the score of every class, `(N, K)`; the random numbers of APS come from the row's probabilities."""
     p = probabilities.double()
     if score == "lac":
         return 1 - p
     order = p.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(1)
     sums = p.gather(1, order).cumsum(1).gather(1, rank)  # up to the class itself, and with it
-    scores = sums - p + _uniform(p, seed)[:, None] * p
+    mixed = (p * torch.arange(1, p.shape[1] + 1, dtype=p.dtype, device=p.device)).sum(1) * 1e6
+    uniform = (mixed.sin() * 43758.5453).frac().abs()  # of a row, whatever the other rows of its batch
+    scores = sums - p + uniform[:, None] * p
     return scores if score == "aps" else scores + _PENALTY * (rank + 1 - _FREE).clamp_min(0)
-
-
-def _uniform(p: Tensor, seed: int) -> Tensor:
-    """A number of (0, 1) for each row that does not depend on the other rows of its batch."""
-    mixed = (p * torch.arange(1, p.shape[1] + 1, dtype=p.dtype, device=p.device)).sum(1) * 1e6 + seed
-    return (mixed.sin() * 43758.5453).frac().abs()
 
 
 @record
@@ -95,15 +90,10 @@ class ClassSets:
     def members(self, probabilities: Tensor, level: float) -> Tensor:
         """`(N, K)`, True for the classes of each set."""
         level = checked_level(level)
-        limits = torch.tensor([_limit(scores, level) for scores in self.scores], dtype=torch.float64)
-        return scores_of(probabilities, self.score).cpu() <= limits
-
-
-def _limit(scores: Sequence[float], level: float) -> float:
-    purpose = ", of each class where sets are per class, for sets"
-    return conformal_score(
-        scores, level, -math.inf, purpose, "Pass more rows to conformal(), or ask for a lower level."
-    )
+        remedy = "Pass more rows to conformal(), or ask for a lower level."
+        words = ", of each class where sets are per class, for sets", remedy
+        limits = [conformal_score(scores, level, -math.inf, *words) for scores in self.scores]
+        return scores_of(probabilities, self.score).cpu() <= torch.tensor(limits, dtype=torch.float64)
 
 
 @record

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
+from latedrop.calibration.guard import Guard
+from latedrop.network.sites import Sites
 from latedrop.records import Limits, record
+from latedrop.terms import GradientLeverage, Leverage
+from latedrop.terms.features import Features
 
 __all__ = [
     *("ALONE", "Chosen", "ClassFit", "Measured", "chosen", "entropy", "fitted", "information", "log_temperatures"),
@@ -39,19 +43,37 @@ _USUAL_SPREAD = 2.0  # of the logits of a row
 
 @dataclass(frozen=True)
 class Measured:
-    """Validation rows as a fit sees them.
+    """Validation rows, or pixels of validation images, with what tells novel rows.
 
     Attributes:
         logits: `(N, K)`, or of draws `(T, N, K)`.
         labels: `(N,)`.
         novelty: `(N,)`, leverage over its limit; None where nothing tells it.
         image: `(N,)`, which image each row is a pixel of; None where rows stand for themselves.
+        drawn: logits of draws `(T, N, K)` by rate.
+        sites: where dropout goes.
+        features: which the leverage looks at; None where there are none.
+        terms, guard: what tells novel rows, after they learned, and their limits.
+        reference_rows: how many there were; 0 where the validation rows stood in.
+        binary: whether the model has one logit for two classes.
     """
 
     logits: Tensor
     labels: Tensor
     novelty: Tensor | None = None
     image: Tensor | None = None
+    drawn: Mapping[float, Tensor] = field(default_factory=dict)
+    sites: Sites = field(default_factory=Sites)
+    features: Features | None = None
+    terms: tuple[GradientLeverage | Leverage, ...] = ()
+    guard: Guard | None = None
+    reference_rows: int = 0
+    binary: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many validation rows, or images, there are."""
+        return len(self.labels) if self.image is None else len(self.image.unique())
 
     def at(self, rows: Tensor) -> Measured:
         """Some of the rows."""
@@ -195,20 +217,19 @@ class Chosen:
     temperature: float
 
 
-def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Chosen:
+def chosen(rows: Measured, *, guard: bool) -> Chosen:
     """Compare candidates on rows that were left out of their fits.
 
     The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
-    standard error and 0.001 nats. One temperature for all rows is in use only where there is no guard. `drawn` has the
-    logits of draws `(T, N, K)` by rate.
+    standard error and 0.001 nats. One temperature for all rows is in use only where there is no guard.
     """
     tried: dict[str, tuple[Measured, bool | None]] = {ALONE: (rows, None)}
     guarded = rows.novelty is not None and guard
     home = "leverage" if guarded else ALONE
     if guarded:
         tried |= {"guard": (rows, False), "leverage": (rows, True)}
-    rates = {f"leverage + draws at rate {r:g}" if guarded else f"draws at rate {r:g}": r for r in drawn}
-    tried |= {name: (replace(rows, logits=drawn[rate]), tried[home][1]) for name, rate in rates.items()}
+    rates = {f"leverage + draws at rate {r:g}" if guarded else f"draws at rate {r:g}": r for r in rows.drawn}
+    tried |= {name: (replace(rows, logits=rows.drawn[rate]), tried[home][1]) for name, rate in rates.items()}
     left = rows.left_out
     logs = {name: rows.logits.new_empty(rows.logits.shape, dtype=torch.float64) for name in tried}
     for rest, out in left.splits(len(rows.labels)):

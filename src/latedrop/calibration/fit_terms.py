@@ -28,7 +28,7 @@ from latedrop.calibration.methods import Terms
 from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
-from latedrop.metrics.groups import Held, Inputs, by_input
+from latedrop.metrics.groups import Inputs, Outcomes, by_input
 from latedrop.metrics.tails import Tail, fit_tail
 from latedrop.streams.monitor import Usual, usual_of_rows
 
@@ -159,6 +159,8 @@ def judge(rows: TermRows, picked: Picked) -> Verdict:
 def described(rows: TermRows, picked: Picked) -> FittedTerms:
     """Make the record of the terms with their coefficients."""
     fit = picked.fit
+    rest = fit.without
+    without = [] if rest is None else torch.cat([rest.coefficients, rest.floors[:, None]], 1).tolist()
     parts = [*(rows.stacked * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
     named = dict(zip([*rows.columns, "floor"], parts, strict=True))
     total = torch.stack(parts).sum(0)
@@ -168,7 +170,7 @@ def described(rows: TermRows, picked: Picked) -> FittedTerms:
         columns=tuple(rows.columns),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
-        without=() if fit.without is None else fit.without.with_floors(),
+        without=tuple(map(tuple, without)),
         shares=shares,
         guard=rows.guard,
         features=rows.features,
@@ -195,8 +197,8 @@ def _slices(rows: TermRows, picked: Picked) -> tuple[Slice, ...]:
     outputs = error.shape[1]
     inside = error.abs() <= picked.tail.quantile(0.95) * std
     each = np.arange(len(error)).repeat(outputs)
-    held = Held(0.9, each, error.flatten().numpy(), std.flatten().numpy(), inside.flatten().numpy(), None)
-    others = {"the deviation": held.std, "the prediction": rows.mean.double().flatten().numpy()}
+    outcomes = Outcomes(0.9, each, error.flatten().numpy(), std.flatten().numpy(), inside.flatten().numpy(), None)
+    others = {"the deviation": outcomes.std, "the prediction": rows.mean.double().flatten().numpy()}
     if outputs > 1:
         others = {"the relative deviation": (std / picked.fit.constants.sqrt()).flatten().numpy()}
     columns: dict[str, Any] = {}
@@ -205,12 +207,12 @@ def _slices(rows: TermRows, picked: Picked) -> tuple[Slice, ...]:
         values = rows.table.double().T.numpy()
         names = names if len(names) == len(values) else [f"input {k}" for k in range(len(values))]
         columns = dict(zip(names, values, strict=True))
-    return off_slices(group for groups in by_input(held, Inputs(columns), others, None) for group in groups)
+    return off_slices(group for groups in by_input(outcomes, Inputs(columns), others, None) for group in groups)
 
 
 def _usual(rows: TermRows, parts: dict[str, Tensor]) -> Usual:
     """Return how the validation rows are spread, for streams; of the terms that are in use."""
     used = {name: part for name, part in parts.items() if bool(part.any()) or name == "floor"}
-    shares = {name: share.tolist() for name, share in shares_of_terms(used).items()}
+    shares = {name: share.tolist() for name, share in shares_of_terms([*used], torch.stack([*used.values()])).items()}
     novelty, weights = (None if part is None else part.tolist() for part in (rows.novelty, rows.left.weights))
     return usual_of_rows(novelty, shares, weights)

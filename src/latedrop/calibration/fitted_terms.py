@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,25 +46,14 @@ from latedrop.terms import (
 )
 from latedrop.terms.features import Features
 from latedrop.terms.term import Missing
+from latedrop.torch_private import being_traced
 
 __all__ = [
-    "KINDS",
-    "TYPICAL",
-    "Block",
-    "FittedTerms",
-    "TermFit",
-    "aligned",
-    "blocks_of",
-    "by_term",
-    "checked_terms",
-    "compared",
-    "fit_terms",
-    "is_site",
-    "measured_columns",
-    "shares_of_terms",
-    "term_of",
+    *("KINDS", "TYPICAL", "Block", "FittedTerms", "TermFit", "aligned", "blocks_of", "by_term", "checked_terms"),
+    *("compared", "fit_terms", "is_site", "measured_columns", "shares_of_terms", "term_of"),
 ]
 
+_Floats: TypeAlias = npt.NDArray[np.float64]
 _Kind: TypeAlias = Dropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead
 KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(_Kind)}
 _Stored: TypeAlias = Annotated[_Kind | Missing, Tagged("name", otherwise=Missing)]
@@ -182,42 +173,44 @@ class FittedTerms:
 
     def parts(self, rows: BatchContext) -> dict[str, Tensor]:
         """Return what each column and the floor add to the variance, `(N, ...)`; the guard multiplies their sum."""
-        return self._weighted(measured_columns(self._measured, rows), rows.mean, self.coefficients, self.floors)
+        columns = measured_columns(self._measured, rows)
+        names, values = self._weighted(columns, rows.mean, self.coefficients, self.floors)
+        return dict(zip(names, values.unbind(), strict=True))
 
     def _weighted(
         self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
-    ) -> dict[str, Tensor]:
+    ) -> tuple[list[str], Tensor]:
+        """Return the names of what adds to the variance, the floor last, and how much it adds, `(parts, N, ...)`."""
         thetas = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True)}
         used = [name for name, theta in thetas.items() if any(theta) and name in columns]
         numbers = [value for name in used for value in thetas[name]]
         factors = constants((*numbers, *floors)).to(mean).reshape(len(used) + 1, 1, -1, *[1] * (mean.dim() - 2))
         factors = factors if mean.dim() > 1 else factors[..., 0]
         values = torch.stack([*(columns[name] for name in used), torch.ones_like(mean)])
-        return dict(zip([*used, "floor"], (values * factors).unbind(), strict=True))
+        return [*used, "floor"], values * factors
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         columns, mean = measured_columns(self._measured, rows), rows.mean
-        parts = self._weighted(columns, mean, self.coefficients, self.floors)
-        total = torch.stack(list(parts.values())).sum(0)
-        shares = shares_of_terms(parts) if total.dim() < 3 else None
+        names, values = self._weighted(columns, mean, self.coefficients, self.floors)
+        total = values.sum(0)
+        shares = shares_of_terms(names, values) if total.dim() < 3 else None
         if self.guard is None:
             return mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
-        if self.without:
+        # Another device would be waited for; the variance of usual rows alone is what it is.
+        usual = novelty.is_cpu and not being_traced() and not bool((novelty > 1).any())
+        if self.without and not usual:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
-            without = torch.stack(list(self._weighted(columns, mean, theta, floors).values())).sum(0)
-        if self._corrects:
-            mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
-        return mean, self.guard.grown(total, novelty, mean, without), finite(novelty), shares
-
-    def _correction(self, rows: BatchContext) -> Tensor:
-        """Return what is added to the mean of usual rows, `(N, K)`."""
-        forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
-        assert isinstance(forest, ErrorForest)
-        assert isinstance(metric, GradientLeverage)
-        assert self.correction is not None
-        return self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))
+            without = self._weighted(columns, mean, theta, floors)[1].sum(0)
+        if self.correction is not None and self._corrects:
+            forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
+            assert isinstance(forest, ErrorForest)
+            assert isinstance(metric, GradientLeverage)
+            added = self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))  # of usual rows
+            mean = mean + (added / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
+        variance = total if usual else self.guard.grown(total, novelty, mean, without)
+        return mean, variance, finite(novelty), shares
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
@@ -283,7 +276,7 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         values = torch.stack([*columns.values()])
         if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
             _refuse_unsound(columns)
-        rows.totals |= by_term(columns)  # for terms that look at others
+        rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that look at others
         measured |= columns
     return measured
 
@@ -312,11 +305,15 @@ def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
     )
 
 
-def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
-    values = torch.stack(list(parts.values()))
+def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
+    """Return each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs.
+
+    Args:
+        names: of the columns.
+        values: `(columns, N, ...)`.
+    """
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
-    return by_term(dict(zip(parts, each.unbind(), strict=True)))
+    return by_term(dict(zip(names, each.unbind(), strict=True)))
 
 
 def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -390,10 +387,6 @@ class TermFit:
         along = [-1, *[1] * (columns.dim() - 3)]
         return torch.einsum("nk...j,kj->nk...", columns, self.coefficients) + self.floors.reshape(along)
 
-    def with_floors(self) -> tuple[tuple[float, ...], ...]:
-        """Coefficients and floors, these last, for each output."""
-        return tuple(tuple(row) for row in torch.cat([self.coefficients, self.floors[:, None]], 1).tolist())
-
 
 def fit_terms(
     error: Tensor,
@@ -414,14 +407,14 @@ def fit_terms(
         weights: `(n,)`, what each row counts.
         worth: how many independent rows they are, where neighbours are alike or weights differ.
     """
-    errors = [each.flatten() for each in error.double().unbind(1)]
-    units = [each.flatten(0, -2) for each in columns.double().unbind(1)]
-    sizes = torch.stack([each.mean(0) for each in units]) if sizes is None else sizes.double()
+    errors = [each.flatten().numpy() for each in error.double().unbind(1)]
+    units = [each.flatten(0, -2).numpy() for each in columns.double().unbind(1)]
+    means = [each.mean(0) for each in units] if sizes is None else sizes.double().numpy()
     counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
     counts = counts.repeat_interleave(len(errors[0]) // len(error))
     counts = counts / counts.sum() * (effective_rows(counts, len(counts)) if worth is None else worth)
-    fits = [_fit_one(*each, blocks, counts) for each in zip(errors, units, sizes, strict=True)]
-    coefficients, floors, constants = (torch.stack(part) for part in zip(*fits, strict=True))
+    fits = [_fit_one(*each, blocks, counts.numpy()) for each in zip(errors, units, means, strict=True)]
+    coefficients, floors, constants = (torch.from_numpy(np.stack(part)) for part in zip(*fits, strict=True))
     fit = TermFit(coefficients, floors, constants)
     if not any(block.of_forest for block in blocks):
         return fit
@@ -430,45 +423,44 @@ def fit_terms(
 
 
 def _fit_one(
-    error: Tensor, columns: Tensor, sizes: Tensor, blocks: Sequence[Block], counts: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    error: _Floats, columns: _Floats, sizes: _Floats, blocks: Sequence[Block], counts: _Floats
+) -> tuple[_Floats, float, float]:
     """Return coefficients `(J,)`, floor and mean squared error of one output."""
-    used = [(b, columns[:, list(b.places)].sum(1), float(sizes[list(b.places)].sum())) for b in blocks]
+    used = [(b, columns[:, list(b.places)].sum(1), sizes[list(b.places)].sum()) for b in blocks]
     used = [part for part in used if part[2] > 0]
-    size = (counts @ error.square() / counts.sum()).clamp_min(torch.finfo(torch.float64).tiny)
-    units = torch.stack([torch.ones_like(error), *(column / mean for _, column, mean in used)], 1)
-    typical = torch.tensor([TYPICAL["floor"], *(block.share for block, _, _ in used)], dtype=torch.float64)
-    typical = typical / typical.sum()
-    theta = _shrunk(error.square() / size, units, typical, counts)
-    coefficients = torch.zeros_like(sizes)
+    size = max(float(counts @ np.square(error) / counts.sum()), float(np.finfo(np.float64).tiny))
+    units = np.stack([np.ones_like(error), *(column / mean for _, column, mean in used)], 1)
+    typical = np.array([TYPICAL["floor"], *(block.share for block, _, _ in used)])
+    theta = _shrunk(np.square(error) / size, units, typical / typical.sum(), counts)
+    coefficients = np.zeros_like(sizes)
     for (block, _, mean), value in zip(used, theta[1:], strict=True):
         coefficients[list(block.places)] = value * size / mean
-    return coefficients, theta[0].clamp_min(_LEAST_FLOOR) * size, size
+    return coefficients, max(theta[0], _LEAST_FLOOR) * size, size
 
 
-def _shrunk(squares: Tensor, units: Tensor, typical: Tensor, counts: Tensor) -> Tensor:
+def _shrunk(squares: _Floats, units: _Floats, typical: _Floats, counts: _Floats) -> _Floats:
     """Return the coefficients `(1 + J,)` of units `(n, 1 + J)` that fit squares best, at a price for departures."""
     scale = counts @ (squares / (units @ typical)) / counts.sum()
-    start = typical.log() + scale.clamp_min(1e-9).log()
-    centred = torch.eye(len(typical), dtype=torch.float64) - typical
-    cost = _TYPICAL_ROWS / 2 * centred.T @ torch.diag(typical) @ centred  # curvature of the price
+    start = np.log(typical) + np.log(max(scale, 1e-9))
+    centred = np.eye(len(typical)) - typical
+    cost = _TYPICAL_ROWS / 2 * centred.T @ np.diag(typical) @ centred  # curvature of the price
 
-    def objective(logs: Tensor) -> float:
-        variance, off = units @ logs.exp(), logs - start
-        return float(counts @ (squares / variance + variance.log())) / 2 + float(off @ cost @ off) / 2
+    def objective(logs: _Floats) -> float:
+        variance, off = units @ np.exp(logs), logs - start
+        return float(counts @ (squares / variance + np.log(variance)) + off @ cost @ off) / 2
 
     logs, value = start, objective(start)
     for _ in range(_STEPS):
-        theta = logs.exp()
+        theta = np.exp(logs)
         variance = units @ theta
         part = units * theta / variance[:, None]
         gradient = part.T @ (counts * (1 - squares / variance)) / 2 + cost @ (logs - start)
         curvature = part.T @ (counts[:, None] * part) / 2 + cost
-        curvature = curvature + 1e-9 * curvature.diagonal().mean() * torch.eye(len(theta), dtype=torch.float64)
-        move = -torch.linalg.solve(curvature, gradient)
-        step = min(1.0, 3.0 / float(move.abs().max().clamp_min(1e-300)))
+        curvature += 1e-9 * curvature.diagonal().mean() * np.eye(len(theta))
+        move = -np.linalg.solve(curvature, gradient)
+        step = min(1.0, 3.0 / max(float(np.abs(move).max()), 1e-300))
         while step > 1e-6:
-            moved = (logs + step * move).clamp(start - _FARTHEST, start + _FARTHEST)
+            moved = np.clip(logs + step * move, start - _FARTHEST, start + _FARTHEST)
             new = objective(moved)
             if new < value:
                 break
@@ -479,7 +471,8 @@ def _shrunk(squares: Tensor, units: Tensor, typical: Tensor, counts: Tensor) -> 
         logs, value = moved, new
         if done:
             break
-    return logs.exp()
+    result: _Floats = np.exp(logs)
+    return result
 
 
 def blocks_of(term: Term, names: Sequence[str]) -> list[Block]:

@@ -15,7 +15,6 @@ Isotonic and conformal intervals belong to the scale and floor that they were fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -25,57 +24,35 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.metrics.entries import by_output
 from latedrop.quantiles import ConformalScores, IsotonicKnots
-from latedrop.records import Tagged, record
+from latedrop.records import Tagged
 
-__all__ = ["Conformal", "Intervals", "Isotonic", "residuals"]
+__all__ = ["Intervals", "conformal", "isotonic", "residuals"]
 
+Intervals: TypeAlias = Annotated[IsotonicKnots | ConformalScores, Tagged()] | None
+"""None is Gaussian, or a Student t."""
 _KNOTS = 200
 
 
-class _Standardised:
-    def quantiles(self, q: float) -> list[float]:
-        raise NotImplementedError
+def isotonic(residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> IsotonicKnots:
+    """Fit to standardised residuals `(target - mean) / std`, one flat tensor per output."""
+    from sklearn.isotonic import IsotonicRegression
 
-    def z(self, q: float) -> Tensor:
-        """Standardised quantile of each output, `(K,)`."""
-        return torch.tensor(self.quantiles(q), dtype=torch.float64)
-
-
-@record
-@dataclass(frozen=True)
-class Isotonic(IsotonicKnots, _Standardised):
-    """Isotonic recalibration; its fields are those of `IsotonicKnots`."""
-
-    @classmethod
-    def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Isotonic:
-        """Fit on standardised residuals `(target - mean) / std`, one flat tensor per output."""
-        from sklearn.isotonic import IsotonicRegression
-
-        all_knots, all_observed = [], []
-        for residual in _finite(residuals):
-            z = np.sort(residual.double().cpu().numpy())
-            rank = np.arange(1, len(z) + 1) / (len(z) + 1)
-            # In z and not in p, where doubles cannot tell two residuals beyond 8 standard deviations apart.
-            model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(z, rank)
-            knots = np.unique(np.quantile(z, np.linspace(0, 1, _KNOTS + 2)[1:-1]))
-            all_knots.append(tuple(knots.tolist()))
-            all_observed.append(tuple(model.predict(knots).tolist()))
-        return cls(tuple(all_knots), tuple(all_observed), scale, floor)
+    all_knots, all_observed = [], []
+    for residual in _finite(residuals):
+        z = np.sort(residual.double().cpu().numpy())
+        rank = np.arange(1, len(z) + 1) / (len(z) + 1)
+        # In z and not in p, where doubles cannot tell two residuals beyond 8 standard deviations apart.
+        model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(z, rank)
+        knots = np.unique(np.quantile(z, np.linspace(0, 1, _KNOTS + 2)[1:-1]))
+        all_knots.append(tuple(knots.tolist()))
+        all_observed.append(tuple(model.predict(knots).tolist()))
+    return IsotonicKnots(tuple(all_knots), tuple(all_observed), scale, floor)
 
 
-@record
-@dataclass(frozen=True)
-class Conformal(ConformalScores, _Standardised):
-    """Split-conformal intervals; its fields are those of `ConformalScores`."""
-
-    @classmethod
-    def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Conformal:
-        """Keep the scores of standardised residuals, one flat tensor per output."""
-        return cls(tuple(tuple(z.double().abs().sort().values.tolist()) for z in _finite(residuals)), scale, floor)
-
-
-Intervals: TypeAlias = Annotated[Isotonic | Conformal, Tagged()] | None
-"""None is Gaussian."""
+def conformal(residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> ConformalScores:
+    """Keep the scores of standardised residuals, one flat tensor per output."""
+    scores = (z.double().abs().sort().values for z in _finite(residuals))
+    return ConformalScores(tuple(tuple(values.tolist()) for values in scores), scale, floor)
 
 
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:

@@ -47,16 +47,8 @@ from latedrop.terms import BatchContext, Dropout, ErrorForest, GradientLeverage,
 from latedrop.terms.features import Features
 
 __all__ = [
-    "Learned",
-    "TermRows",
-    "joined",
-    "learnable",
-    "learned_from_reference",
-    "leverages",
-    "measure_terms",
-    "usable_features",
-    "validation_batches",
-    "whole_batch",
+    *("Learned", "TermRows", "joined", "learnable", "learned_from_reference", "leverages", "measure_terms"),
+    *("usable_features", "validation_batches", "whole_batch"),
 ]
 
 _log = logging.getLogger(__name__)
@@ -244,7 +236,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
     positions: Tensor | None = None
     shape: tuple[int, ...] = ()
     sites, axis, gradients = Sites(), 1, False
-    asked: list[str] | None = None
+    asked: list[str] = []
     noted: list[Parts] = []
     measured: list[Parts] = []
     with closing(validation_batches(network.model, data, plan)) as stream:
@@ -256,23 +248,28 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
             if not len(y):
                 tick()
                 continue
-            if asked is None:
+            if not measured:
                 features = usable_features(network, x, sites, plan.readout, method.features)
-                terms = _usable_terms(method, network, x, sites, features, plan)
-                gradients = any(term.needs_gradients for term in terms)
+                candidates = _candidates(method, features)
+                gradients = any(term.needs_gradients for term in candidates)
+            rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
+            if not measured:
+                terms = _usable(candidates, rows, chosen=method.chosen)
+                rows.wants_gradients = gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
                 wanted = {"gradients": gradients, "features": features is not None, "table": forest}
                 asked = [name for name, is_wanted in wanted.items() if is_wanted]
-            rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
-            batch = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
-            parts = learnable(rows, asked)
-            if nodes and chosen is not None:
-                batch, parts = _at(batch, chosen), _at(parts, chosen)
-            if not measured:
                 shape, axis = tuple(rows.mean.shape[1:]), 2 if plan.has_outputs(rows.mean.shape) else 1
                 # A term that learns from errors has those of all entries.
                 every = any(term.needs_errors for term in terms)
                 positions = _positions(shape, axis, None if every else choice.expected)
+            if gradients:
+                _ = rows.gradients  # whose pass has the mean, the features and dropout, too
+            batch = measured_columns([term for term in terms if not _learns(term)], rows)
+            batch[_MEAN] = rows.mean
+            parts = learnable(rows, asked)
+            if nodes and chosen is not None:
+                batch, parts = _at(batch, chosen), _at(parts, chosen)
             check_shapes([shape, rows.mean.shape[1:]])
             batch[_TARGET] = as_output(batch[_MEAN], y)
             if positions is not None:
@@ -309,10 +306,8 @@ def usable_features(
         return None
 
 
-def _usable_terms(
-    method: Terms, network: Network, x: Any, sites: Sites, features: Features | None, plan: Plan
-) -> tuple[Term, ...]:
-    """Return the terms that this model can have, ready to measure; of the default some may be left out."""
+def _candidates(method: Terms, features: Features | None) -> list[Term]:
+    """Return the terms that these features allow; of the default some may be left out."""
     wanting = [term.name for term in method.objects if term.needs_features]
     if features is None and wanting and method.chosen:
         raise ArgumentError(
@@ -322,13 +317,17 @@ def _usable_terms(
     terms = [term for term in method.objects if features is not None or not term.needs_features]
     if not method.chosen and method.folds == "blocks":
         terms = [term for term in terms if not isinstance(term, ErrorForest)]  # neighbours would be in its bags
-    rows = BatchContext(network, x, sites, plan.readout, features, gradients=any(t.needs_gradients for t in terms))
+    return terms
+
+
+def _usable(terms: Sequence[Term], rows: BatchContext, *, chosen: bool) -> tuple[Term, ...]:
+    """Return the terms that this model can have, ready to measure; raise where one that was `chosen` cannot be had."""
     usable: list[Term] = []
     for term in terms:
         try:
             usable.append(term.prepared(rows))
         except LatedropError as error:
-            if method.chosen:
+            if chosen:
                 raise
             _log.info("without %s: %s", term.name, error)
     return tuple(usable)
@@ -339,6 +338,13 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     plan, method = measured.plan, measured.plan.method
     assert isinstance(method, Terms)
     terms = list(measured.terms)
+    names = [term.name for term in terms]
+    ordered = [name for name in names if name in ("gradients", "forest")]
+    if method.mean == "corrected" and ordered != ["gradients", "forest"]:
+        raise ArgumentError(
+            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
+            f"at most 4 outputs; found {names}. Leave mean='corrected' out."
+        )
     guard = [term for term in terms if isinstance(term, (Leverage, GradientLeverage))]
     if not guard and measured.features is not None:
         guard = [Leverage()]
@@ -364,11 +370,6 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
         if _learns(term) and term in measured.terms:
             columns |= measured_columns([terms[i]], rows)
     terms = [term for term in terms if not isinstance(term, ErrorForest) or term.grown is not None]
-    if method.mean == "corrected" and correction is None:
-        raise ArgumentError(
-            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
-            f"at most 4 outputs; found {[term.name for term in terms]}. Leave mean='corrected' out."
-        )
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     guards = [learned[term] for term in guard]
     leverage, usual = leverages(guards, rows) if guards else (None, None)
@@ -390,11 +391,9 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
 
 def _corrected(
     forest: ErrorForest, terms: Sequence[Term], rows: BatchContext, columns: dict[str, Tensor], error: Tensor
-) -> tuple[Correction | None, Tensor]:
-    """Fit the correction of the mean, None where there are no mask gradients; and what it adds to validation rows."""
-    metric = next((term for term in terms if isinstance(term, GradientLeverage)), None)
-    if metric is None:
-        return None, torch.zeros_like(error)
+) -> tuple[Correction, Tensor]:
+    """Fit the correction of the mean; also return what it adds to validation rows."""
+    metric = next(term for term in terms if isinstance(term, GradientLeverage))
     flat = error.double().reshape(len(error), -1)
     if not bool(flat.any(0).all()):
         refuse_no_errors()

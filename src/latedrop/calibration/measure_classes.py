@@ -13,7 +13,7 @@ a pixel of each is kept. Images may differ in size.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["MOST", "Labelled", "MeasuredClasses", "largest_logit", "measure_classes"]
+__all__ = ["MOST", "Labelled", "largest_logit", "measure_classes"]
 
 MOST = 2**18
 """Numbers in the logits of all pixels that are kept."""
@@ -52,34 +52,7 @@ _EACH = 2**14  # pixels of one image, at most
 _MOST_NUMBERS = 2**28  # of logits of draws that are kept
 
 
-@dataclass(frozen=True)
-class MeasuredClasses(Measured):
-    """The validation rows, or pixels of the validation images.
-
-    Attributes:
-        drawn: logits of draws `(T, N, K)` by rate.
-        sites: where dropout goes.
-        features: which the leverage looks at; None where there are none.
-        terms, guard: what tells novel rows, after they learned, and their limits.
-        reference_rows: how many there were; 0 where the validation rows stood in.
-        binary: whether the model has one logit for two classes.
-    """
-
-    drawn: dict[float, Tensor] = field(default_factory=dict)
-    sites: Sites = field(default_factory=Sites)
-    features: Features | None = None
-    terms: tuple[GradientLeverage | Leverage, ...] = ()
-    guard: Guard | None = None
-    reference_rows: int = 0
-    binary: bool = False
-
-    @property
-    def rows(self) -> int:
-        """How many validation rows, or images, there are."""
-        return len(self.labels) if self.image is None else len(self.image.unique())
-
-
-def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
+def measure_classes(network: Network, data: Any, plan: Plan) -> Measured:
     """Measure all validation rows, or pixels of the validation images."""
     task, rates, names = plan.task, _rates(plan.method), _names(plan.method)
     assert isinstance(task, Classification)
@@ -112,7 +85,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     check_labels(labels, logits.shape[1])
     check_logits(logits, labels, binary=binary)
     drawn = {rate: columns[str(rate)].movedim(1, 0) for rate in rates}
-    rows = MeasuredClasses(logits, labels, None, image, drawn, sites, features, binary=binary)
+    rows = Measured(logits, labels, None, image, drawn, sites, features, binary=binary)
     if features is None:
         return rows
     parts = joined(noted)
@@ -123,7 +96,8 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     if "leverage" in names or not gradients:
         kinds.append(Leverage())
     if gradients:
-        plan = replace(plan, readout=_of_largest_logit(plan.readout))
+        readout = plan.readout
+        plan = replace(plan, readout=lambda output: largest_logit(part_of(output, readout)))
     reference = learned_from_reference(network, plan, sites, features, parts, kinds)
     terms: list[Any] = list(reference.terms.values())
     validation = whole_batch(network, plan, sites, features, parts, logits if gradients else None)
@@ -138,10 +112,6 @@ def largest_logit(output: Tensor) -> Tensor:
     """Return `(N, 1)`, the logit of the likeliest class; of a binary classifier with one logit, its size."""
     flat = output.reshape(len(output), -1)
     return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
-
-
-def _of_largest_logit(readout: Any) -> Any:
-    return lambda output: largest_logit(part_of(output, readout))
 
 
 class Labelled:
@@ -204,7 +174,15 @@ class Labelled:
         """Return logits `(N, K)`, labels and those of draws `(N, T, K)` by rate; of maps the number of each image."""
         if self._maps:
             self._thin()
-            self._check_images()
+            if self._seen and not self._parts:
+                raise DataError(
+                    f"expected pixels with a label; found the ignore_index, {self._ignored}, at all pixels of all "
+                    f"{self._seen} images. Check ignore_index= and the labels."
+                )
+            if len(self._parts) < 2:
+                raise DataError(
+                    f"expected at least 2 validation images with labels, and better fifty; found {len(self._parts)}."
+                )
         return joined(self._parts)
 
     def _thin(self) -> None:
@@ -213,17 +191,6 @@ class Labelled:
             self._each //= 2
             for part in self._parts:
                 part.update({name: values[: self._each].clone() for name, values in part.items()})
-
-    def _check_images(self) -> None:
-        if self._seen and not self._parts:
-            raise DataError(
-                f"expected pixels with a label; found the ignore_index, {self._ignored}, at all pixels of all "
-                f"{self._seen} images. Check ignore_index= and the labels."
-            )
-        if len(self._parts) < 2:
-            raise DataError(
-                f"expected at least 2 validation images with labels, and better fifty; found {len(self._parts)}."
-            )
 
 
 def _are_maps(output: Tensor, labels: Tensor, plan: Plan, task: Classification) -> bool:

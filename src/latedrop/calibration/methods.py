@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,16 +31,8 @@ from latedrop.options import AtLeast, check_options, shown
 from latedrop.terms import Term
 
 __all__ = [
-    "PAPER_RATES",
-    "Classification",
-    "FirstOrder",
-    "Method",
-    "Plan",
-    "Propagation",
-    "Sampling",
-    "Task",
-    "Terms",
-    "checked_method",
+    *("PAPER_RATES", "Classification", "FirstOrder", "Method", "Plan", "Propagation", "Sampling", "Task", "Terms"),
+    *("checked_method",),
 ]
 
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
@@ -341,20 +334,19 @@ def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
         rates = [rates]
     if isinstance(rates, str) or not isinstance(rates, Iterable):
         raise ArgumentError(f"expected a sequence of rates; found {shown(rates)}.")
-    checked: list[Rate] = []
-    for rate in rates:
-        values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
-        named = not isinstance(rate, Mapping) or all(isinstance(name, str) for name in rate)
-        if not named or not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
-            raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
-        checked.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
+    checked = tuple(_checked_rate(rate) for rate in rates)
     if not checked:
         raise ArgumentError("expected at least one rate; found none.")
-    return tuple(checked)
+    return checked
 
 
-def _is_rate(value: Any) -> bool:
+def _checked_rate(rate: Any) -> Rate:
+    named = rate if isinstance(rate, Mapping) else {"": rate}
     try:
-        return not isinstance(value, (bool, str)) and 0 <= float(value) < 1
+        values = {name: math.nan if isinstance(value, (bool, str)) else float(value) for name, value in named.items()}
     except (TypeError, ValueError, OverflowError):
-        return False
+        values = {}
+    usable = all(isinstance(name, str) and 0 <= value < 1 for name, value in values.items())
+    if not usable or not any(values.values()):
+        raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
+    return values if isinstance(rate, Mapping) else values[""]

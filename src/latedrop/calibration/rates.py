@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed
-from latedrop.calibration.intervals import Isotonic, residuals
+from latedrop.calibration.intervals import isotonic, residuals
 from latedrop.calibration.measure import validation_batches
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import Choice, RateRow
@@ -44,6 +44,7 @@ from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
 from latedrop.propagation.propagate import propagate
+from latedrop.quantiles import IsotonicKnots
 
 __all__ = ["FittedRates", "ScaleFit", "draw_options", "fit_rates", "fit_scale", "moments"]
 
@@ -138,13 +139,13 @@ class ScaleFit:
             curves |= {"levels": tuple(levels.tolist()), name: tuple(observed.tolist())}
         return curves
 
-    def isotonic(self, choice: Choice) -> Isotonic:
+    def isotonic(self, choice: Choice) -> IsotonicKnots:
         """Fit isotonic intervals for the scale in use."""
         scale, floor = self.relaxed if choice == "relaxed" else self.optimal
         if isinstance(choice, float):
             scale = torch.full_like(scale, choice)
         z = residuals(self.mean, apply_scale(self.variance, scale, floor), self.target, self.per_output)
-        return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
+        return isotonic(z, tuple(scale.tolist()), tuple(floor.tolist()))
 
     def _rmse(self) -> float | tuple[float, ...]:
         """Return a number, or one for each of several outputs, which may have different units."""
@@ -236,7 +237,10 @@ def fit_rates(network: Network, data: Any, plan: Plan) -> FittedRates:
     fits: list[tuple[Rate, ScaleFit | None]]
     if isinstance(method, FirstOrder):
         ((mean, by_site),) = pairs
-        fits, shares = [_first_order(mean, by_site, target, plan)], _site_shares(sites, by_site)
+        fits = [_first_order(mean, by_site, target, plan)]
+        each = by_site.double().flatten(0, -2)
+        each = each / each.sum(-1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
+        shares = dict(zip([site.name for site in sites], each.mean(0).tolist(), strict=True))
     else:
         fits = [(rate, fit_scale(*pair, target, plan, per_output)) for rate, pair in zip(rates, pairs, strict=True)]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
@@ -327,13 +331,6 @@ def _first_order(mean: Tensor, by_site: Tensor, target: Tensor, plan: Plan) -> t
     scales, floors = _likeliest(mean, lifted(total, least), target, plan.has_floor, per_output, plan.weights)
     odds = float(scales[scales > 0].log().mean().exp()) if bool(scales.any()) else _NOMINAL_ODDS
     return odds / (1 + odds), fit_scale(mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors))
-
-
-def _site_shares(sites: Sites, by_site: Tensor) -> dict[str, float]:
-    """Return the share of every site in the first-order variance, on average over rows and outputs."""
-    by_site = by_site.double().flatten(0, -2)
-    shares = by_site / by_site.sum(-1, keepdim=True).clamp_min(torch.finfo(by_site.dtype).tiny)
-    return dict(zip([site.name for site in sites], shares.mean(0).tolist(), strict=True))
 
 
 def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:

@@ -27,16 +27,7 @@ from latedrop.stored_tensors import inline
 from latedrop.streams.monitor import Usual, from_curve
 from latedrop.terms.forest import LEAST_ROWS, ErrorForest
 
-__all__ = [
-    "CALIBRATION",
-    "Calibration",
-    "Choice",
-    "Columns",
-    "Method",
-    "RateRow",
-    "checked_choice",
-    "rate_text",
-]
+__all__ = ["CALIBRATION", "Calibration", "Choice", "Columns", "Method", "RateRow", "checked_choice", "rate_text"]
 
 Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
 

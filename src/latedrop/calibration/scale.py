@@ -20,24 +20,15 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.metrics import miscalibration_area, nll
 from latedrop.metrics.entries import average, by_output, columns
-from latedrop.metrics.levels import Levels, central_quantile, checked_levels, fraction_inside
+from latedrop.metrics.levels import central_quantile, checked_levels, fraction_inside
 from latedrop.records import Limits, record
 
 __all__ = [
-    "Floors",
-    "Scales",
-    "TradeoffPoint",
-    "along_outputs",
-    "apply_scale",
-    "fit_floor",
-    "least_positive",
-    "lifted",
-    "optimal_scale",
-    "refuse_no_errors",
-    "relaxed_scale",
-    "tradeoff",
+    *("Floors", "Scales", "TradeoffPoint", "along_outputs", "apply_scale", "fit_floor", "least_positive", "lifted"),
+    *("optimal_scale", "refuse_no_errors", "relaxed_scale", "tradeoff"),
 ]
 
+_LEVELS, _BALANCED = 99, 1e-4  # of the curve that a relaxed scale balances
 _NO_ERROR = 1e-10  # of the root mean square: errors below it count as 0 where a curve is balanced
 
 Scales: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 3.4e38)], ...], Limits(1)]
@@ -72,28 +63,19 @@ def optimal_scale(
 
 
 def relaxed_scale(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    *,
-    per_output: bool = False,
-    levels: Levels = 99,
-    tol: float = 1e-4,
-    weights: Tensor | None = None,
+    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """The scale at which the calibration curve is balanced around the bisector, `(1,)` or `(K,)`.
+    """Return the scale at which the calibration curve is balanced around the bisector, `(1,)` or `(K,)`.
 
-    Bisection from an interval around the optimal scale, widened until it holds the root, down to
-    `|balance| < tol`. The balance is a step function of the scale: where it jumps over 0, the side of the
-    jump with the smaller balance is returned.
+    Bisection from an interval around the optimal scale, widened until it holds the root. The balance is a step
+    function of the scale: where it jumps over 0, the side of the jump with the smaller balance is returned.
 
     >>> errors = torch.randn(4000, generator=torch.Generator().manual_seed(0))
     >>> relaxed_scale(torch.zeros(4000), torch.full((4000,), 0.25), errors).round()
     tensor([4.], dtype=torch.float64)
     """
-    grid = checked_levels(levels)
     used = _squares(mean, variance, target, per_output, weights)
-    return torch.stack([_balanced(e2 / v, grid.to(v.device), tol, w) for e2, v, w in used])
+    return torch.stack([_balanced(e2 / v, w) for e2, v, w in used])
 
 
 def fit_floor(
@@ -148,7 +130,7 @@ def tradeoff(
     """The path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
     points = []
     for t in torch.linspace(0, 1, steps, dtype=torch.float64):
-        scale, floor = (_geometric(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
+        scale, floor = (_between(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
         fitted = apply_scale(variance, scale, floor)
         measured = (float(score(mean, fitted, target, weights=weights)) for score in (nll, miscalibration_area))
         points.append(TradeoffPoint(tuple(scale.tolist()), tuple(floor.tolist()), *measured))
@@ -174,8 +156,9 @@ def refuse_no_errors() -> NoReturn:
     )
 
 
-def _balanced(ratio2: Tensor, levels: Tensor, tol: float, weights: Tensor | None) -> Tensor:
-    """The relaxed scale of one output, from `ratio2 = e2 / variance`."""
+def _balanced(ratio2: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the relaxed scale of one output, from `ratio2 = e2 / variance`."""
+    levels = checked_levels(_LEVELS).to(ratio2.device)
     ordered, order = ratio2.sqrt().sort()
     # Sparse maps are exactly right nearly everywhere, up to tails of kernels: a root among those is no scale.
     ordered = torch.where(ordered > _NO_ERROR * average(ratio2, weights).sqrt(), ordered, 0.0)
@@ -198,7 +181,7 @@ def _balanced(ratio2: Tensor, levels: Tensor, tol: float, weights: Tensor | None
     while bool(high > low * (1 + 1e-9)):
         middle = (low * high).sqrt()
         value = balance(middle)
-        if abs(value) < tol:
+        if abs(value) < _BALANCED:
             return middle
         low, high = (middle, high) if value < 0 else (low, middle)
     return low if abs(balance(low)) < abs(balance(high)) else high
@@ -229,7 +212,6 @@ def _floor_of(e2: Tensor, v: Tensor, weights: Tensor | None) -> tuple[Tensor, Te
     return s * t / size, s * (1 - t)
 
 
-def _geometric(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    both = (start > 0) & (end > 0)
-    safe = torch.where(both, start, 1.0)
-    return torch.where(both, safe * (torch.where(both, end, 1.0) / safe) ** t, (1 - t) * start + t * end)
+def _between(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """Return the geometric step where both ends are above 0, else the arithmetic one."""
+    return torch.where((start > 0) & (end > 0), start ** (1 - t) * end**t, (1 - t) * start + t * end)

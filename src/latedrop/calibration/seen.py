@@ -27,16 +27,8 @@ from latedrop.errors import LatedropWarning
 from latedrop.records import Limits
 
 __all__ = [
-    "Sketch",
-    "feature_marks",
-    "fitted_to",
-    "marks_of",
-    "merged",
-    "share_seen",
-    "sketch",
-    "warn_of_fitted_rows",
-    "warn_of_seen",
-    "warn_of_training_rows",
+    *("Sketch", "feature_marks", "fitted_to", "marks_of", "merged", "share_seen", "sketch", "warn_of_fitted_rows"),
+    *("warn_of_seen", "warn_of_training_rows"),
 ]
 
 Marks: TypeAlias = "npt.NDArray[np.uint64]"

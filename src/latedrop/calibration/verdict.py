@@ -27,16 +27,7 @@ from latedrop.numerals import nats
 from latedrop.records import Limits, record
 
 __all__ = [
-    "Finding",
-    "Grade",
-    "Slice",
-    "Verdict",
-    "correlation",
-    "gains",
-    "judged",
-    "losses",
-    "off_slices",
-    "said_of_rows",
+    *("Finding", "Grade", "Slice", "Verdict", "correlation", "judged", "losses", "off_slices", "said_of_rows"),
 ]
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]
@@ -182,7 +173,10 @@ class Verdict:
         if off <= COVERAGE_GOOD:
             advice = "On average over all rows they hold." if self.slices else "The intervals can be taken as they are."
             return Finding("coverage", "good", text, value, advice)
-        advice = f"Read a {100 * level:.0f} % interval as one of about {100 * share:.0f} %, or calibrate on more rows."
+        article = "an" if level == 0.8 else "a"
+        advice = (
+            f"Read {article} {100 * level:.0f} % interval as one of {100 * share:.0f} %, or calibrate on more rows."
+        )
         return Finding("coverage", "weak", f"{text}: somewhat too {way}", value, advice)
 
     def _worst_level(self) -> tuple[float, float, float]:
@@ -198,9 +192,10 @@ class Verdict:
         worst = max(self.slices, key=lambda part: abs(part.coverage - _LEVEL))
         off = abs(worst.coverage - _LEVEL)
         grade: Grade = "bad" if off > COVERAGE_BAD else "weak" if off > COVERAGE_GOOD else "good"
-        count = len(self.slices)
-        text = f"not everywhere: they hold {worst}" + (f", and {count - 1} more ranges are off" if count > 1 else "")
-        advice = "Look at these rows apart: calibrate on more of them, or give the model what tells them apart."
+        more = len(self.slices) - 1
+        text = f"not everywhere: they hold {worst}"
+        text += f", and {more} more range{'s are' if more > 1 else ' is'} off" if more else ""
+        advice = "Look at these rows separately: calibrate on more of them, or add an input that explains them."
         return Finding("ranges", grade, text, f"{100 * worst.coverage:.0f} %", advice)
 
     def _worth(self) -> Finding:
@@ -266,7 +261,7 @@ def judged(
     for level in LEVELS:
         inside_interval = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
         shares[level] = inside_interval.double().reshape(len(inside_interval), -1).mean(1)
-    gain = gains(error, variance, constant) if gain is None else gain
+    gain = losses(error, constant) - losses(error, variance) if gain is None else gain
     # A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank
     # the errors the wrong way round. So of several folds variances are ranked in units of each fold's constant,
     # rounded, so that equal ones are equal.
@@ -288,11 +283,6 @@ def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
     """Return the groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
     off = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
     return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in off)
-
-
-def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
-    """By how many nats the variance is better than the constant, per value, of every row `(N,)`."""
-    return losses(error, constant) - losses(error, variance)
 
 
 def losses(error: Tensor, variance: Tensor, tail: Tail | None = None) -> Tensor:

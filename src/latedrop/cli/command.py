@@ -110,7 +110,7 @@ def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
 _NAMES = "method|floor|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"
 _NAMES += "|task|row_weights"
 _WORDS = {
-    "Pass the same function to load()": "Name it: --readout package.module:function",
+    "Pass the same function when loading": "Name it: --readout package.module:function",
     "; batches in a list, or with targets, go to predict_batches(batches, unpack)": "",
     "readout=lambda p: p.clamp_min(1e-12).log()": "--readout package.module:function, for their logarithm",
     "readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit()": "--readout package.module:function, for log(p / (1 - p))",

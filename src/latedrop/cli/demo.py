@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,13 +28,10 @@ from latedrop.files import write_aside
 from latedrop.prediction.calibrate import calibrate
 from latedrop.prediction.prediction import Prediction
 from latedrop.progress import shown_on
-from latedrop.report import overview, png, table, write_report
+from latedrop.report import table, write_report
 from latedrop.terminal import need, print_table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "picture", "run", "show", "write"]
+__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "run", "show", "write"]
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
@@ -145,8 +142,8 @@ def run(
 
 
 def write(result: Demo, folder: Path) -> list[Path]:
-    """Write report.html, demo.png and result.json into a folder that exists; needs matplotlib."""
-    paths = [folder / name for name in ("report.html", "demo.png", "result.json")]
+    """Write report.html and result.json into a folder that exists."""
+    paths = [folder / name for name in ("report.html", "result.json")]
     write_report(
         paths[0],
         title="latedrop demo: airfoil self-noise",
@@ -164,8 +161,7 @@ def write(result: Demo, folder: Path) -> list[Path]:
             **{name: value for name, value in versions().items() if name in ("python", "system")},
         },
     )
-    write_aside(paths[1], png(picture(result)))
-    write_aside(paths[2], json.dumps(result.record()))
+    write_aside(paths[1], json.dumps(result.record()))
     return paths
 
 
@@ -180,12 +176,6 @@ def show(result: Demo, files: Sequence[Path], *, as_json: bool) -> None:
     for label, note in NOTES.items():
         print(f"{label}: {note}")
     print(f"\nwritten: {', '.join(names)}")
-
-
-def picture(result: Demo) -> Figure:
-    """Draw calibration curves of the default and of the variances over draws, and some intervals."""
-    rows = [row for row in result.evaluations if row.label not in ("linear", "conformal")]
-    return overview(result.prediction, result.target, rows, unit=UNIT)
 
 
 def airfoil() -> Data:

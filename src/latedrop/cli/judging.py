@@ -1,4 +1,4 @@
-"""What `evaluate` says besides numbers: where rows stand in their file, which inputs they had, and what was read."""
+"""Collect facts for `evaluate`: the places of rows in their file, their inputs, and the files that were read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_COLUMNS = 200
 
 
 class Noticed:
-    """The places of rows as they pass by, and their inputs where these are columns of numbers.
+    """The places of rows in their file, and their inputs if these are columns of numbers.
 
     Of very many rows the inputs of every second, fourth, ... are remembered, so that they fit memory.
     """
@@ -39,7 +39,7 @@ class Noticed:
         self._step, self._count = 1, 0
 
     def add(self, rows: Rows) -> None:
-        """Notice some more rows."""
+        """Add a batch of rows with their places and inputs."""
         self._places.append(np.asarray(rows.places))
         if not isinstance(rows.inputs, dict) and len(self._names) <= _MOST_COLUMNS:
             first = -self._count % self._step

@@ -85,7 +85,7 @@ def _class_facts(c: "ClassCalibration") -> dict[str, Any]:
 
 
 def _print_numbers(c: "Calibration", left: str) -> None:
-    from latedrop.calibration.intervals import Conformal
+    from latedrop.quantiles import ConformalScores
 
     if c.terms is None:
         print_table(_rate_table(c), marked=[row.rate for row in c.table].index(c.rate))
@@ -97,7 +97,7 @@ def _print_numbers(c: "Calibration", left: str) -> None:
         print_table(candidate_table(c.terms), marked=names.index(c.terms.choice))
         print_table(c.terms.table())
         marked = "each was left out of the fit that it was scored with"
-    if isinstance(c.intervals, Conformal):
+    if isinstance(c.intervals, ConformalScores):
         left += f", {len(c.intervals.scores[0])} more for the conformal intervals"
     print(f"{c.rows} validation rows{left}; {marked}.")
     if c.verdict is not None:
@@ -156,7 +156,7 @@ def print_judgement(
         _print_findings(found.findings)
         print_table(class_table(found.scores), marked=0)
         if found.strange is not None:
-            print(f"{found.strange:.0%} of the rows lie beyond 90 % of the validation rows.")
+            print(f"{found.strange:.0%} of the rows lie beyond 95 % of the reference rows.")
     else:
         if found.together.verdict is not None:
             _print_findings(found.together.verdict.findings)

@@ -15,7 +15,7 @@ from latedrop.cli.tables import Labels, distinct
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Readout
-from latedrop.prediction.predictor import ClassPredictor, Predictor, failures_explained
+from latedrop.prediction.predictor import ClassPredictor, Predictor, explain_failure
 from latedrop.terminal import listed
 
 __all__ = ["remembering", "task_of", "with_labels"]
@@ -44,8 +44,12 @@ def with_labels(source: Source, network: nn.Module, options: Classes, readout: R
     if isinstance(labels, bool):
         return _reading(source, Labels(column, sure=task == "classification")), task
     x = source.example(network)
-    with source.explained(), failures_explained(x, network):
-        output = own_output(network, x, readout)
+    with source.explained():
+        try:
+            output = own_output(network, x, readout)
+        except Exception as error:
+            explain_failure(error, x, network)
+            raise
     if not names and task == "auto" and output[0].numel() == 1 and len(labels) != 2:
         return source, "regression"  # whose numbers are wrong, as will be said
     classes = as_logits(output).shape[1]

@@ -17,20 +17,8 @@ from latedrop.errors import DataError
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    "all_finite",
-    "any_true",
-    "apart",
-    "check_dtypes",
-    "check_inputs",
-    "constants",
-    "first_weight",
-    "floating",
-    "from_array",
-    "from_table",
-    "is_table",
-    "map_values",
-    "place",
-    "widened",
+    *("all_finite", "any_true", "apart", "check_dtypes", "check_inputs", "constants", "first_weight", "floating"),
+    *("from_array", "from_table", "is_table", "map_values", "place", "widened"),
 ]
 
 

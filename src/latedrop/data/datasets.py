@@ -22,20 +22,8 @@ from latedrop.errors import DataError
 from latedrop.wrappers import bare
 
 __all__ = [
-    "LABELS",
-    "Columns",
-    "Unpack",
-    "dataset_batches",
-    "first_inputs",
-    "gives_batches",
-    "inputs_in",
-    "inputs_loaded",
-    "inputs_of",
-    "is_dataset",
-    "is_loader",
-    "labels_apart",
-    "named_inputs",
-    "unpacked",
+    *("LABELS", "Columns", "Unpack", "dataset_batches", "first_inputs", "gives_batches", "inputs_in", "inputs_loaded"),
+    *("inputs_of", "is_dataset", "is_loader", "named_inputs", "unpacked"),
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str
@@ -43,6 +31,9 @@ Unpack = Callable[[Any], "tuple[Any, Any]"] | str
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Names that targets have in a batch that is a mapping, unless the user says another."""
+
+
+_ROWS = 256
 
 
 class Columns(dict[str, Any]):
@@ -71,7 +62,11 @@ def _is_hugging_face(data: Any) -> bool:
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     """Yield the rows of a data set in batches: as torch's `DataLoader` makes them, or tensors by column."""
     if not _is_hugging_face(data):
-        return iter(DataLoader(data, batch_size=batch_size, collate_fn=_collated))
+
+        def collated(items: list[Any]) -> Any:
+            return graphs.as_batch(items) if graphs.is_graph(items[0]) else default_collate(items)
+
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=collated))
     if isinstance(data, Mapping):
         raise DataError(
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
@@ -82,28 +77,11 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in rows.iter(batch_size=batch_size))
 
 
-def _collated(items: list[Any]) -> Any:
-    """Return rows as one batch: graphs as one of graphs, all else as torch's `DataLoader` does."""
-    return graphs.as_batch(items) if graphs.is_graph(items[0]) else default_collate(items)
-
-
 def _stacked(values: Any) -> Any:
     """Return rows that came one by one as one tensor, where they are of one shape."""
     if not isinstance(values, list) or not values or not all(isinstance(value, Tensor) for value in values):
         return values
     return torch.stack(values) if len({value.shape for value in values}) == 1 else values
-
-
-def labels_apart(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch that is a mapping; the targets are called `name`, or one of `LABELS`."""
-    labels = [key for key in (LABELS if name is None else (name,)) if batch.get(key) is not None]
-    if len(labels) != 1:
-        wanted = f"one of {', '.join(LABELS)}" if name is None else repr(name)
-        raise DataError(
-            f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys {list(batch)}. "
-            "Pass unpack=, the name of the targets, or a function from a batch to (inputs, targets)."
-        )
-    return named_inputs(batch, model, labels[0]), batch[labels[0]]
 
 
 def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> Any:
@@ -133,11 +111,19 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
 
 
 def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch."""
+    """Return inputs and targets of a batch; those of a mapping are called as `unpack` says, or one of `LABELS`."""
     if graphs.is_graph(batch) and not callable(unpack):
         return Graphs(graphs.as_batch(batch)), graphs.target_of(batch, unpack)
     if isinstance(batch, Mapping) and not callable(unpack):
-        return labels_apart(batch, model, unpack)
+        labels = [key for key in (LABELS if unpack is None else (unpack,)) if batch.get(key) is not None]
+        if len(labels) != 1:
+            wanted = f"one of {', '.join(LABELS)}" if unpack is None else repr(unpack)
+            raise DataError(
+                f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys "
+                f"{list(batch)}. Pass unpack=, the name of the targets, or a function from a batch to (inputs, "
+                "targets)."
+            )
+        return named_inputs(batch, model, labels[0]), batch[labels[0]]
     if isinstance(unpack, str):
         raise DataError(
             f"expected batches that are mappings, with the targets under {unpack!r}; found {type(batch).__name__}. "
@@ -177,21 +163,19 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     parameters = inspect.signature(bare(model).forward).parameters.values()
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(p.default is p.empty for p in taken)
-    if _all_tensors(batch[0]) and isinstance(batch[1], Tensor) and len(batch[0]) == needed > 1:
-        return tuple(batch[0])  # ((a, b), targets)
+    first, second = batch
+    inputs = isinstance(first, (tuple, list)) and all(isinstance(part, Tensor) for part in first)
+    if inputs and isinstance(second, Tensor) and len(first) == needed > 1:
+        return tuple(first)  # ((a, b), targets)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed > 1:
         return batch
     if len(taken) < 2:
-        return batch[0]
+        return first
     raise DataError(
         f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
         "the second part could be an input or a target. Pass batches of inputs alone; or tell "
         "predict_batches: unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
     )
-
-
-def _all_tensors(part: Any) -> bool:
-    return isinstance(part, (tuple, list)) and all(isinstance(one, Tensor) for one in part)
 
 
 def inputs_in(
@@ -209,9 +193,9 @@ def inputs_in(
             yield take(batch)
 
 
-def inputs_loaded(loader: Any, model: nn.Module, batch_size: int = 256) -> Iterator[Any]:
+def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
     """Yield the inputs of every batch of a loader or a data set, of which there must be one."""
-    batches = inputs_in(loader, model, batch_size)
+    batches = inputs_in(loader, model, _ROWS)
     first = list(islice(batches, 1))
     if not first:
         raise DataError("expected a loader or a data set with at least one batch of rows; found none.")

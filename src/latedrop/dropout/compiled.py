@@ -65,11 +65,6 @@ class Program:
             except Exception as error:
                 if self._started or out_of_memory(error):
                     raise
-                if "C++ compiler" in str(error):
-                    raise ArgumentError(
-                        "expected a C++ compiler for engine='compiled' on a CPU; found none that works "
-                        f"({_first_line(error)}). Install one, such as g++, or use engine='auto'."
-                    ) from error
                 refuse(f"what cannot be compiled ({_first_line(error)})", error)
             self._started = True
             return [result.clone() for result in results] if self._device.type == "cuda" else list(results)

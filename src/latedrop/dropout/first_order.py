@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -26,13 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import any_true, constants, place, widened
-from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.rows import Collate, Graphs, as_items, copied, row_count, some_rows, take_rows
+from latedrop.data.rows import Collate, Graphs, copied, row_count, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
-from latedrop.network.find_sites import find_sites
+from latedrop.network.find_sites import placed_batches
 from latedrop.network.functional import RECURRENT
-from latedrop.network.network import Network, Readout, Thinner, call, check_finite, read
+from latedrop.network.network import Network, Pass, Readout, Thinner, call, check_finite, read
 from latedrop.network.private_copy import Guard
 from latedrop.network.sites import Rate, Site, Sites, odds_by_site
 from latedrop.torch_private import being_traced, version_of, without_cudnn
@@ -77,11 +77,7 @@ class Linearization:
         torch.Size([5, 1])
         """
         odds, by_site = odds_by_site(self.sites, rate), self.variance_by_site
-        if len(set(odds)) == 1:
-            total = (by_site.sum(-1) if len(odds) > 1 else by_site[..., 0]) * odds[0]
-        else:
-            total = by_site @ constants(odds).to(by_site)
-        return total if total.shape == self.mean.shape else total.reshape(self.mean.shape)
+        return (by_site @ constants(odds).to(by_site)).reshape(self.mean.shape)
 
     @classmethod
     def joined(cls, parts: Sequence[Linearization]) -> Linearization:
@@ -117,11 +113,7 @@ def linearize(
     (torch.Size([5, 1]), torch.Size([5, 1, 1]))
     """
     network = Network.of(model)
-    loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
-    x = x if loads else place(as_items(x, collate), network.weight)
-    sites = Sites(find_sites(network, x) if sites is None else sites)
-    batches = (place(part, network.weight) for part in inputs_loaded(x, network.model)) if loads else [x]
-    batches = (as_items(batch, None, sites) for batch in batches)
+    sites, batches = placed_batches(network, x, sites, collate)
     parts = [part.linear for batch in batches for part in first_order(network, batch, sites, readout, chunk)]
     return Linearization.joined(parts)
 
@@ -153,19 +145,22 @@ def first_order(
     `watch` makes another who looks at the inputs of the sites, one for each batch that runs at once. `of` gives what of
     the output is differentiated, `(N, k)`; each of its entries where None.
     """
-    rows = some_rows(x)
+    rows, together = row_count(x), isinstance(x, Graphs) and bool(x.nodes)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    together = isinstance(x, Graphs) and bool(x.nodes)
     chunk = rows if together else min(chunk or rows, rows)
     if any(site.batch_axis is None or site.moved for site in sites):  # gradients tell which entries are whose
         alone = any(site.coupled for site in sites) or _SHARED in network.notes
         chunk = 1 if alone else min(chunk, _MOST_COUNTED.get(network.weight.dtype, 1024))
+    # cuDNN's recurrent functions have no backward pass in eval mode, which an exported program calls them in.
+    recurrent = network.weight.is_cuda and any(site.layer in RECURRENT for site in sites)
     done = 0
     while done < rows:
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
+        run = partial(_first_order, network, part, sites, readout, phi, watch, of)
         try:
-            result = _first_order(network, part, sites, readout, phi, watch, of)
+            with without_cudnn() if recurrent else nullcontext():
+                result = network.quietly(run, gradients=True)
         except Exception as error:
             shared = isinstance(error, _SharedEntriesError)
             if not (shared or out_of_memory(error)) or chunk == 1 or together:
@@ -194,61 +189,71 @@ def unit_variances(
 def _first_order(
     network: Network, x: Any, sites: Sites, readout: Readout, whole: bool, watch: Any, of: Any
 ) -> FirstOrder:
-    """Return first order of a batch, with all of `phi` where `whole`."""
-    rows, notes, silent = row_count(x), network.notes, list[Site]()
-
-    def run() -> FirstOrder:
-        derives = notes.get("derives")
-        record = _Record(None if watch is None else watch(), notes.get("overwrites", False), bool(derives))
-        guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
-        now = network.begin(sites, record, rows, shared=False)
-        with network.passing(now):  # also of what is computed again in the backward pass
-            try:
-                with guard or nullcontext():
-                    output = read(call(network.copy, copied(x)), readout, rows)
-            except RuntimeError as error:
-                if _IN_PLACE in str(error) or _INFERENCE in str(error):
-                    raise _cannot_differentiate(error) from error
-                raise
-            if 0 in now.times.values():
-                network.warn_of_idle(now)
-            if guard is not None:
-                if "cuts" in guard.deeds:
-                    raise OutputError(
-                        "expected a model that keeps the graph of its derivatives; it takes some without "
-                        "create_graph=True, and first order would count nothing there. Use method='sample', or pass "
-                        "create_graph=True to torch.autograd."
-                    )
-                notes["derives"] = "derives" in guard.deeds
-                if notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
-                    return run()
-            mean, flat = _checked(output, output if of is None else of(output), record)
-            record.closed = True
-            if not record.copies and any(item.version != version_of(item.value) for item in record.inputs):
-                notes["overwrites"] = True
-                return run()
-            # Nodes affect each other: what each does to all of its graph, added up by signs.
-            signs = x.signs.to(flat)[:, None] if isinstance(x, Graphs) and x.nodes else None
-            flat = flat if signs is None else flat * signs
-            try:
-                squares, phi = _differentiated(flat, sites, whole, record, x, notes)
-            except (RuntimeError, NotImplementedError) as error:
-                if out_of_memory(error):
-                    raise
+    """Return first order of a batch, with all of `phi` where `whole`; gradients have to be on."""
+    rows, notes = row_count(x), network.notes
+    derives = notes.get("derives")
+    record = _Record(None if watch is None else watch(), notes.get("overwrites", False), bool(derives))
+    guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
+    now = Pass(sites, record, rows, shared=False)
+    with network.passing(now):  # also of what is computed again in the backward pass
+        try:
+            with guard or nullcontext():
+                output = read(call(network.copy, copied(x)), readout, rows)
+        except RuntimeError as error:
+            if _IN_PLACE in str(error) or _INFERENCE in str(error):
                 raise _cannot_differentiate(error) from error
-        if signs is not None:
-            phi = [{name: units * signs for name, units in entry.items()} for entry in phi]
-        unreached = {item.site for item in record.inputs} - record.reached
-        silent[:] = [site for site in sites if site.name in unreached]
-        return FirstOrder(Linearization(mean, squares, sites), phi, record.watcher)
-
-    # cuDNN's recurrent functions have no backward pass in eval mode, which an exported program calls them in.
-    recurrent = network.weight.is_cuda and any(site.layer in RECURRENT for site in sites)
-    with without_cudnn() if recurrent else nullcontext():
-        part = network.quietly(run, gradients=True)
-    if silent and not being_traced():
-        _warn_of_silent(network, silent, x, readout)
-    return part
+            raise
+        if 0 in now.times.values():
+            network.warn_of_idle(now)
+        if guard is not None:
+            if "cuts" in guard.deeds:
+                raise OutputError(
+                    "expected a model that keeps the graph of its derivatives; it takes some without "
+                    "create_graph=True, and first order would count nothing there. Use method='sample', or pass "
+                    "create_graph=True to torch.autograd."
+                )
+            notes["derives"] = "derives" in guard.deeds
+        mean = widened(output.detach()).clone()  # a model may write every output to one place
+        check_finite(mean, "without dropout")
+        outputs = output if of is None else of(output)
+        outputs = outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
+        if record.without_gradients and outputs.requires_grad:
+            raise OutputError(
+                f"expected gradients at every site; the model runs {sorted(record.without_gradients)} without: in "
+                "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or select=."
+            )
+        record.closed = True
+        overwrites = not record.copies and any(item.version != version_of(item.value) for item in record.inputs)
+        # Of a model that derives, masks act on the derivatives, too, so that `phi` is not `h · dy/dh`.
+        if overwrites or record.factors != notes.get("derives", False):
+            notes["overwrites"] = record.copies or overwrites
+            return _first_order(network, x, sites, readout, whole, watch, of)
+        # Nodes affect each other: what each does to all of its graph, added up by signs.
+        signs = x.signs.to(outputs)[:, None] if isinstance(x, Graphs) and x.nodes else None
+        outputs = outputs if signs is None else outputs * signs
+        values = [item.value for item in record.inputs]
+        squares, entries = [], []
+        try:
+            loose = any(item.loose is not None for item in record.inputs)
+            first = record.find_owners(outputs, x, notes.setdefault("entries", {})) if loose else None
+            for grads in _gradients(values, outputs) if first is None else [first]:
+                phi = record.phi(grads, sites, outputs)
+                norms = [
+                    torch.linalg.vector_norm(units, dim=1, dtype=torch.promote_types(units.dtype, torch.float32))
+                    for units in phi.values()
+                ]
+                squares.append(torch.stack(norms, 1).square())  # few operators for all sites
+                if whole:
+                    entries.append(phi if signs is None else {name: part * signs for name, part in phi.items()})
+        except (RuntimeError, NotImplementedError) as error:
+            if out_of_memory(error):
+                raise
+            raise _cannot_differentiate(error) from error
+    unreached = {item.site for item in record.inputs} - record.reached
+    if unreached and not being_traced():
+        _warn_of_silent(network, [site for site in sites if site.name in unreached], x, readout)
+    linear = Linearization(mean, torch.stack(squares, 1) if len(squares) > 1 else squares[0][:, None], sites)
+    return FirstOrder(linear, entries, record.watcher)
 
 
 class _SharedEntriesError(OutputError):
@@ -256,7 +261,7 @@ class _SharedEntriesError(OutputError):
 
 
 class _Input(NamedTuple):
-    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask.
+    """Input of a site in one call, how often it had been written into, and shape and rows' axis of its mask.
 
     Where the layout of the input does not tell which entries are whose, also the value before any factor, `loose`.
     """
@@ -372,32 +377,22 @@ class _Record:
         return result
 
 
-def _differentiated(
-    outputs: Tensor, sites: Sites, whole: bool, record: _Record, x: Any, notes: dict[Any, Any]
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Return the square sums of `phi` by site, `(rows, k, sites)`, of outputs with their graph, and `phi` itself."""
-    first = None
-    if any(item.loose is not None for item in record.inputs):
-        first = record.find_owners(outputs, x, notes.setdefault("entries", {}))
-    squares, entries = [], []
-    for grads in _gradients([item.value for item in record.inputs], outputs) if first is None else [first]:
-        phi = record.phi(grads, sites, outputs)
-        norms = [
-            torch.linalg.vector_norm(units, dim=1, dtype=torch.promote_types(units.dtype, torch.float32))
-            for units in phi.values()
-        ]
-        squares.append(torch.stack(norms, 1).square())  # few operators for all sites
-        if whole:
-            entries.append(phi)
-    return torch.stack(squares, 1) if len(squares) > 1 else squares[0][:, None], entries
-
-
 def _gradients(values: list[Tensor], outputs: Tensor) -> Iterator[Sequence[Tensor | None]]:
     """Yield, for each of `outputs` `(n, k)`, its gradients by all values."""
     k, done = outputs.shape[1], 0
+    if k > _MOST_OUTPUTS:
+        raise ArgumentError(
+            f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found {k}. Use a "
+            "readout such as a map's sum, or method='propagate' or 'sample' for maps."
+        )
     if not values:  # no site ran
         yield from [()] * k
         return
+    if not outputs.requires_grad:
+        raise OutputError(
+            "expected an output that autograd can differentiate with respect to the sites; found one without a graph: "
+            "the model or the readout detaches it or runs without gradients. Use method='sample'."
+        )
     if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
         try:
             for done in range(0, k, _OUTPUTS_AT_ONCE):
@@ -445,29 +440,6 @@ def _owners(name: str, grads: Sequence[Tensor], rows: int) -> Tensor:
     return torch.where(clear, row, rows)
 
 
-def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
-    """Return the output without its graph, and what is differentiated, with it, as `(rows, k)`."""
-    mean = widened(output.detach()).clone()  # a model may write every output to one place
-    check_finite(mean, "without dropout")
-    flat = scalars if scalars.dim() == 2 else scalars.reshape(len(scalars), -1)
-    if flat.shape[1] > _MOST_OUTPUTS:
-        raise ArgumentError(
-            f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
-            f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
-        )
-    if record.inputs and not flat.requires_grad:
-        raise OutputError(
-            "expected an output that autograd can differentiate with respect to the sites; found one without a graph: "
-            "the model or the readout detaches it or runs without gradients. Use method='sample'."
-        )
-    if record.without_gradients:
-        raise OutputError(
-            f"expected gradients at every site; the model runs {sorted(record.without_gradients)} without: in "
-            "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or select=."
-        )
-    return mean, flat
-
-
 def _cannot_differentiate(error: Exception) -> OutputError:
     """Say what autograd could not do, and what to do about it."""
     what = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]} Use method='sample'."
@@ -488,8 +460,8 @@ def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: R
         return
 
     def without(sites: Sequence[Site]) -> Tensor:
-        now = network.begin(sites, _Zeros(), row_count(x), shared=False)
-        return network.quietly(lambda: network.read(copied(x), readout, row_count(x), now).clone())
+        now = Pass(sites, _Zeros(), row_count(x), shared=False)
+        return network.quietly(lambda: read(network.output(copied(x), now), readout, row_count(x)).clone())
 
     try:
         whole = without([])

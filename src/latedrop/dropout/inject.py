@@ -18,7 +18,7 @@ from torch import nn
 from latedrop.data.rows import row_count
 from latedrop.dropout.masks import DrawMasks, checked_seed
 from latedrop.errors import DataError, SiteError
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import plain_call, reroute_calls, restore_calls
 from latedrop.wrappers import plain_names
@@ -27,7 +27,7 @@ __all__ = ["Injection", "inject"]
 
 
 class Injection:
-    """What `inject` yields: which thinned network runs next.
+    """Chooses which thinned network runs next; `inject` yields it.
 
     Attributes:
         draw: the draw of the next forward pass. It moves on by one with each pass, unless it was fixed.
@@ -39,7 +39,7 @@ class Injection:
         self.sites = [site for site in sites if self.rates[site.name] > 0]
         self._fixed = draw is not None
         self._network = Network(model, gradients=True)
-        self._network.begin(self.sites, None, None)  # what is wrong with the sites is said at once
+        self._network.watch(self.sites)  # what is wrong with the sites is said at once
         plain, layers = plain_names(model), self._network.layers
         self.copies = {module: layers[plain(name)] for name, module in model.named_modules() if plain(name) in layers}
         self._root = layers[""]
@@ -53,7 +53,7 @@ class Injection:
         rows: int | None = None
         with suppress(DataError):  # of packed sequences nobody can tell
             rows = row_count((args, kwargs)) if whole else None
-        now = self._network.begin(self.sites, masks, rows)
+        now = Pass(self.sites, masks, rows)
         with self._network.passing(now):
             output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
         if whole:
@@ -91,12 +91,19 @@ def inject(
             f"expected a model that runs in one place; found DataParallel on {len(model.device_ids)} devices, which "
             "runs copies at the same time. Pass its module: inject(model.module, ...)."
         )
-    injection = Injection(model, sites, rate, seed, draw)
+    injection, rerouted = Injection(model, sites, rate, seed, draw), list[nn.Module]()
     token = _ACTIVE.set((*_ACTIVE.get(), injection))
     try:
-        with _rerouted([m for m in injection.copies if not isinstance(m, torch.jit.ScriptModule)]):
-            yield injection
+        with _CHANGING:
+            for module in injection.copies:
+                if not isinstance(module, torch.jit.ScriptModule):
+                    rerouted.append(module)
+                    reroute_calls(module, _route)
+        yield injection
     finally:
+        with _CHANGING:
+            for module in rerouted:
+                restore_calls(module)
         with suppress(ValueError):  # a generator that somebody else closes
             _ACTIVE.reset(token)
 
@@ -109,19 +116,3 @@ def _route(module: nn.Module, call: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module, or what the innermost injection of the caller's context has in its place."""
     injection = next((injection for injection in reversed(_ACTIVE.get()) if module in injection.copies), None)
     return call(*args, **kwargs) if injection is None else injection.call(module, args, kwargs)
-
-
-@contextmanager
-def _rerouted(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let calls of some modules look for an injection."""
-    done: list[nn.Module] = []
-    try:
-        with _CHANGING:
-            for module in modules:
-                done.append(module)
-                reroute_calls(module, _route)
-        yield
-    finally:
-        with _CHANGING:
-            for module in done:
-                restore_calls(module)

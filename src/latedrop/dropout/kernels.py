@@ -62,8 +62,8 @@ def _product(  # type: ignore[no-untyped-def]
     row = (tl.program_id(0) // blocks).to(tl.int64) * (high * repeats) + tl.arange(0, high)
     for _ in range(repeats):
         inside = (row < rows)[:, None] & there[None, :]
-        found = tl.load(value + draw * value_draw + (row * value_row)[:, None] + at[None, :], mask=inside)
-        thinned = (found.to(tl.float32) * factor[None, :]).to(out.dtype.element_ty)
+        units = tl.load(value + draw * value_draw + (row * value_row)[:, None] + at[None, :], mask=inside)
+        thinned = (units.to(tl.float32) * factor[None, :]).to(out.dtype.element_ty)
         tl.store(out + draw * out_draw + (row * out_row)[:, None] + to[None, :], thinned, mask=inside)
         row += high
 
@@ -91,24 +91,11 @@ def product(value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale
 
 @lru_cache(maxsize=1024)
 def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> _Plan | None:
-    """Plan how the kernel goes over values of these sizes and strides."""
-    axes_of = _axes(sizes[1:], steps[1:], shape)
-    if axes_of is None:
-        return None
-    strides, (rows, first, second) = axes_of
-    places = first[0] * second[0]
-    wide = min(_BLOCK, 1 << (places - 1).bit_length())
-    high = _BLOCK // wide
-    blocks = -(-places // wide)
-    programs = blocks * -(-rows[0] // (high * _REPEATS))
-    axes = *rows[:3], *first, *second
-    return strides, programs, blocks, axes, (first[0] > 1, wide, high, _REPEATS)
+    """Plan how the kernel goes over values of these sizes and strides, draws first.
 
-
-def _axes(
-    sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[_Axis, _Axis, _Axis]] | None:
-    """Strides of the output, an axis along which a mask does not change, and two others; None where there are more."""
+    It takes an axis along which a mask does not change, and two others; None where there are more.
+    """
+    sizes, steps = sizes[1:], steps[1:]
     fits = len(shape) == len(sizes) and all(own in (1, size) for own, size in zip(shape, sizes, strict=True))
     if not fits or 0 in sizes:
         return None
@@ -129,10 +116,16 @@ def _axes(
         if axes and all(outer == sizes[i] * step for outer, step in zip(axes[-1][1:], inner[1:], strict=True)):
             inner = (axes.pop()[0] * sizes[i], *inner[1:])
         axes.append(inner)
-    along = next((axis for axis in axes if axis[3] == 0), None)
-    others = [axis for axis in axes if axis is not along]
     one = (1, 0, 0, 0)
+    rows = next((axis for axis in axes if axis[3] == 0), None)
+    others = [axis for axis in axes if axis is not rows]
     if len(others) > 2 or any(size * max(at, to) > _FAR for size, at, to, _ in others):
         return None
+    rows = rows or one
     first, second = [*[one] * (2 - len(others)), *others]
-    return (total, *outs), (along or one, first, second)
+    places = first[0] * second[0]
+    wide = min(_BLOCK, 1 << (places - 1).bit_length())
+    high = _BLOCK // wide
+    blocks = -(-places // wide)
+    programs = blocks * -(-rows[0] // (high * _REPEATS))
+    return (total, *outs), programs, blocks, (*rows[:3], *first, *second), (first[0] > 1, wide, high, _REPEATS)

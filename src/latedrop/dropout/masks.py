@@ -12,11 +12,12 @@ and multiplied by masks `(..., T, 1, ...)`: one for each draw, the same for all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
+from itertools import product
 from math import ceil, prod
 from threading import Lock
 from typing import Any
@@ -43,10 +44,8 @@ STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 
 _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
-_COPIED = 2**17  # units of masks that are made by the CPU for another device too
 _SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
 _FEW = 2**22  # numbers for which a plain product is quicker than the start of a kernel that also makes the mask
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -60,8 +59,6 @@ class DrawMasks:
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Zero the units that the draws drop, and divide the others by `1 - rate`."""
-        if self.rates[site.name] == 0:
-            return value
         one = axis == 0 and shape[0] == 1 and len(value) == len(self.draws) and type(value) is Tensor
         if one and not _worth_a_kernel(value, self.draws, shape):
             return self._times(value, site, call, shape[1:], 0)  # one row: the same, in one operator
@@ -77,17 +74,16 @@ class DrawMasks:
         if axis == 0 and _worth_a_kernel(value, draws, shape):
             keys = keys_for(self.seed, self.of, site.name, call, value.device)
             keys = keys if draws == self.of else keys[draws.start - self.of.start : draws.stop - self.of.start]
-            product = thinned(value, keys, shape, rate)
-            if product is not None:
-                return product
+            thin = thinned(value, keys, shape, rate)
+            if thin is not None:
+                return thin
         return self._times(value, site, call, shape, axis)
 
     def _times(self, value: Tensor, site: Site, call: int, shape: tuple[int, ...], axis: int) -> Tensor:
-        """Multiply by masks `(draws, *shape)`; in half precision the scale is not rounded into them, as 0.4 % off."""
-        rate, half = self.rates[site.name], value.dtype in _HALF
-        made = masks(self.seed, self.draws, site.name, call, shape, rate, value, scaled=not half)
-        product = value * (made.movedim(0, axis) if axis else made)
-        return product / (1 - rate) if half else product
+        """Multiply by masks `(draws, *shape)`; in half precision the product alone is rounded."""
+        made = masks(self.seed, self.draws, site.name, call, shape, self.rates[site.name], value)
+        thin = value * (made.movedim(0, axis) if axis else made)
+        return thin if thin.dtype == value.dtype else thin.to(value.dtype)
 
 
 def split(value: Tensor, axis: int, times: int) -> Tensor:
@@ -111,31 +107,19 @@ def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool
 
 
 def masks(
-    seed: int,
-    draws: Sequence[int],
-    site: str,
-    call: int,
-    shape: Sequence[int],
-    rate: float,
-    like: Tensor,
-    *,
-    scaled: bool = True,
+    seed: int, draws: Sequence[int], site: str, call: int, shape: tuple[int, ...], rate: float, like: Tensor
 ) -> Tensor:
-    """Return masks of some draws of one site, `(len(draws), *shape)`; dtype and device are those of `like`.
+    """Return masks of some draws of one site, `(len(draws), *shape)`, in single precision, or double as `like`.
 
-    Without `scaled`, what is kept is 1. Small masks are remembered, and are not to be changed in place.
+    Small masks are remembered, and are not to be changed in place.
     """
-    if not _are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
-        return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
+    device, double = like.device, like.dtype == torch.float64
 
     def make() -> Tensor:
-        keys = draw_keys(seed, draws, site, call)
-        if not like.is_cpu and len(draws) * prod(shape) > _COPIED:
-            return masks_from_keys(keys_on(keys, like.device), shape, rate, like, scaled=scaled)
-        made = masks_from_keys(keys, shape, rate, torch.empty((), dtype=like.dtype), scaled=scaled)
-        return made.to(like.device, non_blocking=True)
+        return masks_from_keys(keys_for(seed, draws, site, call, device), shape, rate, double=double)
 
-    return _remembered((seed, draws, site, call, shape, rate, like.dtype, scaled), like.device, make)
+    key = seed, draws, site, call, shape, rate, double
+    return _remembered(key, device, make) if _are_small(draws, shape, device) else make()
 
 
 def _are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
@@ -160,9 +144,8 @@ def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
     """Return the keys as `masks_from_keys` takes them on that device."""
-    if device.type == "cpu" or not isinstance(draws, range):
-        keys = draw_keys(seed, draws, site, call)
-        return keys if device.type == "cpu" else keys_on(keys, device)
+    if device.type == "cpu":
+        return draw_keys(seed, draws, site, call)
     return _remembered((seed, draws, site, call), device, lambda: keys_on(draw_keys(seed, draws, site, call), device))
 
 
@@ -176,53 +159,23 @@ def threshold(rate: float) -> int:
     return min(ceil(rate * 2**32), 2**32 - 1)
 
 
-def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, *, scaled: bool = True) -> Tensor:
-    """Return masks from the keys of the draws: an array on the CPU, a tensor elsewhere.
-
-    Without `scaled`, what is kept is 1.
-    """
-    units, scale = prod(shape), 1.0 / (1.0 - rate) if scaled else 1.0
+def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, *, double: bool = False) -> Tensor:
+    """Return masks from the keys of the draws: an array on the CPU, a tensor elsewhere."""
+    units = prod(shape)
     if isinstance(keys, Tensor):
         keep = hashes(keys, units) >= threshold(rate) - 2**31
-        return (keep.to(like.dtype) * scale).view(len(keys), *shape)
-    lowest = np.uint32(threshold(rate))
-    values = np.empty((len(keys), units), np.float64 if like.dtype == torch.float64 else np.float32)
-    scaled_one = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
+        return (keep.to(torch.float64 if double else torch.float32) * (1 / (1 - rate))).view(len(keys), *shape)
+    values = np.empty((len(keys), units), np.float64 if double else np.float32)
+    lowest, scale = np.uint32(threshold(rate)), values.dtype.type(1.0) / values.dtype.type(1.0 - rate)
 
     def fill(start: int, stop: int) -> None:
-        for rows, part, x in _hashed(keys, start, stop):
-            np.multiply(x >= lowest, scaled_one, out=values[rows, part])
-
-    threads = min(torch.get_num_threads(), values.size // _PARALLEL)
-    if threads > 1:
-        ends = [units * i // threads for i in range(threads + 1)]
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, ends[:-1], ends[1:]))
-    else:
-        fill(0, units)
-    return torch.from_numpy(values).to(like.dtype).view(len(keys), *shape)
-
-
-def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
-    """`value` `(draws, ...)` times masks `(draws, *shape)` by CUDA keys, in one kernel; None where there is none."""
-    kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
-    if kernels is None:
-        return None
-    return kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))  # type: ignore[no-any-return]
-
-
-def _hashed(
-    keys: npt.NDArray[np.uint32], start: int, stop: int
-) -> Iterator[tuple[slice, slice, npt.NDArray[np.uint32]]]:
-    """Hashes of some units by blocks, with the draws and units that they are of; each is only good until the next."""
-    width = min(max(stop - start, 1), _BLOCK)
-    height = min(_BLOCK // width, len(keys))
-    counter = np.arange(width, dtype=np.uint32)
-    work = np.empty((2, height, width), np.uint32)
-    for top in range(0, len(keys), height):
-        part = keys[top : top + height]
-        for left in range(start, stop, width):
-            size = min(width, stop - left)
+        """Hash the units of all draws by blocks, in place."""
+        width = min(max(stop - start, 1), _BLOCK)
+        height = min(_BLOCK // width, len(keys))
+        counter = np.arange(width, dtype=np.uint32)
+        work = np.empty((2, height, width), np.uint32)
+        for top, left in product(range(0, len(keys), height), range(start, stop, width)):
+            part, size = keys[top : top + height], min(width, stop - left)
             x, shifted = work[:, : len(part), :size]
             np.add(counter[:size], part[:, :1] + np.uint32(left), out=x)
             for number, (shift, factor) in enumerate(_ROUNDS):
@@ -232,7 +185,24 @@ def _hashed(
                     np.multiply(x, factor, out=x)
                 if number == 0:
                     np.bitwise_xor(x, part[:, 1:], out=x)
-            yield slice(top, top + len(part)), slice(left, left + size), x
+            np.multiply(x >= lowest, scale, out=values[top : top + height, left : left + size])
+
+    threads = min(torch.get_num_threads(), values.size // _PARALLEL)
+    if threads > 1:
+        ends = [units * i // threads for i in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, ends[:-1], ends[1:]))
+    else:
+        fill(0, units)
+    return torch.from_numpy(values).view(len(keys), *shape)
+
+
+def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
+    """`value` `(draws, ...)` times masks `(draws, *shape)` by CUDA keys, in one kernel; None where there is none."""
+    kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
+    if kernels is None:
+        return None
+    return kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))  # type: ignore[no-any-return]
 
 
 def hashes(keys: Tensor, units: int) -> Tensor:

@@ -73,12 +73,14 @@ class Moments:
     outputs: Tensor | None = None
 
     def __repr__(self) -> str:
-        kept = "" if self.outputs is None else ", every draw kept"
-        return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{kept}"
+        ending = "" if self.outputs is None else ", every draw kept"
+        return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{ending}"
 
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:
         """Return those of one batch after the other as one."""
+        if len(parts) == 1:
+            return parts[0]
         each = [part.outputs for part in parts if part.outputs is not None]
         outputs = torch.cat(each, 1) if each else None
         mean, variance = torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])

@@ -1,4 +1,4 @@
-"""What comes before the first site runs once: on N rows instead of T times N.
+"""Run what comes before the first site once: on N rows instead of T times N.
 
 Draws are rows: a batch holds T copies of N rows. As long as no site has touched them all copies are the same, so a pass
 starts with N rows, and each site makes T copies of an input that has none yet. A mode follows all torch functions:
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from latedrop.data.arrays import map_values
 from latedrop.data.rows import copied, operands, repeated, row_count, tensors
 from latedrop.dropout.moments import Sampling
-from latedrop.network.network import Network, Pass
+from latedrop.network.network import Network, Pass, read
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
 
@@ -42,7 +42,7 @@ def worth_it(x: Any, draws: int, passes: int, sites: int) -> bool:
 
 @dataclass
 class Prefix:
-    """What functions before the sites gave for one batch.
+    """Results of the functions before the sites, for one batch.
 
     `results` are in the order of the calls; empty before the first pass, or where there is no room for all.
     """
@@ -91,10 +91,11 @@ def drawn_output(
     """Return the output of one pass over `copies` of the rows of `x`, one for each draw, and the pass."""
     rows = row_count(x) * copies
     batch = copied(x) if prefix is not None else repeated(x, copies)
-    now = network.begin(sites, thinner, rows, copies, shared=options.shared)
-    if prefix is not None:
+    if prefix is None:
+        now = Pass(sites, thinner, rows, copies, shared=options.shared)
+    else:
         now = Copying(prefix, batch, sites, thinner, copies, shared=options.shared)
-    return network.read(batch, options.readout, rows, now).detach(), now
+    return read(network.output(batch, now), options.readout, rows).detach(), now
 
 
 class _Spread(NamedTuple):

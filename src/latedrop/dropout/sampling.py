@@ -17,16 +17,16 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.data.arrays import check_inputs, floating, place, widened
-from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.rows import Collate, Graphs, Items, as_items, copied, row_count, rows_are_nodes, some_rows, take_rows
+from latedrop.data.arrays import check_inputs, floating, widened
+from latedrop.data.datasets import is_loader
+from latedrop.data.rows import Collate, Graphs, Items, copied, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
 from latedrop.dropout.prefix import REMEMBERED, Copying, Prefix, drawn_output, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
-from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network, Readout, check_finite
+from latedrop.network.find_sites import placed_batches
+from latedrop.network.network import Network, Readout, check_finite, read
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import being_traced
 
@@ -84,19 +84,13 @@ def sample(
     """
     options = Sampling(draws, seed, readout, chunk, shared, keep_draws, engine)
     network = Network.of(model)
-    if not isinstance(x, Tensor) and collate is None and is_loader(x):
-        if not shared:
-            raise ArgumentError(
-                "expected shared=True with a loader or a data set; found shared=False. Rows of different batches would "
-                "have the same masks: pass tensors, or sample the batches one by one with a seed for each."
-            )
-        sites = find_sites(network, x) if sites is None else sites
-        placed = (place(part, network.copy, check=False) for part in inputs_loaded(x, network.model))
-        parts = (as_items(part, None, sites) for part in placed)
-        return Moments.joined([sample_rates(network, part, [rate], sites, options)[0] for part in parts])
-    x = place(as_items(x, collate), network.weight, check=sites is None)
-    sites = find_sites(network, x) if sites is None else sites
-    return sample_rates(network, as_items(x, None, sites), [rate], sites, options)[0]
+    if not shared and not isinstance(x, Tensor) and collate is None and is_loader(x):
+        raise ArgumentError(
+            "expected shared=True with a loader or a data set; found shared=False. Rows of different batches would "
+            "have the same masks: pass tensors, or sample the batches one by one with a seed for each."
+        )
+    sites, batches = placed_batches(network, x, sites, collate, check=False)
+    return Moments.joined([sample_rates(network, batch, [rate], sites, options)[0] for batch in batches])
 
 
 def sample_rates(
@@ -143,7 +137,7 @@ def sample_rates(
 def own_output(model: nn.Module | Network, x: Any, readout: Readout = None, *, check: bool = True) -> Tensor:
     """Return the model's own output on placed inputs, `(N, ...)` in float32 or better; without `check` any number."""
     network = Network.of(model)
-    output = network.quietly(lambda: widened(network.read(copied(x), readout, row_count(x)).detach()))
+    output = network.quietly(lambda: widened(read(network.output(copied(x)), readout, row_count(x)).detach()))
     if check:
         check_finite(output, "without dropout")
     return output
@@ -162,7 +156,7 @@ class _ThinnedNetworks:
 
     def __init__(self, network: Network, x: Any, sites: Sequence[Site], options: Sampling, passes: int = 1) -> None:
         self._network, self._x, self._sites, self._options = network, x, sites, options
-        self._rows = some_rows(x)
+        self._rows = row_count(x)
         draws, self._traced = options.draws, being_traced()  # a graph has all draws as rows
         chunk = draws if self._traced else options.chunk
         self._chunk = min(draws, chunk) if chunk else fitting_chunk(network, x, sites, draws)
@@ -326,6 +320,4 @@ def _widening(layer: nn.Module | None) -> float:
     """Outputs of a layer for each of its inputs, where it tells."""
     if isinstance(layer, nn.Linear):
         return layer.out_features / layer.in_features
-    if isinstance(layer, nn.RNNBase):
-        return layer.hidden_size / layer.input_size
     return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0

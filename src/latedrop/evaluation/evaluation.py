@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
-from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
@@ -31,19 +30,11 @@ from latedrop.metrics.levels import checked_levels, even_levels
 from latedrop.metrics.tails import Tail
 from latedrop.network.sites import Rate
 from latedrop.prediction.prediction import Prediction
-from latedrop.quantiles import student_quantile
+from latedrop.quantiles import ConformalScores, student_quantile
 from latedrop.records import record
 
 __all__ = [
-    "Evaluation",
-    "compare",
-    "constant_of",
-    "evaluate",
-    "in_model_unit",
-    "in_use",
-    "likelihood",
-    "unscaled",
-    "verdict",
+    *("Evaluation", "compare", "constant_of", "evaluate", "in_model_unit", "in_use", "likelihood", "verdict"),
 ]
 
 
@@ -99,10 +90,6 @@ class Evaluation:
         if self.coverage_error is not None and 0 < self.coverage < 1 and self.rows > 1:
             common = self.coverage_error / math.sqrt(self.coverage * (1 - self.coverage) / (self.rows - 1))
         return tuple(common * _binomial_error(share, self.rows) for share in self.observed)
-
-    def numbers(self) -> dict[str, Any]:
-        """All but the curves, as plain data."""
-        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed", "widths")}
 
 
 def _binomial_error(share: float, rows: int) -> float:
@@ -238,7 +225,7 @@ def compare(
     fitted = prediction.calibration.intervals
     if fitted is not None:
         # n conformal scores reach levels up to n / (n + 1).
-        reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
+        reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, ConformalScores) else 1.0
         about = options | {"label": fitted.kind, "scale": _scale_of(fitted.scale, output)}
         about |= {"interval": plain.interval, "levels": [a for a in _LEVELS if a <= reach]}
         rows.append(evaluate(plain.mean, plain.variance, target, **about))
@@ -302,7 +289,8 @@ def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, T
 
 def _variants(record: Calibration) -> dict[str, Calibration]:
     """Return the variances that are compared, by name."""
-    variants = {} if record.terms is not None else {"raw": unscaled(record)}
+    raw = TradeoffPoint((1.0,) * len(record.scales), (0.0,) * len(record.floors), math.nan, math.nan)
+    variants = {} if record.terms is not None else {"raw": replace(record, choice=raw)}
     variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
     variants["relaxed"] = record.with_choice("relaxed")
     if not isinstance(record.choice, str):
@@ -319,12 +307,6 @@ def constant_of(prediction: Prediction) -> Tensor:
         )
     values = torch.tensor(constant, dtype=torch.float64)
     return torch.zeros_like(prediction.mean) + along_outputs(values, prediction.mean)
-
-
-def unscaled(record: Calibration) -> Calibration:
-    """Return a calibration with the raw variance: scale 1, no floor, Gaussian intervals."""
-    ones, zeros = (1.0,) * len(record.scales), (0.0,) * len(record.floors)
-    return replace(record, choice=TradeoffPoint(ones, zeros, math.nan, math.nan), intervals=None)
 
 
 def _counts(weights: Array | None, rows: int) -> Tensor | None:

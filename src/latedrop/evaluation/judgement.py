@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.class_record import ClassVerdict
-from latedrop.calibration.class_sets import Rejection
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
 from latedrop.calibration.record import Calibration
@@ -42,8 +41,8 @@ from latedrop.metrics.classes import (
 from latedrop.metrics.groups import (
     Floats,
     Group,
-    Held,
     Inputs,
+    Outcomes,
     by_deviation,
     by_input,
     by_novelty,
@@ -257,7 +256,7 @@ class Judgement:
         rows: how many test rows.
         together: all outputs at once.
         outputs: each of several outputs; the one that there is otherwise.
-        novelty: share of the rows beyond nine in ten of the validation rows; None where it is not known.
+        novelty: share of the rows of a novelty above 1, as 5 % of the reference rows have; None where it is not known.
     """
 
     level: float
@@ -301,7 +300,6 @@ def judge(
     inputs: Any = None,
     places: Sequence[int | str] | None = None,
     evaluations: Sequence[Evaluation] | None = None,
-    label: str | None = None,
     weights: Any = None,
 ) -> Judgement:
     """Judge predictions by targets of rows used for nothing else, both `(N, ...)`.
@@ -315,7 +313,6 @@ def judge(
         inputs: columns to look along, one value per row: a mapping, a DataFrame, or an array `(N, columns)`.
         places: what the rows are called, such as the lines of a file; counted from 0 where None.
         evaluations: in the place of those of `compare`, for all outputs together.
-        label: which of these evaluations is in use.
         weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
     mean = prediction.mean
@@ -324,7 +321,7 @@ def judge(
     known = output_names(prediction.calibration, mean.shape[1] if several else 1, names)
     unit = output_units(len(known), units)
     columns = input_columns(inputs, len(mean))
-    about = _Rows(prediction, target, level, columns, places, label, weights)
+    about = _Rows(prediction, target, level, columns, places, weights)
     name, shared = (known[0], unit[0]) if not several else ("all outputs together", "")
     together = about.judged(None, name, shared, evaluations)
     outputs = tuple(about.judged(k, known[k], unit[k]) for k in range(len(known))) if several else (together,)
@@ -363,7 +360,6 @@ class _Rows:
     level: float
     columns: Inputs
     places: Sequence[int | str] | None
-    label: str | None
     weights: Any
 
     def judged(
@@ -382,7 +378,7 @@ class _Rows:
         z = student_quantile((1 + self.level) / 2, p.calibration.constant_degrees)
         same = None if values.constant is None else np.abs(error) <= z * values.constant
         blank = np.full_like(error, np.nan)
-        by_value = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
+        by_value = Outcomes(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
         strange = None if p.novelty is None else p.novelty.detach().cpu().double().numpy()
         deciles = () if pooled else by_deviation(by_value)
         inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})
@@ -394,7 +390,7 @@ class _Rows:
             unit=unit,
             verdict=worth,
             evaluations=tuple(rows),
-            label=self.label or in_use(p.calibration),
+            label=in_use(p.calibration),
             deciles=deciles,
             inputs=inputs,
             strange=() if strange is None else by_novelty(by_value, strange),
@@ -627,7 +623,7 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
         ece=used.ece,
     )
     strange = None if prediction.novelty is None else float((prediction.novelty > 1).double().mean())
-    rule = _ruled(prediction, right, prediction.calibration.rule)
+    rule = _ruled(prediction, right)
     probabilities = {label: logs.exp() for label, logs in ways.items()}
     judgement = ClassJudgement(verdict, scores, ranking, probabilities, y, strange, prediction=prediction, rule=rule)
     try:
@@ -638,10 +634,11 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
         return judgement
 
 
-def _ruled(prediction: ClassPrediction, right: Tensor, rule: Rejection | None) -> RuleScores | None:
+def _ruled(prediction: ClassPrediction, right: Tensor) -> RuleScores | None:
+    rule = prediction.calibration.rule
     if rule is None:
         return None
-    wrong = ~right[prediction.kept(rule)]
+    wrong = ~right[prediction.kept()]
     errors = float(wrong.double().mean()) if len(wrong) else 0.0
     return RuleScores(rule.risk, len(wrong) / len(right), errors, (errors * (1 - errors) / max(len(wrong), 1)) ** 0.5)
 
@@ -665,7 +662,7 @@ def _calibration(v: ClassVerdict) -> Finding:
     advice = {"good": "They can be taken as they are.", "bad": "Do not rely on them. Calibrate on rows like these."}
     weak = "Take them as rough, or calibrate on more rows like these."
     if v.ece > ERROR_BAD:
-        weak = "So few rows cannot tell: exact probabilities would look like this. Evaluate on more."
+        weak = "These rows are too few to tell: exact probabilities would show as much by chance. Evaluate on more."
     text += f"accuracy {100 * v.accuracy:.1f} %"
     return Finding("Do the probabilities hold?", grade, text, value, advice.get(grade, weak))
 
@@ -696,7 +693,7 @@ def _ranking(ranking: float | None) -> tuple[Finding, ...]:
     words = {"good": "it tells", "weak": "it hardly tells", "bad": "it does not tell"}
     advice = {"good": "Reject or check rows of low confidence first.", "weak": "Low confidence is a hint, no more."}
     text = f"{words[grade]} right rows from wrong ones: AUROC {ranking:.2f}"
-    return (Finding("Does it tell errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
+    return (Finding("Does it find errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
 
 
 def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
@@ -707,7 +704,7 @@ def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
     short, error = sets.level - sets.coverage, sets.coverage_error
     grade: Grade = "good" if short <= 2 * error else "weak" if short <= 0.05 + 2 * error else "bad"
     advice = {"good": "They can be taken as they are."}
-    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Make them from rows like these.")),)
+    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Use conformal() on rows like these.")),)
 
 
 def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
@@ -715,9 +712,12 @@ def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
         return ()
     about, value = "Does the rule hold?", f"{100 * rule.errors:.2f} % (± {100 * rule.errors_error:.2f})"
     if not rule.kept:
-        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Make it from more rows, or allow more risk."),)
+        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Use reject() on more rows."),)
     text = f"{100 * rule.kept:.1f} % of the rows are kept, {value} of them wrong; promised: below {100 * rule.risk:g} %"
     over = rule.errors - rule.risk
     grade: Grade = "good" if over <= 0 else "weak" if over <= 2 * rule.errors_error else "bad"
-    advice = {"good": "Kept rows can be decided by the model.", "weak": "It may be chance: evaluate on more rows."}
-    return (Finding(about, grade, text, value, advice.get(grade, "Make the rule again, from rows like these.")),)
+    advice = {
+        "good": "The model can decide on kept rows.",
+        "weak": "It may be chance: evaluate on more rows.",
+    }
+    return (Finding(about, grade, text, value, advice.get(grade, "Use reject() on rows like these.")),)

@@ -39,14 +39,12 @@ from latedrop.metrics.calibration import (
     miscalibration_area,
 )
 from latedrop.metrics.entries import align_target
-from latedrop.metrics.ranking import aurc, auroc, ause, rank_correlation
+from latedrop.metrics.ranking import auroc, rank_correlation
 from latedrop.metrics.scores import crps, ideal_nll, interval_score, mae, nll, rmse
 
 __all__ = [
     "align_target",
-    "aurc",
     "auroc",
-    "ause",
     "balance",
     "calibration_curve",
     "classes",

@@ -25,19 +25,8 @@ from latedrop.metrics.entries import Array
 from latedrop.metrics.ranking import kept_means
 
 __all__ = [
-    "accuracy",
-    "aupr",
-    "brier",
-    "classwise_ece",
-    "confusion",
-    "cross_entropy",
-    "ece",
-    "fpr_at",
-    "reliability",
-    "risk_coverage",
-    "selective_risk",
-    "set_coverage",
-    "set_size",
+    *("accuracy", "aupr", "brier", "classwise_ece", "confusion", "cross_entropy", "ece", "fpr_at", "reliability"),
+    *("risk_coverage", "selective_risk", "set_coverage", "set_size"),
 ]
 
 _BINS = 15

@@ -17,15 +17,8 @@ from torch import Tensor
 from latedrop.errors import DataError
 
 __all__ = [
-    "Array",
-    "Options",
-    "align_target",
-    "average",
-    "by_output",
-    "checked_weights",
-    "columns",
-    "scored",
-    "weights_of",
+    *("Array", "Options", "align_target", "average", "by_output", "checked_weights", "columns"),
+    *("scored", "weights_of"),
 ]
 
 Array = Tensor | npt.ArrayLike
@@ -43,21 +36,10 @@ def align_target(mean: Array, target: Array) -> Tensor:
     """Return the target as a tensor of the prediction's shape, on its device.
 
     Shapes have to be equal: a broadcast between predictions and targets is nearly always a mistake, as
-    `(N, 1)` against `(N,)` compares each with each. That one case is aligned; the others are refused.
+    `(N, 1)` against `(N,)` compares each with each. That one case is aligned; others are a `DataError`.
 
-    Args:
-        mean: Predictions, `(N, ...)`; only the shape and the device matter.
-        target: True values, of the same shape, or `(N,)` for predictions `(N, 1)`.
-
-    Returns:
-        The target, shaped as `mean`; its dtype is its own.
-
-    Raises:
-        DataError: The shapes differ in any other way.
-
-    Example:
-        >>> align_target(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])).shape
-        torch.Size([3, 1])
+    >>> align_target(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])).shape
+    torch.Size([3, 1])
     """
     mean, target = _tensor("mean", mean), _tensor("target", target)
     if target.ndim == 1 and mean.shape == (len(target), 1):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from latedrop.metrics.levels import normal_quantile
 
-__all__ = ["Floats", "Group", "Held", "Inputs", "by_deviation", "by_input", "by_novelty", "input_columns"]
+__all__ = ["Floats", "Group", "Inputs", "Outcomes", "by_deviation", "by_input", "by_novelty", "input_columns"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _FEWEST = 10  # rows of a group
@@ -55,7 +55,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Held:
+class Outcomes:
     """One entry per value: errors, deviations, and whether the value lies in its interval.
 
     Attributes:
@@ -103,22 +103,22 @@ class Held:
         return max(alone, float(np.sqrt(np.square(of_row).sum())) / values)
 
 
-def by_deviation(held: Held) -> tuple[Group, ...]:
+def by_deviation(outcomes: Outcomes) -> tuple[Group, ...]:
     """From the smallest to the largest tenth of the predicted deviations; none where these are all the same."""
-    if np.ptp(held.std) <= 1e-6 * held.std.max():
+    if np.ptp(outcomes.std) <= 1e-6 * outcomes.std.max():
         return ()
-    return _parts(held, "std", held.std, _DECILES, 1)
+    return _parts(outcomes, "std", outcomes.std, _DECILES, 1)
 
 
-def by_novelty(held: Held, novelty: Floats) -> tuple[Group, ...]:
-    """Rows like the validation rows, and rows beyond nine in ten of these; `novelty` is one per row."""
-    by = novelty[held.rows]
+def by_novelty(outcomes: Outcomes, novelty: Floats) -> tuple[Group, ...]:
+    """Return the rows of a novelty up to 1, as 95 % of the reference rows have, and those beyond; one value per row."""
+    by = novelty[outcomes.rows]
     cuts = [np.flatnonzero(by <= 1), np.flatnonzero(by > 1)]
-    return tuple(held.group("novelty", by, chosen, 2) for chosen in cuts if len(chosen))
+    return tuple(outcomes.group("novelty", by, chosen, 2) for chosen in cuts if len(chosen))
 
 
 def by_input(
-    held: Held, inputs: Inputs, own: Mapping[str, Floats], most: int | None = _TELLING
+    outcomes: Outcomes, inputs: Inputs, own: Mapping[str, Floats], most: int | None = _TELLING
 ) -> tuple[tuple[Group, ...], ...]:
     """Groups along the inputs that tell most, the most telling first; `own` are others, one per value.
 
@@ -127,8 +127,8 @@ def by_input(
     telling = []
     count = len(inputs.columns) + len(own)
     for name in [*inputs.columns, *own]:
-        by = own[name] if name in own else inputs.at(name, held.rows)
-        groups = _parts(held, name, by, _PARTS, _PARTS * count)
+        by = own[name] if name in own else inputs.at(name, outcomes.rows)
+        groups = _parts(outcomes, name, by, _PARTS, _PARTS * count)
         if len(groups) > 1:
             telling.append(groups)
     return tuple(sorted(telling, key=_difference, reverse=True)[:most])
@@ -140,7 +140,7 @@ def _difference(groups: Sequence[Group]) -> float:
     return sum(((group.coverage - middle) / group.coverage_error) ** 2 for group in groups) / (len(groups) - 1)
 
 
-def _parts(held: Held, name: str, by: Floats, most: int, groups: int) -> tuple[Group, ...]:
+def _parts(outcomes: Outcomes, name: str, by: Floats, most: int, groups: int) -> tuple[Group, ...]:
     """Groups of about as many values each; what is equal stays together, and NaN out."""
     finite = np.flatnonzero(np.isfinite(by))
     values = np.unique(by[finite])
@@ -151,7 +151,7 @@ def _parts(held: Held, name: str, by: Floats, most: int, groups: int) -> tuple[G
     places = np.searchsorted(values if len(values) <= parts else edges, by[finite], side="left")
     total = len(np.unique(places)) if groups == 1 else groups
     cuts = [finite[places == place] for place in np.unique(places)]
-    return tuple(held.group(name, by, chosen, total) for chosen in cuts)
+    return tuple(outcomes.group(name, by, chosen, total) for chosen in cuts)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The central interval at level `a` reaches from the quantile `(1 - a) / 2` to `(1
 """
 
 from collections.abc import Sequence
-from typing import overload
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ __all__ = [
     "normal_quantile",
 ]
 
+_Level = TypeVar("_Level", float, Tensor)
 Levels = int | Sequence[float] | Tensor | npt.NDArray[np.floating]
 """So many levels, evenly spaced, or the levels themselves."""
 
@@ -50,16 +51,11 @@ def even_levels(count: int) -> Tensor:
     return torch.arange(1, count + 1, dtype=torch.float64) / (count + 1)
 
 
-@overload
-def central_quantile(level: float) -> float: ...
-@overload
-def central_quantile(level: Tensor) -> Tensor: ...
-def central_quantile(level: float | Tensor) -> float | Tensor:
-    """`z_a`: half the width of the central interval at level `a`, in standard deviations."""
-    if not isinstance(level, Tensor):
-        return normal_quantile((1 + level) / 2)
-    z: Tensor = torch.special.ndtri((1 + level) / 2)
-    return z
+def central_quantile(level: _Level) -> _Level:
+    """Return `z_a`, half the width of the central interval at level `a`, in standard deviations."""
+    if isinstance(level, Tensor):
+        return torch.special.ndtri((1 + level) / 2)  # type: ignore[no-any-return]
+    return normal_quantile((1 + level) / 2)
 
 
 def fraction_inside(ordered: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.metrics.entries import Array, scored
 
-__all__ = ["aurc", "auroc", "ause", "kept_means", "rank_correlation"]
+__all__ = ["auroc", "kept_means", "rank_correlation"]
 
 
 def rank_correlation(
@@ -25,45 +25,6 @@ def rank_correlation(
 
     def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
         return _correlation(_ranks(error.abs()), _ranks(var)).to(var.dtype)
-
-    return scored(score, mean, variance, target, mask=mask, per_output=per_output)
-
-
-def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
-    """Area under the sparsification error: 0 for a variance that ranks the errors perfectly, a scalar or `(K,)`.
-
-    Entries are taken away from the largest variance on. With `r(f)` the mean absolute error of those that are left
-    when a fraction `f` is gone, and `r*(f)` the same where the largest errors go first, it is the mean over `f` of
-    `r(f) - r*(f)`, in units of `r(0)` (Ilg et al. 2018). Entries of equal variance go in any order alike: they count
-    as their mean. The arguments are those of every metric, see `latedrop.metrics`.
-
-    >>> ause([0.0, 0.0], [1.0, 2.0], [1.0, 3.0])
-    tensor(0.)
-    """
-
-    def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
-        size = error.abs().double()
-        if not bool(size.any()):
-            raise DataError("expected errors to rank; found every prediction equal to its target.")
-        by_variance, best = (kept_means(size, by) for by in (var, size))
-        return ((by_variance - best).mean() / size.mean()).to(var.dtype)
-
-    return scored(score, mean, variance, target, mask=mask, per_output=per_output)
-
-
-def aurc(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
-    """Area under the risk-coverage curve: the mean, over all fractions that are kept, of the error of those kept.
-
-    The entries of least variance are kept, the risk is their mean absolute error, in the target's unit, a scalar or
-    `(K,)`. Entries of equal variance count as their mean. The arguments are those of every metric, see
-    `latedrop.metrics`.
-
-    >>> aurc([0.0, 0.0], [1.0, 2.0], [1.0, 3.0])
-    tensor(1.5000)
-    """
-
-    def score(error: Tensor, var: Tensor, _: Tensor | None) -> Tensor:
-        return kept_means(error.abs().double(), var).mean().to(var.dtype)
 
     return scored(score, mean, variance, target, mask=mask, per_output=per_output)
 

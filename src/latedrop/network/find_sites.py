@@ -11,8 +11,8 @@ so that one mask can serve them all, and whether examples affect each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from latedrop.data.arrays import check_dtypes, map_values
-from latedrop.data.datasets import first_inputs
+from latedrop.data.arrays import check_dtypes, map_values, place
+from latedrop.data.datasets import first_inputs, inputs_loaded, is_loader
 from latedrop.data.rows import (
     Collate,
     Graphs,
@@ -37,6 +37,7 @@ from latedrop.data.rows import (
     reordered,
     reordering,
     row_count,
+    some_rows,
     take_rows,
     tensors,
 )
@@ -44,18 +45,19 @@ from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWar
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.network import Network, Pass, call, check_module
 from latedrop.network.private_copy import Guard
-from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs, refuse_nested
+from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs
 from latedrop.options import shown
 from latedrop.torch_private import unwrapped
 from latedrop.wrappers import bare, plain_names
 
-__all__ = ["Select", "find_sites"]
+__all__ = ["Select", "find_sites", "placed_batches"]
 
 _Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Select: TypeAlias = _Selector | Sequence[_Selector] | None
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
-_AT_ONCE, _ALONE, _MOST_ROWS, _MOST_NAMES = 16, 8, 1024, 10
+_AT_ONCE, _ALONE, _MOST_ROWS = 16, 8, 1024
+_ANY_NUMBER = "a number that depends on values, as with the nodes of graphs, or rows that go to one of several layers"
 
 
 def find_sites(
@@ -99,7 +101,9 @@ def find_sites(
     x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
     x = as_items(first_inputs(x, model, collate), collate)
     probe = _probe(model, x)
-    layers = {name: list(chain(*probe.calls(name))) for name in _in_order(probe.passes)}
+    longest_first = sorted(probe.passes, key=len, reverse=True)
+    names = dict.fromkeys(chain(*longest_first))
+    layers = {name: [run for runs in probe.passes for run in runs.get(name, [])] for name in names}
     plain = plain_names(bare(model))
     modules = {plain(name): bare(module) for name, module in bare(model).named_modules()}
     holders = {name: (runs[0].weight or f"{name}.").rpartition(".")[0] for name, runs in layers.items()}
@@ -108,31 +112,53 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
     unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
-    holders = {name: type(module).__module__ for name, module in modules.items() if hasattr(module, "weight")}
-    packed = [name for name, origin in holders.items() if ".quantized." in origin]
-    unusable = packed or [name for name, weight in model.named_parameters() if weight.is_complex()]
+    quantised = [name for name, module in modules.items() if ".quantized." in type(module).__module__]
+    unusable = [name for name in quantised if hasattr(modules[name], "weight")]  # parametrized layers compute theirs
+    unusable += [name for name, weight in model.named_parameters() if weight.is_complex()]
     if unusable and not chosen:
-        what, remedy = "complex", "Keep real and imaginary parts as weights of their own."
-        if packed:
-            what = "quantised"
-            remedy = "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
         raise SiteError(
-            f"expected weight layers that work on floating numbers; found {what} ones, {', '.join(unusable[:3])}. "
-            f"{remedy}"
+            "expected weight layers that work on floating numbers; found quantised or complex ones, "
+            f"{', '.join(unusable[:3])}. Calibrate the model as it was before it was quantised; keep real and "
+            "imaginary parts as weights of their own."
+        )
+    first = [name for name in layers if name not in downstream]
+    if not downstream:
+        raise SiteError(
+            "expected at least one weight layer with another one upstream; found only first layers "
+            f"{first}. A model of one layer has no hidden units to drop."
         )
     if not chosen or unmatched:
-        first = [name for name in layers if name not in downstream]
-        raise SiteError(_no_site_message(unmatched[0] if unmatched else select, downstream, first))
+        raise SiteError(
+            f"expected {unmatched[0] if unmatched else select!r} to match at least one site; found none. Sites: "
+            f"{downstream}; first layers, which are never sites: {first}."
+        )
     sites = [site for name in chosen for site in _sites(name, kind, probe)]
     if not sites:
         raise SiteError(
             f"expected a layer whose input has one entry for each node, as the targets have; found {chosen}, whose "
             "inputs have others, such as edges. Read out one number for each graph."
         )
-    if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
-        rowless = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in sites]
-        sites = [other if site.kind == "channel" else site for site, other in zip(sites, rowless, strict=True)]
-    return Sites(sites)
+    rowless = any(site.batch_axis is None for site in sites)  # draws run one by one: channel masks need no rows then
+    apart = [replace(s, batch_axis=None, interleaved=False, moved=False) for s in sites]
+    return Sites(a if rowless and s.kind == "channel" else s for s, a in zip(sites, apart, strict=True))
+
+
+def placed_batches(
+    network: Network, x: Any, sites: Sequence[Site] | None, collate: Collate, *, check: bool = True
+) -> tuple[Sites, Iterable[Any]]:
+    """Return the sites, found where None, and the inputs on the model's device: one batch, or those of a loader.
+
+    Without `check` inputs may have NaN or inf. Reading a batch without rows raises `DataError`.
+    """
+    loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
+    if not loads:
+        x = place(as_items(x, collate), network.weight, check=check or sites is None)
+    sites = find_sites(network, x) if sites is None else Sites(sites)
+    if not loads:
+        some_rows(x)
+        return sites, [as_items(x, None, sites)]
+    parts = (place(part, network.weight, check=check) for part in inputs_loaded(x, network.model))
+    return sites, (as_items(part, None, sites) for part in parts if some_rows(part))
 
 
 def _probe(model: nn.Module, x: Any) -> Probe:
@@ -141,7 +167,16 @@ def _probe(model: nn.Module, x: Any) -> Probe:
     layers = [name for name, layer in network.layers.items() if type(layer).__module__.startswith("torch.nn.modules.")]
     named = [(name, buffer) for name, buffer in network.copy.named_buffers() if name.rpartition(".")[0] in layers]
     before = {name: buffer.clone() for name, buffer in named}
-    probe = Probe(network, x)
+    try:
+        probe = Probe(network, x)
+    except (LatedropError, MemoryError):
+        raise
+    except Exception as error:
+        check_dtypes(x, network.copy, error)
+        raise DataError(
+            f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
+            "Pass inputs of the shapes and dtypes that the model takes."
+        ) from error
     written = [name for name, values in before.items() if not torch.equal(network.copy.get_buffer(name), values)]
     if written:
         raise SiteError(
@@ -149,18 +184,6 @@ def _probe(model: nn.Module, x: Any) -> Probe:
             " as batch normalization in training mode does. Run these layers in eval mode inside forward."
         )
     return probe
-
-
-def _in_order(passes: Sequence[Runs]) -> list[str]:
-    """Return the layers of all passes, those of the longest first; others come before what they ran before, or last."""
-    order: list[str] = []
-    for runs in sorted(passes, key=len, reverse=True):
-        place = len(order)
-        for name in reversed(runs):
-            if name not in order:
-                order.insert(place, name)
-            place = order.index(name)
-    return order
 
 
 def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
@@ -178,10 +201,14 @@ def _sites(name: str, kind: Kind | None, probe: Probe) -> list[Site]:
 
 def _site(name: str, kind: Kind, probe: Probe) -> Site:
     """Return the site of a layer, from its calls in every pass."""
-    calls = probe.calls(name)
+    calls = [runs.get(name, []) for runs in probe.passes]
     runs = list(chain(*calls))
     first, axis, interleaved = runs[0], 0, False
-    refuse_nested(name, *(run.value for run in runs))
+    if any(run.value.is_nested for run in runs):
+        raise SiteError(
+            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
+            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
+        )
     if not first.packed:
         kind, axis, interleaved = _laid_out(name, kind, calls, probe)  # type: ignore[assignment]
     shape = list(first.value.shape)
@@ -217,20 +244,29 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tu
     folded = True
     try:
         if not first or second == []:
-            raise SiteError(_varying(name))
+            raise _irregular(name)
         axis, interleaved = 0, False
         if second is not None:
-            axis, interleaved = _common_layout(name, first, second, probe.turned.get(name, []))  # type: ignore[assignment]
+            if len(first) != len(second):
+                counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
+                raise _irregular(name, counts)
+            turned = probe.turned.get(name, [])[: len(first)]
+            layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned)}
+            if len(layouts) > 1:
+                raise _irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}")
+            axis, interleaved = layouts.pop()  # type: ignore[assignment]
         folded = axis is not None and first[0].value.shape[axis] != first[0].rows
         if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
-            raise SiteError(_varying(name))
+            raise _irregular(name)
         alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
         if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
-            raise SiteError(_varying(name))
+            raise _irregular(name)
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_varying(name) if "reads" in probe.deeds else str(error)) from error
+            if "reads" in probe.deeds:
+                raise _irregular(name) from error
+            raise
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = probe.structured or "sizes" in probe.deeds or (folded and "reads" in probe.deeds)
@@ -247,25 +283,14 @@ def _moves(name: str, axis: int, interleaved: bool, probe: Probe) -> bool:
     return not all(_follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True))
 
 
-def _common_layout(name: str, first: list[Run], second: list[Run], turned: list[Run]) -> tuple[int | None, bool]:
-    """Return the batch axis of all calls of a layer, and whether folded examples alternate along it."""
-    if len(first) != len(second):
-        counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
-        raise SiteError(_irregular(name, counts))
-    layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned[: len(first)])}
-    if len(layouts) > 1:
-        raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
-    return layouts.pop()
-
-
 def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int | None, bool]:
-    """Return the same of one call: from the axis that grows with the rows, and from the rows in another order."""
+    """Return the axis of the rows, and whether folded ones alternate along it, from passes over other rows."""
     rows, (a, b) = first.rows, (first.value, second.value)
     if second.rows < rows:
         axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
         if len(axes) > 1 or (axes and a.shape[axes[0]] * second.rows != b.shape[axes[0]] * rows):
             shapes = f"shape {tuple(b.shape)} for {second.rows} examples and {tuple(a.shape)} for {rows}"
-            raise SiteError(_irregular(name, shapes))
+            raise _irregular(name, shapes)
         if not axes or a.shape[axes[0]] == rows:
             return axes[0] if axes else None, False
     elif torch.equal(a, b):
@@ -277,13 +302,14 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
             return axis, interleaved
     if second.rows == rows:  # these are rows that act on each other, such as the nodes of a graph
         return 0, False
-    raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
+    raise _irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order")
 
 
-def _irregular(name: str, layout: str) -> str:
-    return (
-        f"expected the examples in order along one axis of the input of layer {name!r}, in every call; found {layout}. "
-        "Use kind='channel', or leave it out with select=."
+def _irregular(name: str, layout: str = _ANY_NUMBER) -> SiteError:
+    return SiteError(
+        f"expected as many entries for every row in the input of layer {name!r}, in order along one axis, in every "
+        f"call; found {layout}. Use kind='channel', with which all entries have one mask, and pass sites=; or leave "
+        "it out with select=."
     )
 
 
@@ -297,14 +323,6 @@ def _follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
     expected = split.index_select(axis + interleaved, order).flatten(axis, axis + 1)
     rounding = 1e-3 * float(a.abs().max()) + 1e-12 if a.numel() else 0.0
     return torch.allclose(expected, b, rtol=1e-2, atol=rounding)
-
-
-def _varying(name: str) -> str:
-    return (
-        f"expected as many entries for every row in the input of layer {name!r}; found a number that depends on "
-        "values, as with the nodes of graphs, or rows that go to one of several layers. Use kind='channel', with which "
-        "all entries have one mask, and pass sites=; or leave it out with select=."
-    )
 
 
 def _selected(select: Select, name: str, module: nn.Module) -> bool:
@@ -322,18 +340,6 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
             f"found {shown(select)}. print(find_sites(model, x)) lists all names."
         )
     return any(_selected(item, name, module) for item in select)
-
-
-def _no_site_message(select: Select, downstream: list[str], first: list[str]) -> str:
-    if not downstream:
-        return (
-            "expected at least one weight layer with another one upstream; found only first layers "
-            f"{first}. A model of one layer has no hidden units to drop."
-        )
-    return (
-        f"expected {select!r} to match at least one site; found none. Sites: {downstream}; "
-        f"first layers, which are never sites: {first}."
-    )
 
 
 @dataclass
@@ -394,8 +400,7 @@ class Probe:
             raise
         except Exception:  # the model may insist on its batch size
             self.together, turn = True, None
-            with self._in_words(x):
-                first, second = self._of_one_size(x)
+            first, second = self._of_one_size(x)
         self.compared = second is not None
         self.turned = (turn or second or first).runs
         self.passes = [made.runs for made in (first, second) if made is not None]
@@ -409,13 +414,8 @@ class Probe:
         elif second is not None:
             self._compare(x, first, second, turn)
         if "reads" in self.deeds and not self.together:
-            with self._in_words(x):
-                self._go_on(x)
+            self._go_on(x)
         self.together |= "decides" in self.deeds  # each draw may take another way
-
-    def calls(self, name: str) -> list[list[Run]]:
-        """Return the calls of a layer in every pass."""
-        return [runs.get(name, []) for runs in self.passes]
 
     def _run(self, x: Any) -> _Made:
         """Make one pass."""
@@ -427,7 +427,7 @@ class Probe:
                 self.structured |= _is_structured(inputs, rows)
                 self.deeds.add("reads")
             now = _Probing(rows, network)
-            with now.following, network.passing(now), now.calls:
+            with now.following, network.passing(now):
                 return call(network.copy, inputs), now
 
         output, now = network.quietly(passed, gradients=True)
@@ -481,7 +481,12 @@ class Probe:
                 "as it remembers earlier passes in an attribute. Reset that at the start of its forward."
             )
         if isinstance(x, Items) and turn is not None and not _alike(first, turn, reordering(first.rows)):
-            _check_order(first, turn)
+            pairs = [(a.float().sort(0)[0], b.float().sort(0)[0]) for a, b in _pairs(first, turn)]
+            if pairs and all(torch.allclose(a, b, rtol=1e-3) for a, b in pairs):
+                raise DataError(
+                    "expected collate= to keep the order of the items; found outputs that come in another one, as "
+                    "where it sorts them by length. Sort inside of the model, and undo it there."
+                )
         self._meet()
 
     def _meet(self) -> None:
@@ -518,11 +523,9 @@ class Probe:
             self.passes.append(self._run(take_rows(x, slice(start, start + _AT_ONCE))).runs)
         names = self._unreached()
         if names:
-            more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
             warn(
-                f"none of {rows} rows reached the parameters {names[:_MOST_NAMES]}{more}: there is no "
-                "site in that branch, so what it does adds nothing to the variance. Find the sites on rows that take "
-                "every branch, and pass sites=.",
+                f"none of {rows} rows reached the parameters {shown(names)}: there is no site in that branch, so what "
+                "it does adds nothing to the variance. Find the sites on rows that take every branch, and pass sites=.",
                 LatedropWarning,
                 stacklevel=5,
             )
@@ -535,20 +538,6 @@ class Probe:
         silent = [name for name in layers if name not in self._reached and name not in inner]
         named = [(f"{name}.{own}", weight) for name in silent for own, weight in layers[name].named_parameters()]
         return [name for name, weight in named if id(weight) not in used]  # tied weights may have run elsewhere
-
-    @contextmanager
-    def _in_words(self, x: Any) -> Iterator[None]:
-        """Turn what the model itself raises into an error of the inputs."""
-        try:
-            yield
-        except (LatedropError, MemoryError):
-            raise
-        except Exception as error:
-            check_dtypes(x, self._network.copy, error)
-            raise DataError(
-                f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
-                "Pass inputs of the shapes and dtypes that the model takes."
-            ) from error
 
 
 def _pairs(first: _Made, second: _Made) -> list[tuple[Tensor, Tensor]]:
@@ -588,16 +577,6 @@ def _check_rows(x: Any, first: _Made, second: _Made) -> None:
     )
 
 
-def _check_order(first: _Made, turn: _Made) -> None:
-    """Raise where the rows of items come out the same, whatever the order in which they go in."""
-    pairs = _pairs(first, turn)
-    if pairs and all(torch.allclose(a.float().sort(0)[0], b.float().sort(0)[0], rtol=1e-3) for a, b in pairs):
-        raise DataError(
-            "expected collate= to keep the order of the items; found outputs that come in another one, as where it "
-            "sorts them by length. Sort inside of the model, and undo it there."
-        )
-
-
 def _is_structured(batch: Any, rows: int) -> bool:
     """Return True if a batch of items holds tensors with another number of entries than items, or nothing to see."""
     parts = list(batch) if type(batch) in (tuple, list) else [batch]
@@ -615,7 +594,7 @@ class _Probing(Pass):
         super().__init__()
         self.runs, self.ran = dict[str, list[Run]](), set[str]()
         self.following = Guard(bare(network.model), follows=True)
-        self.calls = WeightCalls(network.copy, self._meet, self._marked)
+        self.calls = WeightCalls(network.copy, self.meet, self._marked)
         self._rows, self._one = rows, torch.ones((), requires_grad=True)
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -628,8 +607,8 @@ class _Probing(Pass):
             output = forward(*args, **kwargs)
         return self._marked(output) if isinstance(layer, SOURCES) else output
 
-    def _meet(self, met: WeightCall) -> dict[Any, Any]:
-        """Note a weight without a layer."""
+    def meet(self, met: WeightCall) -> dict[Any, Any]:
+        """Note a weight without a layer; see `Pass`."""
         self._note(met.name, [*met.inputs.values()], layer=met.layer, weight=met.weight, channels=met.channels)
         return {}
 

@@ -25,7 +25,7 @@ from latedrop.data.rows import operands, tensors
 from latedrop.torch_private import operator_of
 from latedrop.wrappers import plain_names
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "named_weights", "operator_name"]
+__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "named_weights", "operator_name", "replaced"]
 
 Place: TypeAlias = "tuple[int | str, ...]"
 """Where an argument stands: its position or keyword, then its index where it is in a list."""
@@ -90,7 +90,7 @@ class WeightCalls(TorchFunctionMode):
             result = func(*args, **kwargs)
             followed = writes or isinstance(result, (Tensor, tuple, list))
             return self._follow(name, args, kwargs, result, writes) if followed else result
-        args, kwargs = _replaced(args, kwargs, self.before(met))
+        args, kwargs = replaced(args, kwargs, self.before(met))
         result = func(*args, **kwargs)
         if writes:
             self._release(args, kwargs)
@@ -205,7 +205,8 @@ def _fixed_tensors(model: nn.Module) -> dict[int, tuple[Tensor, list[_Stretch]]]
     return fixed
 
 
-def _replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any], dict[str, Any]]:
+def replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with new values in some places."""
     args, kwargs = list(args), dict(kwargs)
     for (key, *index), value in new.items():
         where: Any = kwargs if isinstance(key, str) else args
@@ -213,7 +214,7 @@ def _replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[An
             where[key] = list(where[key])
             where, key = where[key], index[0]
         where[key] = value
-    return args, kwargs
+    return tuple(args), kwargs
 
 
 def _arguments(args: Any, kwargs: Any, names: Iterable[tuple[int, str]]) -> dict[Place, Any]:
@@ -239,15 +240,7 @@ def _product(layer: str, args: Any, kwargs: Any, is_fixed: _Test) -> _Roles | No
     if which is None:
         return None
     (place, value), (_, other) = list(factors.items())[:: -1 if which else 1]
-    if layer != "tensordot":
-        down = which == 1 and layer != "inner" and value.dim() > 1
-        return {place: value}, [other], (-2 if down else -1,)
-    dims: Any = args[2:4] if len(args) > 3 else args[2] if len(args) > 2 else kwargs.get("dims", 2)
-    size, dims = value.dim(), dims.tolist() if isinstance(dims, Tensor) else dims
-    if isinstance(dims, int):
-        dims = range(size - dims, size), range(dims)
-    axes = [dims[which]] if isinstance(dims[which], int) else dims[which]
-    return {place: value}, [other], tuple(axis % size - size for axis in axes)
+    return {place: value}, [other], (-2 if which == 1 and value.dim() > 1 else -1,)
 
 
 def _einsum(layer: str, args: Any, kwargs: Any, is_fixed: _Test) -> _Roles | None:
@@ -288,14 +281,12 @@ _LAYERS: dict[str, tuple[list[tuple[int, str]], list[tuple[int, str]]]] = {  # t
     **dict.fromkeys(("linear", *_CONVOLUTIONS), ([(0, "input")], [(1, "weight")])),
     **dict.fromkeys(RECURRENT, ([(0, "input")], [(2, "params")])),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), ([(0, "input")], [(2, "w_ih")])),
-    "bilinear": ([(0, "input1"), (1, "input2")], [(2, "weight")]),
     "multi_head_attention_forward": (_ATTENTION, [(5, "in_proj_weight"), (18, "q_proj_weight")]),
 }
 _FACTORS: dict[str, tuple[tuple[int, str], tuple[int, str]]] = {
-    **dict.fromkeys(("matmul", "linalg_matmul", "inner"), ((0, "input"), (1, "other"))),
+    **dict.fromkeys(("matmul", "linalg_matmul"), ((0, "input"), (1, "other"))),
     **dict.fromkeys(("mm", "bmm"), ((0, "input"), (1, "mat2"))),
-    **dict.fromkeys(("addbmm", "baddbmm"), ((1, "batch1"), (2, "batch2"))),
-    **{"mv": ((0, "input"), (1, "vec")), "tensordot": ((0, "a"), (1, "b"))},
+    **{"mv": ((0, "input"), (1, "vec")), "baddbmm": ((1, "batch1"), (2, "batch2"))},
     **{"addmm": ((1, "mat1"), (2, "mat2")), "addmv": ((1, "mat"), (2, "vec"))},
 }
 _RULES: dict[str, _Rule] = {**dict.fromkeys(_LAYERS, _layer), **dict.fromkeys(_FACTORS, _product), "einsum": _einsum}

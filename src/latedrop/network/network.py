@@ -12,7 +12,7 @@ and a single dict argument where it has not.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
@@ -29,9 +29,9 @@ from torch.overrides import TorchFunctionMode
 from latedrop.data.arrays import all_finite, check_inputs
 from latedrop.data.rows import batch_of, tensors
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning, OutputError, SiteError
-from latedrop.network.functional import WeightCall, WeightCalls
+from latedrop.network.functional import Place, WeightCall, WeightCalls, replaced
 from latedrop.network.private_copy import private_copy
-from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites, refuse_nested
+from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites
 from latedrop.torch_private import Watching, draws_numbers, version_of
 
 __all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "check_module", "part_of", "read"]
@@ -39,9 +39,6 @@ __all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "che
 Readout: TypeAlias = Callable[[Any], Tensor] | str | int | None
 _Result = TypeVar("_Result")
 _SEVERAL_INPUTS = (nn.MultiheadAttention, nn.Bilinear)
-_FUSED = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
-"""In eval mode these may call none of their layers, but one fused kernel."""
-_ROUTED: tuple[type[nn.Module], ...] = (*SOURCES, *_FUSED)
 _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
 
 
@@ -99,34 +96,29 @@ class Pass:
                 args = (self._thin(site, time * 3, args[0], channels), *args[1:])
                 self.times[name] += 1
             else:
-                inputs = layer_inputs(layer, args, kwargs)
-                thinned = self.thinned(site, inputs.values(), channels)
-                changed = {key: thinned[id(value)] for key, value in inputs.items()}
-                args = tuple(changed.get(i, value) for i, value in enumerate(args))
-                kwargs = {key: changed.get(key, value) for key, value in kwargs.items()}
-        if self.sites and isinstance(layer, _FUSED):
-            with _Unfused():
-                return forward(*args, **kwargs)
-        if self.calls is not None and isinstance(layer, SOURCES):  # a site of its own: what it calls is none
-            with self.calls.apart():
-                return forward(*args, **kwargs)
-        return forward(*args, **kwargs)
+                args, kwargs = replaced(args, kwargs, self._thinned(site, layer_inputs(layer, args, kwargs), channels))
+        if self.calls is None:
+            return forward(*args, **kwargs)
+        with self.calls.apart():  # a site of its own: what it calls is none
+            return forward(*args, **kwargs)
 
-    def thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
-        """Return thinned values by the identity of the given ones: query, key and value are often one tensor."""
-        result: dict[int, Any] = {}
+    def meet(self, met: WeightCall) -> dict[Place, Any]:
+        """Return the thinned inputs of a weight without a module, where it is a site."""
+        return self._thinned(self.sites[met.name], met.inputs, met.channels) if met.name in self.sites else {}
+
+    def _thinned(self, site: Site, inputs: Mapping[Place, Any], channels: tuple[int, ...]) -> dict[Place, Any]:
+        """Return thinned values by place; those that are one tensor, as query, key and value often are, stay one."""
+        thinned: dict[int, Any] = {}
         time = 0 if site.kind == "channel" else self.times[site.name]
-        for value in values:
-            if id(value) not in result:
+        for value in inputs.values():
+            if id(value) not in thinned:
                 thin = self._thin_packed if isinstance(value, PackedSequence) else self._thin
-                result[id(value)] = thin(site, time * 3 + len(result), value, channels)
+                thinned[id(value)] = thin(site, time * 3 + len(thinned), value, channels)
         self.times[site.name] += 1
-        return result
+        return {place: thinned[id(value)] for place, value in inputs.items()}
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         assert self.thinner is not None
-        if value.is_nested:
-            refuse_nested(site.name, value)
         axis, shape, rows = site.batch_axis, list(value.shape), self._rows
         size = 0 if axis is None else shape[axis]
         if site.kind == "channel":
@@ -168,13 +160,6 @@ class Pass:
         row = torch.cat([torch.arange(int(size)) for size in sizes]).to(thinned.device)
         row = row if value.sorted_indices is None else value.sorted_indices[row]
         return PackedSequence(thinned[row, step], sizes, value.sorted_indices, value.unsorted_indices)
-
-
-class _Unfused(TorchFunctionMode):
-    """Changes nothing; but torch's fused layers take no fused path where there is a mode."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("latedrop_pass", default=None)
@@ -222,8 +207,12 @@ class Network:
         self.watched = set[str]()
         self._turn = RLock()
         for name, layer in self.layers.items():
-            if isinstance(layer, _ROUTED):
+            if isinstance(layer, SOURCES):
                 _route(name, layer, self.watched)
+            elif isinstance(layer, nn.TransformerEncoderLayer):  # else one fused kernel may run in place of its layers
+                layer.activation_relu_or_gelu = 0
+            elif isinstance(layer, nn.TransformerEncoder):
+                layer.use_nested_tensor = False
 
     @classmethod
     def of(cls, model: nn.Module | Network) -> Network:
@@ -234,28 +223,26 @@ class Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
         return self if _marks(self.model) == self._marks else Network(self.model)
 
-    def begin(
-        self, sites: Sequence[Site], thinner: Any, rows: int | None, copies: int = 1, *, shared: bool = True
-    ) -> Pass:
-        """Return a pass that thins these sites; without any it is a plain one."""
-        now = Pass(sites, thinner, rows, copies, shared=shared)
-        if not now.sites.keys() <= self.watched:
-            missing = missing_sites(self.copy, sites)
-            if missing:
-                raise SiteError(
-                    f"expected the model to have the sites' layers; {missing} are not among its modules. "
-                    "Find the sites again with find_sites(model, inputs)."
-                )
-            self.watched |= now.sites.keys()
-        return now
+    def watch(self, sites: Sequence[Site]) -> None:
+        """Let no other thread run the layers of sites; raise where the model lacks one."""
+        missing = missing_sites(self.copy, sites)
+        if missing:
+            raise SiteError(
+                f"expected the model to have the sites' layers; {missing} are not among its modules. "
+                "Find the sites again with find_sites(model, inputs)."
+            )
+        self.watched |= {site.name for site in sites}
 
     @contextmanager
     def passing(self, now: Pass) -> Iterator[None]:
         """Make `now` the current pass of whoever runs the copy inside."""
-        weights = any(site.weight is not None for site in now.sites.values())
+        if not now.sites.keys() <= self.watched:
+            self.watch([*now.sites.values()])
+        if any(site.weight is not None for site in now.sites.values()):
+            now.calls = WeightCalls(self.copy, now.meet)
         token = _CURRENT.set(now)
         try:
-            with now.mode or nullcontext(), self._weight_calls(now) if weights else nullcontext():
+            with now.mode or nullcontext(), now.calls or nullcontext():
                 yield
         finally:
             _CURRENT.reset(token)
@@ -269,14 +256,10 @@ class Network:
             self.warn_of_idle(now)
         return output
 
-    def read(self, x: Any, readout: Readout, rows: int, now: Pass | None = None) -> Tensor:
-        """Return what a readout takes of the output, `(rows, ...)`."""
-        return read(self.output(x, now), readout, rows)
-
     def warn_of_idle(self, now: Pass) -> None:
         """Warn of sites that should have run in a pass that is over, once for each."""
-        idle = [name for name, times in now.times.items() if times == 0 and not now.sites[name].skipped]
-        names = [name for name in idle if name not in self.notes]
+        idle = [name for name, times in now.times.items() if times == 0 and name not in self.notes]
+        names = [name for name in idle if not now.sites[name].skipped]
         if names:
             self.notes.update(dict.fromkeys(names, True))
             warn(
@@ -338,23 +321,10 @@ class Network:
     def __reduce__(self) -> Any:
         return Network, (self.model,)
 
-    def _weight_calls(self, now: Pass) -> WeightCalls:
-        """Return the mode that finds weights without a module, and thins those that are sites."""
-        sites = {name: site for name, site in now.sites.items() if site.weight is not None}
-
-        def thin(met: WeightCall) -> dict[Any, Any]:
-            if met.name not in sites:
-                return {}
-            thinned = now.thinned(sites[met.name], met.inputs.values(), met.channels)
-            return {place: thinned[id(value)] for place, value in met.inputs.items()}
-
-        now.calls = WeightCalls(self.copy, thin)
-        return now.calls
-
 
 def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
     """Let every call of a layer of a private copy go through the current pass; watched ones run in no other thread."""
-    own = layer.forward
+    layer_forward = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         now = _CURRENT.get()
@@ -363,7 +333,7 @@ def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
                 f"expected layer {name!r} to run in the thread or task that makes the prediction; it runs in another "
                 "one, which the model starts by itself. Leave it out with select=, or call it from the model's forward."
             )
-        return own(*args, **kwargs) if now is None else now.run(name, layer, own, args, kwargs)
+        return layer_forward(*args, **kwargs) if now is None else now.run(name, layer, layer_forward, args, kwargs)
 
     layer.forward = forward
 
@@ -411,9 +381,17 @@ def call(model: nn.Module, x: Any) -> Any:
 
 def part_of(output: Any, readout: Readout) -> Any:
     """Return what a readout takes of a raw output, unchecked."""
-    if callable(readout):
-        return _read_by(readout, output)
-    return _only_tensor(output) if readout is None else _part(output, readout)
+    if not callable(readout):
+        return _only_tensor(output) if readout is None else _part(output, readout)
+    try:
+        return readout(output)
+    except LatedropError:
+        raise
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise OutputError(
+            f"expected a readout that takes the model's output, {_described(output)}; it raised "
+            f"{type(error).__name__}: {error}. Pass a function of this output."
+        ) from error
 
 
 def read(output: Any, readout: Readout, rows: int) -> Tensor:
@@ -466,34 +444,22 @@ def _parts(output: Any) -> dict[str | int, Any]:
     return {}
 
 
-def _read_by(readout: Callable[[Any], Tensor], output: Any) -> Any:
-    try:
-        return readout(output)
-    except LatedropError:
-        raise
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        shape = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {[*_parts(output)]}"
-        raise OutputError(
-            f"expected a readout that takes the model's output, {type(output).__name__} {shape}; it raised "
-            f"{type(error).__name__}: {error}. Pass a function of this output."
-        ) from error
+def _described(output: Any) -> str:
+    """Return type, and shape or parts, for a message."""
+    shape = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {[*_parts(output)]}"
+    return f"{type(output).__name__} {shape}"
 
 
 def _part(output: Any, name: str | int) -> Any:
     parts = _parts(output)
     if name in parts:
         return parts[name]
-    attribute = getattr(output, name, None) if isinstance(name, str) else None
+    attribute = getattr(output, name, None) if isinstance(name, str) and not isinstance(output, Tensor) else None
     if attribute is not None and not callable(attribute):
         return attribute
-    if isinstance(output, Tensor):
-        raise OutputError(
-            f"expected an output of several parts for the readout {name!r}; found one tensor of shape "
-            f"{tuple(output.shape)}, without parts. Leave the readout out, or pass a function of the tensor."
-        )
     raise OutputError(
-        f"expected an output with a part {name!r}; found {type(output).__name__} with parts {list(parts)}. Name one of "
-        "these as the readout."
+        f"expected an output with a part {name!r}; found {_described(output)}. Name one of its parts as the readout, "
+        "or pass a function of the output; of a single tensor leave the readout out."
     )
 
 
@@ -506,7 +472,6 @@ def _only_tensor(output: Any) -> Any:
     pair = len(parts) == 2 and parts[0].shape == parts[1].shape
     head = " Of a mean and a variance pass readout=0 and method=Terms([VarianceHead(1, 'log_variance'), 'dropout'])."
     raise OutputError(
-        f"expected one floating tensor as the model's output; found {len(parts)} in "
-        f"{type(output).__name__} with parts {list(_parts(output))}. Pass readout=: a part's name or "
-        f"index, or a function of the output that returns one tensor.{head if pair else ''}"
+        f"expected one floating tensor as the model's output; found {len(parts)} in {_described(output)}. Pass "
+        f"readout=: a part's name or index, or a function of the output that returns one tensor.{head if pair else ''}"
     )

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from latedrop.errors import ArgumentError, SiteError
-from latedrop.network.functional import named_weights
+from latedrop.errors import ArgumentError
+from latedrop.network.functional import Place, named_weights
 from latedrop.records import Limits, Via, match, record
 from latedrop.wrappers import plain_names
 
 __all__ = [
     *("LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "StoredSites", "channel_axis", "layer_inputs"),
-    *("missing_sites", "odds_by_site", "rates_by_site", "refuse_nested"),
+    *("missing_sites", "odds_by_site", "rates_by_site"),
 ]
 
 Kind: TypeAlias = Literal["element", "channel"]
@@ -33,7 +33,7 @@ _CONVOLUTIONS: dict[type[nn.Module], int] = {
 _OTHERS = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 LAYERS: tuple[type[nn.Module], ...] = (*_OTHERS, *_CONVOLUTIONS)
 SOURCES: tuple[type[nn.Module], ...] = (*LAYERS, nn.Embedding, nn.EmbeddingBag)
-"""What comes out of these depends on weights."""
+"""Layers whose output depends on weights."""
 
 _Count: TypeAlias = Annotated[int, Limits(1, 2**40)]
 
@@ -111,15 +111,15 @@ StoredSites: TypeAlias = Annotated[Sites, Via(Annotated[tuple[Site, ...], Limits
 """Sites as a field of a record."""
 
 
-def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
-    """Return the arguments of a weight layer that dropout acts on, by position or keyword."""
+def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Place, Any]:
+    """Return the arguments of a weight layer that dropout acts on, by their places."""
     names: tuple[str, ...] = ("input",)
     if isinstance(module, (nn.MultiheadAttention, nn.Bilinear)):
         names = ("input1", "input2") if isinstance(module, nn.Bilinear) else ("query", "key", "value")
-    inputs: dict[int | str, Any] = dict(enumerate(args[: len(names)]))
-    inputs.update({name: kwargs[name] for name in names if name in kwargs})
-    values = ((key, value) for key, value in inputs.items() if isinstance(value, (Tensor, PackedSequence)))
-    return {key: value for key, value in values if isinstance(value, PackedSequence) or value.is_floating_point()}
+    inputs: dict[Place, Any] = {(i,): value for i, value in enumerate(args[: len(names)])}
+    inputs.update({(name,): kwargs[name] for name in names if name in kwargs})
+    values = ((place, value) for place, value in inputs.items() if isinstance(value, (Tensor, PackedSequence)))
+    return {place: value for place, value in values if isinstance(value, PackedSequence) or value.is_floating_point()}
 
 
 def channel_axis(module: nn.Module) -> int:
@@ -136,15 +136,6 @@ def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = 
     if same_type:
         there.update({s.name: type(modules.get(s.name)).__name__ == s.layer for s in sites if s.weight is None})
     return [name for name, present in there.items() if not present]
-
-
-def refuse_nested(name: str, *inputs: Tensor) -> None:
-    """Raise `SiteError` where the input of a layer is a nested tensor."""
-    if any(value.is_nested for value in inputs):
-        raise SiteError(
-            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
-            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
-        )
 
 
 def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:

@@ -157,7 +157,7 @@ class _Outputs:
 
     @property
     def novelty(self) -> Array | None:
-        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
+        """`(N,)`, below 1 for 95 % of the reference rows; None where the calibration cannot tell."""
         return self.outputs.get("novelty")
 
     def __len__(self) -> int:

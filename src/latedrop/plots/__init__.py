@@ -14,14 +14,14 @@ The room may import the modules beside the rooms, and no room.
 """
 
 from latedrop.plots.calibration import calibration_curves, metric_by_rate, tradeoff
-from latedrop.plots.canvas import new_figure
+from latedrop.plots.canvas import new_figure, png
 from latedrop.plots.classes import (
     confusion,
     doubtful_images,
     reliability_diagram,
     risk_coverage,
 )
-from latedrop.plots.predictions import error_against_std, intervals, site_shares
+from latedrop.plots.predictions import error_against_std, intervals
 
 __all__ = [
     "calibration_curves",
@@ -31,8 +31,8 @@ __all__ = [
     "intervals",
     "metric_by_rate",
     "new_figure",
+    "png",
     "reliability_diagram",
     "risk_coverage",
-    "site_shares",
     "tradeoff",
 ]

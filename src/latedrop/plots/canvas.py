@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("COLOURS", "GREY", "SKY", "Array", "Floats", "as_array", "axes_or_new", "band", "like_path"),
-    *("new_figure", "not_empty", "same_length", "style_of"),
+    *("new_figure", "not_empty", "png", "same_length", "style_of"),
 ]
 
 Array = Tensor | npt.ArrayLike
@@ -40,6 +41,13 @@ def new_figure(width: float, height: float) -> Figure:
     """
     figure: Figure = _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
     return figure
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
 
 
 def _matplotlib(part: str) -> Any:

@@ -1,19 +1,19 @@
-"""What a prediction says: its intervals, its errors, and where its variance comes from."""
+"""Plots of predictions: their intervals, and errors against predicted deviations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError
 from latedrop.plots.canvas import COLOURS, SKY, Array, axes_or_new, band, not_empty, same_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["error_against_std", "intervals", "site_shares"]
+__all__ = ["error_against_std", "intervals"]
 
 
 def intervals(
@@ -101,32 +101,6 @@ def error_against_std(
     ax.set(xlabel=f"predicted standard deviation{tail}", ylabel=f"|error|{tail}")
     # Looking for the best place goes over every point, which takes long when they are many.
     ax.legend(loc="best" if len(size) <= 10_000 else "upper left")
-    return ax
-
-
-def site_shares(names: Sequence[str], shares: Array, ax: Axes | None = None) -> Axes:
-    """How much of the variance each site brings in, as horizontal bars, the first site on top.
-
-    Args:
-        names: Names of the sites, S of them.
-        shares: Their fractions of the variance `(S,)`, drawn as given.
-        ax: Where to draw.
-
-    Example:
-        >>> ax = site_shares(["encoder.2", "head"], [0.75, 0.25])
-        >>> [text.get_text() for text in ax.texts]
-        ['75.0 %', '25.0 %']
-    """
-    (fractions,) = same_length({"shares": shares})
-    if len(names) != len(fractions):
-        raise DataError(f"expected {len(names)} shares, one per name, found {len(fractions)}; pass them all")
-    ax = axes_or_new(ax, height=1.2 + 0.4 * len(names))
-    bars = ax.barh(range(len(names)), 100 * fractions, color=COLOURS[0])
-    ax.bar_label(bars, fmt="%.1f %%", padding=3)
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
-    ax.margins(x=0.25)
-    ax.set(xlabel="share of variance [%]", ylabel="site")
     return ax
 
 

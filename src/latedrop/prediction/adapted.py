@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 from warnings import warn
 
 import torch
@@ -35,10 +35,8 @@ from latedrop.data.datasets import Unpack
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import checked_level
-from latedrop.terms import BatchContext
-from latedrop.terms.features import Features
 
-__all__ = ["AdaptedPrediction", "AdaptedSteps", "Density", "Shift", "check_adaptable", "fit_shift"]
+__all__ = ["AdaptedPrediction", "Density", "Shift", "check_adaptable", "fit_shift"]
 
 LEAST_ROWS = 30
 """Effective rows."""
@@ -47,7 +45,7 @@ _FOLDS = 5
 _COMPONENTS = 32
 _RIDGES = (0.3, 3.0, 30.0, 300.0)
 _FREE = 1e-6  # ridge of the constant
-_PRIOR = 10.0
+_PRIOR = 10.0  # rows whose standardised errors have a mean square of 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class Density:
 
 @dataclass(frozen=True)
 class Shift:
-    """What a predictor knows of the target.
+    """Weighs labelled rows by how much they are like those of the target.
 
     Attributes:
         density: of any row, beside the labelled rows.
@@ -136,7 +134,7 @@ class Shift:
         return torch.stack(reached, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaptedPrediction(Prediction):
     """Predictions of rows of a target, with intervals from weighted labelled rows.
 
@@ -145,26 +143,19 @@ class AdaptedPrediction(Prediction):
         shift: what is known of the target.
     """
 
-    features: Tensor | None = None
-    shift: Shift | None = None
+    features: Tensor
+    shift: Shift
+    other_scale: ClassVar[str] = (
+        "expected the scale that was adapted to the target; found a call for another one. Call uq.scaled(...) first, "
+        "then adapted(x_target, rows)."
+    )
 
     @property
     def weight(self) -> Tensor:
         """`(N,)`: how much more frequent such a row is in the target than among the labelled rows."""
-        assert self.shift is not None
-        assert self.features is not None
         return self.shift.density.of(self.features)
 
-    def cpu(self) -> AdaptedPrediction:
-        """The same on the CPU."""
-        return replace(super().cpu(), shift=self.shift)
-
-    def scaled(self, choice: Any) -> NoReturn:
-        """Refuse another scale, which intervals do not follow."""
-        _refuse_other_scale()
-
     def _at(self, q: float) -> Tensor:
-        assert self.shift is not None
         q = checked_level(q)
         # Quantiles are ends of central intervals, as those of split-conformal predictors are.
         reach = self.shift.reach(self.weight, abs(2 * q - 1)).to(self.output)
@@ -173,54 +164,6 @@ class AdaptedPrediction(Prediction):
         most = torch.finfo(ends.dtype).max
         unit, ends = self.calibration.target, ends.nan_to_num(posinf=most, neginf=-most)
         return ends if unit is None else unit.inverse(ends)
-
-
-class AdaptedSteps:
-    """Adds features to the predictions of a `Predictor`, which it is mixed into."""
-
-    kind: ClassVar[type[Prediction]] = AdaptedPrediction
-    shift: Shift | None = None
-
-    @property
-    def effective_rows(self) -> float:
-        """How many rows of one weight tell as much as the labelled rows do about the target."""
-        assert self.shift is not None
-        return self.shift.effective_rows
-
-    def _step(self, x: Any, **options: Any) -> AdaptedPrediction:
-        p = super()._step(x, **options)  # type: ignore[misc]
-        me: Any = self
-        c = me.calibration
-        which = (c.terms and c.terms.features) or Features.all(c.sites)
-        rows = BatchContext(me._network, x, c.sites, me.readout, which)
-        seen = [rows.features] if rows.has_features else []
-        seen += [] if rows.table is None else [rows.table.to(p.output)]
-        if not seen:
-            raise ArgumentError(
-                "expected a model with features, or inputs that are a table, to compare rows by; found neither. "
-                "Calibrate with labelled rows of the target."
-            )
-        features = torch.cat([part.float() for part in seen], 1)
-        return AdaptedPrediction(p.output, p.raw_variance, c, p.novelty, shares=p.shares, features=features)
-
-    def _is_whole(self, **options: Any) -> bool:
-        return False
-
-    def predict(self, x: Any, **options: Any) -> AdaptedPrediction:
-        """Predict N rows of the target; see `Predictor.predict`. The prediction also has `weight`."""
-        p: AdaptedPrediction = super().predict(x, **options)  # type: ignore[misc]
-        return replace(p, shift=self.shift)
-
-    def save(self, path: Any) -> NoReturn:
-        """Refuse: a file would have other intervals."""
-        _refuse_files()
-
-    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
-        """Refuse likewise."""
-        _refuse_files()
-
-    def _with(self, calibration: Any) -> NoReturn:
-        _refuse_other_scale()
 
 
 def check_adaptable(calibration: Calibration) -> None:
@@ -238,7 +181,7 @@ def check_adaptable(calibration: Calibration) -> None:
 
 
 def fit_shift(uq: Any, x_target: Any, data: Any, unpack: Unpack | None) -> tuple[Shift, Calibration]:
-    """Weigh labelled rows and fit scores and scales to them; `uq` is a predictor with `AdaptedSteps`."""
+    """Weigh labelled rows and fit scores and scales to them; `uq` is an `AdaptedPredictor`."""
     p, y = uq.predict_labelled(data, unpack)
     target = uq.predict(x_target).cpu()
     if min(len(p), len(target)) < LEAST_ROWS:
@@ -270,18 +213,13 @@ def fit_shift(uq: Any, x_target: Any, data: Any, unpack: Unpack | None) -> tuple
             stacklevel=3,
         )
     columns = residuals(p.mean, p.variance, y, per_output=p.mean.dim() > 1)
-    factors = torch.stack([_scale(weights, z.double(), effective) for z in columns])
+    squares = torch.stack([(weights * z.double().square()).sum() / weights.sum() for z in columns])
+    factors = (effective * squares + _PRIOR) / (effective + _PRIOR)
     scaled = _rescaled(c, factors)
     shared = len(scaled.chosen()[0]) == 1
     divisors = [factors.mean().sqrt()] * len(columns) if shared else list(factors.sqrt())
     scores = tuple(z.double().abs() / divisor for z, divisor in zip(columns, divisors, strict=True))
     return Shift(density, weights, most, scores, effective, beyond), scaled
-
-
-def _scale(weights: Tensor, z: Tensor, effective: float) -> Tensor:
-    """Return the weighted mean of squares, with some rows of 1."""
-    mean = (weights * z.square()).sum() / weights.sum()
-    return (effective * mean + _PRIOR) / (effective + _PRIOR)
 
 
 def _rescaled(calibration: Calibration, factors: Tensor) -> Calibration:
@@ -295,17 +233,3 @@ def _rescaled(calibration: Calibration, factors: Tensor) -> Calibration:
 
 def _with_one(inputs: Tensor) -> Tensor:
     return torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
-
-
-def _refuse_other_scale() -> NoReturn:
-    raise ArgumentError(
-        "expected the scale that was adapted to the target; found a call for another one. Call uq.scaled(...) first, "
-        "then adapted(x_target, rows)."
-    )
-
-
-def _refuse_files() -> NoReturn:
-    raise ArgumentError(
-        "expected a predictor without a target for a file; found an adapted one, whose weights no file holds. Save the "
-        "predictor that adapted(...) was called on, and call it again after loading."
-    )

@@ -24,10 +24,10 @@ from latedrop.calibration.cross_validation import (
     CrossValidation,
     standard_error,
 )
-from latedrop.calibration.fit_classes import chosen, losses
+from latedrop.calibration.fit_classes import Measured, chosen, losses
 from latedrop.calibration.fit_terms import compare, described, fitted_variance, judge, nested, with_guard
 from latedrop.calibration.measure import TermRows, measure_terms
-from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
+from latedrop.calibration.measure_classes import measure_classes
 from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Task, Terms
 from latedrop.calibration.rates import FittedRates, ScaleFit, fit_rates, fit_scale
 from latedrop.calibration.record import Calibration
@@ -37,6 +37,7 @@ from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
+from latedrop.data.datasets import is_dataset
 from latedrop.data.names import names_of
 from latedrop.data.rows import as_items
 from latedrop.dropout.moments import Engine
@@ -288,14 +289,14 @@ def _predictor(
     return Predictor(network.model, record, plan.readout, cross_validated=left_out, **_running(plan))
 
 
-def _by_classes(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPredictor:
+def _by_classes(network: Network, rows: Measured, plan: Plan) -> ClassPredictor:
     """Fit a temperature to rows that were measured."""
     method, task, classes = plan.method, plan.task, rows.logits.shape[1]
     assert isinstance(task, Classification)
     if task.names and len(task.names) != classes:
         raise ArgumentError(f"expected names of {classes} classes; found {len(task.names)}.")
     guard = method.guard if isinstance(method, Terms) else True
-    picked = chosen(rows, rows.drawn, guard=guard)
+    picked = chosen(rows, guard=guard)
     p, gain = picked.left_out.exp(), losses(picked.alone, rows.labels) - losses(picked.left_out, rows.labels)
     verdict = ClassVerdict(
         rows=len(rows.labels),
@@ -353,12 +354,11 @@ def _running(plan: Plan) -> dict[str, Any]:
 
 def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:
     """Return which task it is, None for numbers; and the data, of which a batch may have been read."""
-    data = plan.batches.divided(data)
     if plan.task != "auto":
         return plan.task if isinstance(plan.task, Classification) else None, data
-    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+    if not (isinstance(data, Iterable) or is_dataset(data)) or hasattr(data, "__array__"):
         return None, data
-    data = data if plan.batches.is_one_pair(data) else Peeked(data)
+    data = data if plan.batches.is_one_pair(data) else Peeked(data, plan.batches.size)
     try:
         labels, output = _first_rows(model, data, plan)
     except Exception:  # told later, by whoever uses these rows

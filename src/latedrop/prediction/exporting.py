@@ -17,7 +17,6 @@ from latedrop.calibration.transforms import Standardized
 from latedrop.data.rows import Items, map_rows, row_count, tensors
 from latedrop.dropout.compiled import batch_function
 from latedrop.errors import ArgumentError
-from latedrop.network.sites import Sites
 from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
@@ -38,12 +37,19 @@ def export(
 ) -> Path:
     """Write what `predicted` gives for inputs like `example`, which were placed."""
     level = checked_level(level)
-    _check_rows(calibration.sites, example)
+    if isinstance(example, Items):
+        refuse("that takes lists of objects (collate=)")
+    apart = [site.name for site in calibration.sites if site.batch_axis is None or site.moved or site.coupled]
+    if apart:
+        refuse(f"whose rows affect each other, or have any number of entries, at the sites {apart}")
     if isinstance(calibration, Calibration) and not calibration.shared:
         refuse("whose rows have masks of their own (shared=False), which depend on the place in a batch")
     if isinstance(calibration, ClassCalibration) and calibration.maps:
         refuse("that gives a map of classes for every image")
-    _check_terms(calibration)
+    terms = calibration.terms.active if isinstance(calibration, Calibration) and calibration.terms is not None else ()
+    looked_up = [term.name for term in terms if term.is_lookup]
+    if looked_up:
+        refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
     names = _names(model, example)
     function, _ = batch_function(example, predicted)
 
@@ -58,21 +64,6 @@ def export(
     own = METADATA.to_json(Metadata(_record(calibration, level)))
     metadata = {METADATA.key: own, WHOLE: calibration.to_json(elsewhere({}, "graph"))}
     return write_onnx(path, run, rows, names, metadata)
-
-
-def _check_rows(sites: Sites, example: Any) -> None:
-    if isinstance(example, Items):
-        refuse("that takes lists of objects (collate=)")
-    apart = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
-    if apart:
-        refuse(f"whose rows affect each other, or have any number of entries, at the sites {apart}")
-
-
-def _check_terms(calibration: Calibration | ClassCalibration) -> None:
-    terms = calibration.terms.active if isinstance(calibration, Calibration) and calibration.terms is not None else ()
-    looked_up = [term.name for term in terms if term.is_lookup]
-    if looked_up:
-        refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
 
 
 def _outputs(p: Prediction, level: float) -> dict[str, Tensor]:

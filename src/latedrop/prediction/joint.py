@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,9 +38,8 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import conformal_score
-from latedrop.terms import BatchContext
 
-__all__ = ["Joint", "JointPrediction", "JointSteps", "Region", "check_outputs", "fit_joint"]
+__all__ = ["Joint", "JointPrediction", "Region", "check_outputs", "correlation_of", "fit_joint"]
 
 _MOST_OUTPUTS = 64
 _FEWEST_ROWS = 20
@@ -128,7 +127,7 @@ class Joint:
         return self.alone * torch.eye(len(common)).to(by_row) + (1 - self.alone) * mixed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JointPrediction(Prediction):
     """Predictions of several outputs with the correlation of their errors.
 
@@ -137,14 +136,16 @@ class JointPrediction(Prediction):
         joint: how errors go together, and how far they lie on labelled rows.
     """
 
-    by_row: Tensor | None = None
-    joint: Joint | None = None
+    by_row: Tensor
+    joint: Joint
+    other_scale: ClassVar[str] = (
+        "expected the scale that regions and bands were made with; found a call for another one. Call uq.scaled(...) "
+        "or uq.conformal(...) first, then joint(rows)."
+    )
 
     @property
     def correlation(self) -> Tensor:
         """`(N, K, K)`, of the errors of each row."""
-        assert self.joint is not None
-        assert self.by_row is not None
         return self.joint.correlation(self.by_row)
 
     @property
@@ -155,57 +156,14 @@ class JointPrediction(Prediction):
 
     def region(self, level: float = 0.9) -> Region:
         """Return the ellipsoid of each row that holds all of its outputs together with that probability."""
-        assert self.joint is not None
         radius = _score(self.joint.distances, level) ** 0.5
         root = radius * self.std.double()[..., None] * torch.linalg.cholesky(self.correlation)
         return Region(checked_level(level), self.mean.double(), root)
 
     def bands(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return both ends `(N, K)` of intervals that hold all outputs of a row at once with that probability."""
-        assert self.joint is not None
         width = _score(self.joint.largest, level) * self.std
         return self.mean - width, self.mean + width
-
-    def cpu(self) -> JointPrediction:
-        """The same on the CPU."""
-        return replace(super().cpu(), joint=self.joint)
-
-    def scaled(self, choice: Any) -> NoReturn:
-        """Refuse another scale, which regions and bands do not follow."""
-        _refuse_other_scale()
-
-
-class JointSteps:
-    """Adds the correlation of each row to the predictions of a `Predictor`, which it is mixed into."""
-
-    kind: ClassVar[type[Prediction]] = JointPrediction
-    joint_errors: Joint | None = None
-
-    def _step(self, x: Any, **options: Any) -> JointPrediction:
-        p = super()._step(x, **options)  # type: ignore[misc]
-        me: Any = self
-        rows = BatchContext(me._network, x, me.calibration.sites, me.readout, None, gradients=True)
-        return JointPrediction(
-            p.output, p.raw_variance, p.calibration, p.novelty, shares=p.shares, by_row=_correlation(rows.gradients)
-        )
-
-    def _is_whole(self, **options: Any) -> bool:
-        return False
-
-    def predict(self, x: Any, **options: Any) -> JointPrediction:
-        """Predict N rows; see `Predictor.predict`. The prediction also has `covariance`, `region` and `bands`."""
-        p: JointPrediction = super().predict(x, **options)  # type: ignore[misc]
-        return replace(p, joint=self.joint_errors)
-
-    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
-        """Refuse: a file has an interval for each output alone."""
-        raise ArgumentError(
-            "expected a predictor of each output for an ONNX file; found one of several together, whose regions no "
-            "file holds. Write the file from the predictor that joint(...) was called on."
-        )
-
-    def _with(self, calibration: Any) -> NoReturn:
-        _refuse_other_scale()
 
 
 def check_outputs(calibration: Calibration) -> None:
@@ -224,7 +182,7 @@ def check_outputs(calibration: Calibration) -> None:
 
 
 def fit_joint(uq: Any, data: Any, unpack: Unpack | None, seed: int) -> Joint:
-    """Fit `Joint` to labelled rows; `uq` is a predictor with `JointSteps`."""
+    """Fit `Joint` to labelled rows; `uq` is a `JointPredictor`."""
     p, target = uq.predict_labelled(data, unpack)
     if len(target) < _FEWEST_ROWS:
         raise DataError(
@@ -237,10 +195,10 @@ def fit_joint(uq: Any, data: Any, unpack: Unpack | None, seed: int) -> Joint:
     z = (target.double() - p.mean.double()) / p.std.double()
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
     half = len(z) // 2
-    chosen, held = order[:half][:_MOST_ROWS], order[half:]
+    chosen, rest = order[:half][:_MOST_ROWS], order[half:]
     joint = _weights(z[chosen], p.by_row[chosen], p.calibration.degrees)
-    distances = _distances(joint.correlation(p.by_row[held]), z[held])[0]
-    largest = z[held].abs().amax(1)
+    distances = _distances(joint.correlation(p.by_row[rest]), z[rest])[0]
+    largest = z[rest].abs().amax(1)
     return replace(
         joint, distances=tuple(distances.sort().values.tolist()), largest=tuple(largest.sort().values.tolist())
     )
@@ -277,10 +235,10 @@ def _distances(correlation: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _common(z: Tensor) -> Tensor:
     """Return the correlation of standardised errors around 0, `(K, K)`."""
-    return _correlation(z.mT[None])[0]
+    return correlation_of(z.mT[None])[0]
 
 
-def _correlation(vectors: Tensor) -> Tensor:
+def correlation_of(vectors: Tensor) -> Tensor:
     """Return `(N, K, K)`, the cosines of vectors `(N, K, D)`; a vector of zeros has that of 0 with all others."""
     vectors = vectors.double()
     unit = vectors / vectors.norm(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
@@ -293,10 +251,3 @@ def _score(scores: tuple[float, ...], level: float) -> float:
     level = checked_level(level)
     remedy = "Pass twice as many rows to joint(...), or ask for a lower level."
     return conformal_score(scores, level, 0.0, " in the second half of those of joint(...)", remedy)
-
-
-def _refuse_other_scale() -> NoReturn:
-    raise ArgumentError(
-        "expected the scale that regions and bands were made with; found a call for another one. Call uq.scaled(...) "
-        "or uq.conformal(...) first, then joint(rows)."
-    )

@@ -31,14 +31,13 @@ from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_r
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, gives_batches, inputs_in
-from latedrop.data.names import in_order, names_of, pair_in_order
+from latedrop.data.names import in_order, index_of, names_of, pair_in_order
 from latedrop.dropout.sampling import own_output
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
-from latedrop.files import read_text, write_aside
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Network, Readout, check_module
 from latedrop.prediction.prediction import Predicted
+from latedrop.prediction.predictor import check_belongs
 from latedrop.quantiles import checked_level
-from latedrop.records import naming
 from latedrop.weights import Weights, fingerprint
 
 __all__ = [
@@ -60,11 +59,13 @@ class MultiLabelPrediction(Predicted):
     Attributes:
         logits: `(N, K)`, the model's own.
         calibration: what turns them into probabilities.
+        index: of the pandas data frame that was predicted; None for other inputs.
     """
 
     logits: Tensor
     calibration: MultiLabelCalibration
     novelty: Tensor | None = None
+    index: Any = None
 
     @property
     def probabilities(self) -> Tensor:
@@ -126,7 +127,7 @@ class MultiLabelPredictor:
                 f"expected logits of {len(self.calibration.slopes)} labels, as in the calibration; found "
                 f"{logits.shape[1]}. Use the readout that the calibration was made with."
             )
-        return MultiLabelPrediction(logits, self.calibration)
+        return MultiLabelPrediction(logits, self.calibration, index=index_of(x))
 
     def control(self, data: Any, unpack: Unpack | None = None) -> MultiLabelPredictor:
         """Return the same predictor with sets that miss few labels, from rows used for nothing else."""
@@ -142,7 +143,7 @@ class MultiLabelPredictor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""
-        write_aside(path, MULTILABEL.to_json(self.calibration).encode())
+        MULTILABEL.write(path, self.calibration)
 
     def __repr__(self) -> str:
         return f"MultiLabelPredictor of {type(self.model).__name__}: {self.calibration}"
@@ -218,21 +219,8 @@ def load_multilabel(path: str | os.PathLike[str], model: nn.Module, *, readout: 
 
     Raises `FileError` where the file is missing or edited; warns where the model has other weights.
     """
-    text = read_text(path, "a multi-label calibration")
-    with naming(path):
-        calibration = MULTILABEL.from_json(text)
-    if calibration.custom_readout is not None and readout is None:
-        raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
-            "cannot hold. Pass the same function to load_multilabel()."
-        )
-    if fingerprint(model) != calibration.fingerprint:
-        warn(
-            f"the model's weights are not those that {path} was made with: its probabilities may not hold. Calibrate "
-            "again after training.",
-            LatedropWarning,
-            stacklevel=2,
-        )
+    calibration = MULTILABEL.read(path)
+    check_belongs(path, calibration, model, readout)
     return MultiLabelPredictor(model, calibration, readout)
 
 
@@ -243,8 +231,8 @@ def _fits(logits: Tensor, labels: Tensor) -> dict[MultiLabelChoice, tuple[Tensor
     free = torch.full((2,), _FREE, dtype=torch.float64)
     start = torch.tensor([1.0, 0.0], dtype=torch.float64)
     common = logistic(inputs.flatten(0, 1), labels.flatten(), free, start)
-    held = _PRIOR * (inputs.square() * 0.25).mean(0)  # (K, 2): at most the curvature of a row
-    each = torch.stack([logistic(inputs[:, k], labels[:, k], held[k], common) for k in range(count)])
+    ridge = _PRIOR * (inputs.square() * 0.25).mean(0)  # (K, 2): at most the curvature of a row
+    each = torch.stack([logistic(inputs[:, k], labels[:, k], ridge[k], common) for k in range(count)])
     return {
         "model": (start[0].expand(count), start[1].expand(count)),
         "common": (common[0].expand(count), common[1].expand(count)),

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from warnings import warn
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.calibration.class_sets import Rejection
 from latedrop.calibration.fit_classes import entropy
 from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration, Choice
@@ -34,7 +33,7 @@ _ROUNDING = 1e-6  # of summed probabilities
 
 
 class Predicted:
-    """Dataclasses of tensors with a row for each input: the common part of predictions of numbers and of classes."""
+    """Has what all predictions share: they are dataclasses of tensors with a row for each input."""
 
     novelty: Tensor | None
     index: Any
@@ -49,11 +48,11 @@ class Predicted:
         """Return the predictions of several batches as one."""
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
-        return parts[0] if len(parts) == 1 else _each(parts, torch.cat)
+        return parts[0] if len(parts) == 1 else _each(parts, torch.cat, index=None)
 
     def cpu(self: _Same) -> _Same:
         """Return this prediction on the CPU."""
-        return _each([self], lambda values: values[0].cpu(), index=self.index)
+        return _each([self], lambda values: values[0].cpu())
 
     def with_rows_beyond(self: _Same, rows: Tensor, output: Tensor) -> _Same:
         """Return a prediction of all N rows from this one, without `rows`, `(N,)` of bool, of which nothing is known.
@@ -61,7 +60,7 @@ class Predicted:
         `output` is the model's own of all rows; what is finite of it is kept.
         """
         index = (~rows).cumsum(0).sub(1).clamp_min(0)
-        full = _each([self], lambda values: values[0][index.to(values[0].device)], index=self.index)
+        full = _each([self], lambda values: values[0][index.to(values[0].device)])
         return full._unknown(rows.to(output.device), output)
 
     def _unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
@@ -72,16 +71,15 @@ _Same = TypeVar("_Same", bound=Predicted)
 
 
 def _each(parts: Sequence[_Same], made: Callable[[list[Tensor]], Tensor], **others: Any) -> _Same:
-    """Return a prediction whose tensors are made of those of several; what is neither, but the calibration, is None."""
+    """Return a prediction whose tensors are made of those of several; all else is that of the first."""
     first: Any = parts[0]
-    named: dict[str, Any] = {}
-    for name in (each.name for each in fields(first) if each.name != "calibration"):
+    for name in (each.name for each in fields(first)):
         values = [getattr(part, name) for part in parts]
         if isinstance(values[0], dict):
-            named[name] = {key: made([value[key] for value in values]) for key in values[0]}
-        else:
-            named[name] = made(values) if isinstance(values[0], Tensor) else None
-    same: _Same = replace(first, **(named | others))
+            others[name] = {key: made([value[key] for value in values]) for key in values[0]}
+        elif isinstance(values[0], Tensor):
+            others[name] = made(values)
+    same: _Same = replace(first, **others)
     return same
 
 
@@ -126,6 +124,8 @@ class Prediction(Predicted):
     novelty: Tensor | None = None
     index: Any = None
     shares: dict[str, Tensor] | None = field(default=None, repr=False)
+    other_scale: ClassVar[str] = ""
+    """Why another scale is refused, where it is."""
 
     @property
     def mean(self) -> Tensor:
@@ -188,6 +188,8 @@ class Prediction(Predicted):
 
     def scaled(self, choice: Choice) -> Prediction:
         """Return this prediction with another scale; nothing is run again."""
+        if self.other_scale:
+            raise ArgumentError(self.other_scale)
         return replace(self, calibration=self.calibration.with_choice(choice))
 
     def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
@@ -237,7 +239,9 @@ class Prediction(Predicted):
     def _at(self, q: float) -> Tensor:
         fitted, unit = self.calibration.intervals, self.calibration.target
         degrees = self.calibration.degrees
-        z = student_quantile(q, degrees) if fitted is None else along_outputs(fitted.z(q), self.output)
+        z: float | Tensor = student_quantile(q, degrees)
+        if fitted is not None:
+            z = along_outputs(torch.tensor(fitted.quantiles(q), dtype=torch.float64), self.output)
         ends = _known(self.output + z * self.spread, 2 * q - 1)
         return ends if unit is None else unit.inverse(ends)
 
@@ -347,16 +351,16 @@ class ClassPrediction(Predicted):
         likeliest = (p.cumsum(1) - p < level - _ROUNDING).gather(1, order.argsort(1))
         return members | (likeliest & (self.novelty.cpu() > 1)[:, None])
 
-    def kept(self, rule: Rejection | None = None) -> Tensor:
-        """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`.
+    def kept(self) -> Tensor:
+        """`(N,)`, True for rows that the calibration's rule keeps; see `ClassPredictor.reject`.
 
-        None keeps a row of which nothing is known, whose novelty is the largest number.
+        A row of which nothing is known, whose novelty is the largest number, is not kept.
         """
-        rule = self.calibration.rule if rule is None else rule
-        if not isinstance(rule, Rejection):
+        rule = self.calibration.rule
+        if rule is None:
             raise ArgumentError(
-                f"expected a rule, from rows used for nothing else; found {rule!r}. Call uq = uq.reject((x, labels), "
-                "risk=0.01) first, or pass what uq.rejection gives."
+                "expected a predictor with a rule, from rows used for nothing else; found one without. Call "
+                "uq = uq.reject((x, labels), risk=0.01) first."
             )
         sure = self.confidence >= rule.threshold
         return sure if self.novelty is None else sure & (self.novelty < LARGEST)

@@ -12,24 +12,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.class_record import CLASSES, ClassCalibration
-from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
+from latedrop.calibration.class_sets import ClassSets, Score, checked_score, rejection
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
-from latedrop.calibration.intervals import Conformal, residuals
+from latedrop.calibration.intervals import conformal, residuals
 from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.rates import moments
 from latedrop.calibration.record import CALIBRATION, Calibration, Choice
@@ -49,30 +48,27 @@ from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, 
 from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
-from latedrop.network.sites import Site, missing_sites, odds_by_site
+from latedrop.network.sites import missing_sites, odds_by_site
 from latedrop.prediction.acquiring import Uncertainty, acquired
-from latedrop.prediction.adapted import AdaptedSteps, check_adaptable, fit_shift
+from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
 from latedrop.prediction.exporting import export
-from latedrop.prediction.joint import JointSteps, check_outputs, fit_joint
+from latedrop.prediction.joint import Joint, JointPrediction, check_outputs, correlation_of, fit_joint
 from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
 from latedrop.prediction.whole import predicted_whole
+from latedrop.quantiles import ConformalScores
 from latedrop.records import naming, plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import BatchContext, Term
+from latedrop.terms.features import Features
 from latedrop.weights import Weights, fingerprint
 
 __all__ = [
-    "AdaptedPredictor",
-    "Calibrated",
-    "ClassPredictor",
-    "JointPredictor",
-    "Predictor",
-    "checked_novelty",
-    "failures_explained",
-    "load",
+    *("AdaptedPredictor", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "check_belongs"),
+    *("checked_novelty", "explain_failure", "load"),
 ]
 
+_OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
 _Record = TypeVar("_Record", Calibration, ClassCalibration)
 _Made = TypeVar("_Made", Prediction, ClassPrediction)
@@ -135,7 +131,7 @@ class Calibrated(Generic[_Record, _Made]):
         (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
         where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
-        index = None
+        index, beyond = None, None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
                 return self._joined(
@@ -153,8 +149,17 @@ class Calibrated(Generic[_Record, _Made]):
             run = partial(
                 predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
             )
-        with failures_explained(x, self.model):
-            parts, beyond = _predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
+        try:
+            try:
+                whole = 0 < row_count(x) <= self.batch_size
+                parts = [run(part) for part in ([x] if whole else row_batches(x, self.batch_size))]
+            except LatedropError as error:
+                if error.rows is None or any(site.coupled for site in self.calibration.sites):
+                    raise
+                parts, beyond = _without_rows_beyond(run, x, self.batch_size, step)
+        except Exception as error:
+            explain_failure(error, x, self.model)
+            raise
         prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
         if beyond is not None:
             prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
@@ -271,6 +276,8 @@ class Calibrated(Generic[_Record, _Made]):
 
     def _with(self: _Own, calibration: Any) -> _Own:
         """Return this predictor with another record."""
+        if refusal := getattr(self.kind, "other_scale", ""):
+            raise ArgumentError(refusal)
         other = copy(self)
         other.calibration = calibration
         return other
@@ -287,7 +294,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
     (torch.Size([64, 1]), torch.Size([64, 1]))
     """
 
-    kind = Prediction
+    kind: ClassVar[type[Prediction]] = Prediction
 
     def scaled(self, choice: Choice) -> Predictor:
         """Return this predictor with another scale; nothing is run again.
@@ -308,10 +315,10 @@ class Predictor(Calibrated[Calibration, Prediction]):
         prediction = prediction.in_model_unit()
         target = target if calibration.target is None else calibration.target.forward(target)
         marks = marks_of(prediction.mean, target)
-        if not isinstance(calibration.intervals, Conformal):  # whose rows may come again
+        if not isinstance(calibration.intervals, ConformalScores):  # whose rows may come again
             warn_of_fitted_rows(calibration.seen, marks, stacklevel=2)
         scores = residuals(prediction.mean, prediction.variance, target, per_output=prediction.mean.dim() > 1)
-        fitted = Conformal.fit(scores, *calibration.chosen())
+        fitted = conformal(scores, *calibration.chosen())
         return self._with(replace(calibration, intervals=fitted, seen=merged(calibration.seen, sketch(marks))))
 
     def joint(self, data: Any, unpack: Unpack | None = None, *, seed: int = 0) -> JointPredictor:
@@ -423,7 +430,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         return Prediction(mean, variance, c, novelty, shares=shares)
 
     def _is_whole(self, **options: Any) -> bool:
-        return self.calibration.method != "sample"
+        return type(self) is Predictor and self.calibration.method != "sample"
 
     def _truth(self, prediction: Prediction, y: Tensor) -> Tensor:
         return align_target(prediction.mean, y)
@@ -435,25 +442,77 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 f"expected a predictor as calibrate() or load() gives it; found {type(self).__name__}. Start again "
                 "from that one."
             )
-        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        options |= {"collate": self.collate, "cross_validated": self.cross_validated}
-        return kind(self.model, self.calibration, self.readout, **options)
+        made = kind.__new__(kind)
+        vars(made).update(vars(self))
+        return made
 
 
-class JointPredictor(JointSteps, Predictor):  # type: ignore[misc]
+class JointPredictor(Predictor):
     """A predictor of several outputs together, which `Predictor.joint` makes; `save` writes the calibration alone.
+
+    Its predictions are `JointPrediction`s, which also have `covariance`, `region` and `bands`.
 
     Attributes:
         joint_errors: how the errors of labelled rows go together, and how far they lie.
     """
 
+    kind = JointPrediction
+    joint_errors: Joint = None  # type: ignore[assignment]  # until it is fitted
 
-class AdaptedPredictor(AdaptedSteps, Predictor):  # type: ignore[misc]
+    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
+        """Refuse: a file has an interval for each output alone."""
+        raise ArgumentError(
+            "expected a predictor of each output for an ONNX file; found one of several together, whose regions no "
+            "file holds. Write the file from the predictor that joint(...) was called on."
+        )
+
+    def _step(self, x: Any, **options: Any) -> JointPrediction:
+        rows = BatchContext(self._network, x, self.calibration.sites, self.readout, None, gradients=True)
+        by_row = correlation_of(rows.gradients)
+        return JointPrediction(**vars(super()._step(x, **options)), by_row=by_row, joint=self.joint_errors)
+
+
+class AdaptedPredictor(Predictor):
     """A predictor for rows of a target, which `Predictor.adapted` makes; no file holds it.
+
+    Its predictions are `AdaptedPrediction`s, which also have `weight`.
 
     Attributes:
         shift: how labelled rows are weighed, and what they tell.
     """
+
+    kind = AdaptedPrediction
+    shift: Shift = None  # type: ignore[assignment]  # until it is fitted
+
+    @property
+    def effective_rows(self) -> float:
+        """How many rows of one weight tell as much as the labelled rows do about the target."""
+        return self.shift.effective_rows
+
+    def save(self, path: Any) -> NoReturn:
+        """Refuse: a file would have other intervals."""
+        raise ArgumentError(
+            "expected a predictor without a target for a file; found an adapted one, whose weights no file holds. Save "
+            "the predictor that adapted(...) was called on, and call it again after loading."
+        )
+
+    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
+        """Refuse likewise."""
+        self.save(path)
+
+    def _step(self, x: Any, **options: Any) -> AdaptedPrediction:
+        p, c = super()._step(x, **options), self.calibration
+        which = (c.terms and c.terms.features) or Features.all(c.sites)
+        rows = BatchContext(self._network, x, c.sites, self.readout, which)
+        compared = [rows.features] if rows.has_features else []
+        compared += [] if rows.table is None else [rows.table.to(p.output)]
+        if not compared:
+            raise ArgumentError(
+                "expected a model with features, or inputs that are a table, to compare rows by; found neither. "
+                "Calibrate with labelled rows of the target."
+            )
+        features = torch.cat([part.float() for part in compared], 1)
+        return AdaptedPrediction(**vars(p), features=features, shift=self.shift)
 
 
 class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
@@ -498,21 +557,16 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         sets = ClassSets.fit(prediction.probabilities, labels, checked_score(score), per_class=per_class)
         return self._with(replace(self.calibration, sets=sets))
 
-    def rejection(
-        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
-    ) -> Rejection:
-        """Find the most lenient threshold under which the error rate of kept rows stays below `risk`.
-
-        It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
-        """
-        prediction, labels = self._held_out(data, unpack)
-        return rejection(prediction.confidence, prediction.label == labels, risk, confidence)
-
     def reject(
         self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
     ) -> ClassPredictor:
-        """Return this predictor with the rule of `rejection`, saved with it: predictions then know `kept`."""
-        rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
+        """Return this predictor with the most lenient rule under which less than `risk` of the kept rows are wrong.
+
+        It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
+        Predictions then have `kept()`; the rule is `calibration.rule`, and saved with it.
+        """
+        prediction, labels = self._held_out(data, unpack)
+        rule = rejection(prediction.confidence, prediction.label == labels, risk, confidence)
         return self._with(replace(self.calibration, rule=rule))
 
     def _held_out(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
@@ -603,19 +657,17 @@ def checked_novelty(novelty: Tensor) -> Tensor:
     return novelty
 
 
-def _predicted_rows(
-    run: Callable[[Any], _Predicted], x: Any, batch_size: int, sites: Sequence[Site], alone: Callable[[Any], object]
-) -> tuple[list[_Predicted], Tensor | None]:
-    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`; None without any.
+def _without_rows_beyond(
+    run: Callable[[Any], _Predicted], x: Any, batch_size: int, alone: Callable[[Any], object]
+) -> tuple[list[_Predicted], Tensor]:
+    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`.
 
-    An error that names no rows stays one, and any where rows see each other. `alone` tries a single row. Where all rows
-    are beyond, a row of zeros is predicted.
+    An error that names no rows stays one. `alone` tries a single row. Where all rows are beyond, a row of zeros is
+    predicted.
     """
-    apart = not any(site.coupled for site in sites)
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
-    failure: LatedropError | None = None
-    for part in [x] if 0 < row_count(x) <= batch_size else row_batches(x, batch_size):
+    for part in row_batches(x, batch_size):
         rest, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
         masks.append(beyond)
         while not bool(beyond.all()):
@@ -623,19 +675,16 @@ def _predicted_rows(
                 parts.append(run(rest))
                 break
             except LatedropError as error:
-                if not apart or error.rows is None:
-                    raise
-                more = _named(error, alone, rest)
-                if not bool(more.any()):
+                more = None if error.rows is None else _named(error.rows, alone, rest)
+                if more is None or not bool(more.any()):
                     raise
                 beyond[~beyond], failure = more, error
                 rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist())
-    beyond = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
-    if failure is not None and not parts:
+    if not parts:
         if isinstance(x, Items):  # there are no items of zeros
             raise failure
         parts.append(run(map_rows(take_rows(x, slice(1)), torch.zeros_like)))
-    return parts, beyond if bool(beyond.any()) else None
+    return parts, torch.cat(masks)
 
 
 def _warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
@@ -649,34 +698,26 @@ def _warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
     )
 
 
-def _works(run: Callable[[Any], object], row: Any) -> bool:
-    try:
-        run(row)
-    except LatedropError:
-        return False
-    return True
-
-
-def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor:
+def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
     """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
-    rows = row_count(x)
-    if error.rows is not None and len(error.rows) == rows:
-        return error.rows.cpu()  # type: ignore[no-any-return]
-    return torch.tensor([not _works(run, take_rows(x, slice(i, i + 1))) for i in range(rows)])
+    count = row_count(x)
+    if len(rows) == count:
+        return rows.cpu()
+    fails = torch.zeros(count, dtype=torch.bool)
+    for i in range(count):
+        try:
+            run(take_rows(x, slice(i, i + 1)))
+        except LatedropError:
+            fails[i] = True
+    return fails
 
 
-@contextmanager
-def failures_explained(x: Any, model: nn.Module) -> Iterator[None]:
-    """Raise `DataError` where the model fails on inputs that were placed, and say what may be wrong with them."""
-    try:
-        yield
-    except LatedropError as error:
+def explain_failure(error: Exception, x: Any, model: nn.Module) -> None:
+    """Raise `DataError` where a model failed on inputs that were placed, and say what may be wrong with them."""
+    if isinstance(error, LatedropError):
         check_inputs(floating(x))  # which says how many of all rows are not finite
         _check_axes(x, error)
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        if out_of_memory(error):
-            raise
+    elif isinstance(error, _OF_INPUTS) and not out_of_memory(error):
         _check_axes(x, error)
         check_dtypes(x, model, error)
         raise DataError(
@@ -731,11 +772,7 @@ def load(
             f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
             "Load the model that was calibrated, or calibrate this one."
         )
-    if calibration.custom_readout is not None and readout is None:
-        raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
-            "cannot hold. Pass the same function to load()."
-        )
+    check_belongs(path, calibration, model, readout)
     if isinstance(calibration, Calibration):
         if calibration.terms is not None:
             calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
@@ -745,11 +782,20 @@ def load(
                 f"expected scales and floors in {path} that give a finite variance; found {calibration.scales} and "
                 f"{calibration.floors}. The file was edited, or its model was in float64: calibrate again."
             )
+    return (ClassPredictor if classes else Predictor)(model, calibration, readout, collate=collate)
+
+
+def check_belongs(path: str | os.PathLike[str], calibration: Any, model: nn.Module, readout: Readout) -> None:
+    """Raise `FileError` where the readout that a file was made with is missing; warn where the weights are others."""
+    if calibration.custom_readout is not None and readout is None:
+        raise FileError(
+            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
+            "cannot hold. Pass the same function when loading."
+        )
     if fingerprint(model) != calibration.fingerprint:
         warn(
-            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
-            "Calibrate again after training.",
+            f"the model's weights are not those that {path} was made with: what it says may not hold. Calibrate again "
+            "after training.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return (ClassPredictor if classes else Predictor)(model, calibration, readout, collate=collate)

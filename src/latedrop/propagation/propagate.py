@@ -19,17 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from latedrop.data.arrays import place, widened
-from latedrop.data.datasets import inputs_loaded, is_loader
-from latedrop.data.rows import Collate, as_items, copied, row_count, some_rows
+from latedrop.data.arrays import widened
+from latedrop.data.rows import Collate, copied, row_count, tensors
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, SiteError
-from latedrop.network.find_sites import find_sites
+from latedrop.network.find_sites import placed_batches
 from latedrop.network.functional import RECURRENT, operator_name
-from latedrop.network.network import Network, Readout, check_finite
+from latedrop.network.network import Network, Pass, Readout, check_finite, read
 from latedrop.network.sites import Rate, Site, rates_by_site
-from latedrop.propagation.rules import NoRule, Pair, has_pair
+from latedrop.propagation.rules import NoRule, Pair
 from latedrop.torch_private import Operator, Watching
 
 __all__ = ["propagate"]
@@ -82,18 +81,17 @@ def propagate(
     (torch.Size([2, 1, 4, 4]), 0)
     """
     network = Network.of(model)
-    loads = is_loader(x) and collate is None
-    if not loads:
-        some_rows(x := place(as_items(x, collate), network.copy))
-    sites = find_sites(network, x) if sites is None else sites
+    sites, batches = placed_batches(network, x, sites, collate)
+    return Moments.joined([_propagated(network, batch, rate, sites, readout) for batch in batches])
+
+
+def _propagated(network: Network, x: Any, rate: Rate, sites: Sequence[Site], readout: Readout) -> Moments:
+    """Return mean and variance of one batch."""
     rates = rates_by_site(sites, rate)
-    if loads:
-        batches = inputs_loaded(x, network.model)
-        return Moments.joined([propagate(network, b, rate, sites, readout) for b in batches])
-    active = [site for site in sites if rates[site.name] > 0]
-    if not active:
+    sites = [site for site in sites if rates[site.name] > 0]
+    if not sites:
         return Moments.unmoved(own_output(network, x, readout), 0)
-    output, summing = _passed(network, x, active, rates, readout)
+    output, summing = _passed(network, x, sites, rates, readout)
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
     if summing:
@@ -102,7 +100,7 @@ def propagate(
             "which the pixels of a map are not: the variance may be far too small. Use method='linear' or "
             "method='sample'.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return Moments(mean, variance.to(mean.dtype), 0)
 
@@ -124,9 +122,9 @@ def _passed(
                 if owner == _READOUT or name not in _WINDOWS:  # a model may pool over windows, and not count
                     places.append(owner)
 
-        now = network.begin(sites, noise, rows)
+        now = Pass(sites, noise, rows)
         with _Refusing(), Watching(seen):
-            return network.read(copied(x), readout, rows, now), places
+            return read(network.output(copied(x), now), readout, rows), places
 
     try:
         return network.quietly(run)
@@ -165,7 +163,8 @@ class _Refusing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator_name(func)
-        if (name in _REFUSED or func in _DERIVATIVES) and has_pair(args, kwargs):
+        refused = name in _REFUSED or func in _DERIVATIVES
+        if refused and any(isinstance(value, Pair) for value in tensors((args, kwargs))):
             raise NoRule("a derivative (torch.autograd.grad)" if func in _DERIVATIVES else f"a layer of type {name}")
         return func(*args, **(kwargs or {}))
 

@@ -33,10 +33,12 @@ import torch.nn.functional as F
 from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
+from latedrop.data.arrays import map_values
 from latedrop.data.rows import tensors
-from latedrop.torch_private import Operator, operator_of, plain_function, wrapper_tensor
+from latedrop.network.functional import operator_name
+from latedrop.torch_private import operator_of, plain_function, wrapper_tensor
 
-__all__ = ["NoRule", "Pair", "has_pair"]
+__all__ = ["NoRule", "Pair"]
 
 TwoMoments: TypeAlias = tuple[Tensor, Tensor]
 """Mean and variance, of the same shape."""
@@ -86,16 +88,16 @@ class Pair(Tensor):
         kwargs = kwargs or {}
         dtypes = [value.dtype for value in tensors(args) if value.is_floating_point()]
         dtype = kwargs.get("dtype") or reduce(torch.promote_types, dtypes)  # what the model would see
-        args, kwargs = _each((args, kwargs), _widened)
-        operator = _declared(func)
-        name = operator.name.removesuffix("_") if operator.written else operator.name
-        if name not in _RULES:
+        args, kwargs = map_values((args, kwargs), _widened)
+        operator = operator_of(func)
+        name = "" if operator is None else operator.name.removesuffix("_" if operator.written else "")
+        if operator is None or name not in _RULES:
             raise NoRule(f"the operator {func}")
         if operator.written:
             return _in_place(func, name, operator.overload, args, kwargs)
         result = _RULES[name](func, *args, **kwargs)
         if dtype in _HALF:
-            result = _each(result, lambda x: Pair(x.m, x.v, dtype) if isinstance(x, Pair) else x)
+            result = map_values(result, lambda x: Pair(x.m, x.v, dtype) if isinstance(x, Pair) else x)
         pairs = [value for value in args if isinstance(value, Pair)]
         if name in _ELEMENTWISE and all(pair is pairs[0] for pair in pairs):
             result.units = pairs[0].units
@@ -127,26 +129,6 @@ def _widened(value: Any) -> Any:
     """Return a constant tensor in single precision where it is a half, and anything else as it is."""
     half = isinstance(value, Tensor) and value.dtype in _HALF and not isinstance(value, Pair)
     return value.float() if half else value
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every entry of nested tuples, lists and dicts."""
-    if type(value) in (tuple, list):
-        return type(value)(_each(item, change) for item in value)
-    return {key: _each(item, change) for key, item in value.items()} if type(value) is dict else change(value)
-
-
-def has_pair(*values: Any) -> bool:
-    """Return True if a pair is among some values or inside them."""
-    return any(isinstance(tensor, Pair) for tensor in tensors(values))
-
-
-def _declared(func: Any) -> Operator:
-    """Return the declaration of an operator."""
-    operator = operator_of(func)
-    if operator is None:
-        raise NoRule(f"the operator {func}")
-    return operator
 
 
 def _in_place(func: Any, name: str, overload: str, args: Any, kwargs: Any) -> Pair:
@@ -181,9 +163,9 @@ def _joined(op: Any, *args: Any, **kwargs: Any) -> Pair:
     """Put pairs and constants, which have no variance, side by side; or sum the messages that arrive at a node."""
     if kwargs.get("alpha", 1) != 1:
         raise NoRule(f"the operator {op} with a factor")
-    index = {"where": 0, "index_add": 2, "scatter_add": 2}.get(_declared(op).name)
-    variances = [value if i == index else _each(value, _variance_of) for i, value in enumerate(args)]
-    return Pair(op(*_each(args, _mean_of), **kwargs), op(*variances, **kwargs))
+    index = {"where": 0, "index_add": 2, "scatter_add": 2}.get(operator_name(op))
+    variances = [value if i == index else map_values(value, _variance_of) for i, value in enumerate(args)]
+    return Pair(op(*map_values(args, _mean_of), **kwargs), op(*variances, **kwargs))
 
 
 @_rule("as_strided")
@@ -222,7 +204,7 @@ def _filled(op: Any, x: Pair, *args: Any) -> Pair:
 
 @_rule("add", "sub", "rsub", elementwise=True)
 def _add(op: Any, a: Any, b: Any, alpha: float = 1) -> Pair:
-    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[_declared(op).name]
+    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[operator_name(op)]
     m = op(_mean_of(a), _mean_of(b), alpha=alpha)
     if a is b:
         return Pair(m, a.v * sum(factors) ** 2)
@@ -324,7 +306,8 @@ def _batch_norm(op: Any, x: Pair, w: Any, b: Any, mean: Any, var: Any, measured:
     m, _, rstd = aten.native_batch_norm(x.m, w, b, *((None, None) if measured else (mean, var)), measured, 0.0, eps)
     scale = (rstd if measured else (var + eps).rsqrt()) * (1 if w is None else w)
     v = x.v * scale.square().reshape(-1, *[1] * (x.dim() - 2))
-    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, _declared(op).returns)))
+    others = 3 if op is aten.cudnn_batch_norm.default else 2
+    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(others)))
 
 
 @_rule("native_layer_norm")
@@ -342,7 +325,7 @@ def _group_norm(op: Any, x: Pair, w: Any, b: Any, n: int, c: int, size: int, gro
 
 @_rule("relu", "abs", "leaky_relu", "_prelu_kernel", elementwise=True)
 def _piecewise_linear(op: Any, x: Pair, *slopes: Any) -> Pair:
-    (slope,) = slopes or ({"relu": 0, "abs": -1}.get(_declared(op).name, 0.01),)
+    (slope,) = slopes or ({"relu": 0, "abs": -1}.get(operator_name(op), 0.01),)
     return Pair(*piecewise_linear(lambda m: op(m, *slopes), x.m, x.v, slope))
 
 
@@ -367,7 +350,7 @@ def _hardsigmoid(op: Any, x: Pair) -> Pair:
     elementwise=True,
 )
 def _smooth(op: Any, x: Any, *args: Any, **kwargs: Any) -> Pair:
-    if _declared(op).name == "pow" and (isinstance(args[0], Tensor) or args[0] not in (1, 2, 3)):
+    if operator_name(op) == "pow" and (isinstance(args[0], Tensor) or args[0] not in (1, 2, 3)):
         raise NoRule(f"the operator {op} with an exponent other than 1, 2 and 3")
     return Pair(*smooth(lambda m: op(m, *args, **kwargs), x.m, x.v))
 

@@ -4,7 +4,6 @@ It may import `evaluation` and every room that this may import.
 """
 
 from latedrop.report.page import page_of, write_class_report, write_report
-from latedrop.report.pictures import overview, png
 from latedrop.report.tables import site_table, table
 
-__all__ = ["overview", "page_of", "png", "site_table", "table", "write_class_report", "write_report"]
+__all__ = ["page_of", "site_table", "table", "write_class_report", "write_report"]

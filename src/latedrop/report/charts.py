@@ -165,7 +165,7 @@ def _kept(output: JudgedOutput) -> Figure:
         plot.dot(share, rmse, _USED, f"{percent(share, 0)} kept: RMSE {plain(rmse)}", 2)
     half = output.kept_rmse[int(np.argmin(np.abs(np.asarray(output.kept) - 0.5)))]
     change = 1 - half / all_rows if all_rows else 0.0
-    said = f"Setting the less certain half aside takes the RMSE from {plain(all_rows)} to {plain(half)} "
+    said = f"Without the less certain half of the rows the RMSE is {plain(half)} instead of {plain(all_rows)} "
     said += f"({percent(abs(change), 0)} {'less' if change >= 0 else 'more'})."
     if len(set(output.kept_rmse)) == 1:
         said = "The deviation is the same for all rows: there is nothing to choose by."

@@ -81,7 +81,6 @@ def write_report(
     notes: Mapping[str, str] | None = None,
     reproduce: Mapping[str, str] | None = None,
     level: float = 0.9,
-    in_use: str | None = None,
     judgement: Judgement | None = None,
     place: str = "row",
 ) -> None:
@@ -102,13 +101,17 @@ def write_report(
         notes: by label, what a row of the table is; adds to what is said of the usual ones.
         reproduce: names and values for the last section, such as the command.
         level: of the intervals that are drawn.
-        in_use: the label of the evaluation that the page is about, where `evaluations` are your own.
         judgement: what `judge` made of the same rows already; in the place of prediction and target.
         place: what rows are counted in, such as the lines of a file.
     """
     units = [unit] if isinstance(unit, str) else list(unit)
-    options: dict[str, Any] = {"level": level, "names": names, "units": units, "inputs": inputs, "label": in_use}
-    judgement = judgement or _judged(prediction, target, evaluations=evaluations, **options)
+    if (prediction is None) != (target is None):
+        raise ArgumentError(
+            "expected prediction and target together, or neither; found only one. Pass uq.predict(x_test) and y_test."
+        )
+    if judgement is None and prediction is not None and target is not None:
+        options: dict[str, Any] = {"names": names, "units": units, "inputs": inputs, "evaluations": evaluations}
+        judgement = judge(prediction, target, level=level, **options)
     verdict = calibration.verdict if judgement is None else judgement.together.verdict
     body = [
         heading(title, 1),
@@ -130,14 +133,6 @@ def page_of(title: str, body: Sequence[str]) -> str:
     return _PAGE.format(
         title=escape(title), policy=policy, style=style, script=script, body="\n".join(filter(None, body))
     )
-
-
-def _judged(prediction: Prediction | None, target: Tensor | None, **options: Any) -> Judgement | None:
-    if (prediction is None) != (target is None):
-        raise ArgumentError(
-            "expected prediction and target together, or neither; found only one. Pass uq.predict(x_test) and y_test."
-        )
-    return None if prediction is None or target is None else judge(prediction, target, **options)
 
 
 def _tests(judgement: Judgement, c: Calibration, place: str, notes: Mapping[str, str]) -> list[str]:
@@ -247,7 +242,7 @@ def _scores(judged: ClassJudgement) -> str:
         if judged.strange is None
         else f" {percent(judged.strange, 0)} of them lie beyond 95 % of the reference rows."
     )
-    said = f"{test_rows(judged.verdict.rows, judged.verdict)}; what is in use is marked.{strange}"
+    said = f"{test_rows(judged.verdict.rows, judged.verdict)}; the one in use is marked.{strange}"
     said += (
         " ECE: the calibration error, by how much probabilities are off on average; class-wise: that of every class."
     )

@@ -38,7 +38,7 @@ _NOTES = {
     "raw": "the variance under dropout as it is, at the chosen rate.",
     "scaled": "the same, times the scale of least NLL on the validation rows.",
     "relaxed": "the variance times the scale that balances the calibration curve of the validation rows.",
-    "isotonic": "intervals bent to the observed frequencies of the validation rows.",
+    "isotonic": "intervals as wide as the errors of the validation rows were at each level.",
     "conformal": "intervals from the ranked errors of rows used for nothing else.",
 }
 _WORDS = (
@@ -46,6 +46,11 @@ _WORDS = (
     f"below that of the constant; {GAIN_GOOD:g} nats and more are worth having. MA: miscalibration area, 0 is "
     "calibrated. Rank correlation: of predicted deviation and size of the error, 0 where it does not tell. After ± "
     "stands one standard error."
+)
+
+_NATS = (
+    "Nats measure how likely the true values were: a gain of 0.1 nats means 10 % more likely per row than under one "
+    "constant variance."
 )
 
 
@@ -60,7 +65,7 @@ def opening(verdict: Verdict | None, about: str = "") -> str:
     if verdict is None:
         return paragraph("The calibration does not know its constant variance: calibrate again for a verdict.")
     top = f'<p class="verdict">{light(verdict.grade)} · {escape(verdict.sentence)}</p>'
-    return f"{top}{lights(verdict.findings)}{paragraph(about, 'soft')}"
+    return f"{top}{lights(verdict.findings)}{paragraph(_NATS, 'soft')}{paragraph(about, 'soft')}"
 
 
 def overview_of_outputs(judgement: Judgement, shown: Sequence[JudgedOutput]) -> str:
@@ -84,7 +89,7 @@ def on_rows(output: JudgedOutput, place: str, notes: Mapping[str, str], *, numbe
     known = {**_NOTES, **notes}
     explained = [[row.label, known[row.label]] for row in output.evaluations if row.label in known]
     rows = output.used.rows
-    caption = f"{test_rows(rows, output.verdict)}; what is in use is marked."
+    caption = f"{test_rows(rows, output.verdict)}; the one in use is marked."
     first = not number  # what the words mean is said once
     parts += [
         heading("On test rows", level),
@@ -154,8 +159,8 @@ def _groups(output: JudgedOutput, level: int) -> str:
     else:
         parts.append(paragraph("The predicted deviation is the same for all rows: there is nothing to split them by."))
     if output.inputs:
-        said = "Coverage along what it differs with most, the most telling first. In the grey band it is as the "
-        said += "level says, but for chance (two standard errors)."
+        said = "Coverage along the inputs with which it differs most, the largest difference first. Inside the grey "
+        said += "band it differs from the level by no more than chance (two standard errors)."
         parts += [
             heading("By prediction and input", level + 1),
             paragraph(said),
@@ -187,8 +192,8 @@ def strange_rows(judgement: Judgement, c: Calibration) -> str:
         return ""
     grows = c.terms is not None and c.terms.guard is not None and c.terms.guard.grows
     said = (
-        f"{percent(judgement.novelty)} of the test rows are beyond nine in ten of the validation rows (novelty "
-        f"above 1); about 10 % are to be expected. Their intervals {'are wider' if grows else 'stay as they are'}."
+        f"{percent(judgement.novelty)} of the test rows have a novelty above 1, as 5 % of the reference rows have. "
+        f"Their intervals {'are wider' if grows else 'stay as they are'}."
     )
     lines = group_table(output.strange, "novelty", output.unit)
     if len(judgement.outputs) > 1:  # of several units an RMSE says nothing

@@ -1,7 +1,7 @@
-"""Figures as SVG text: axes with ticks that people count in, lines, dots and bars, in the colours of the page's style.
+"""Draw figures as SVG text: axes with round ticks, lines, dots and bars, in the colours of the page's style.
 
-A figure is drawn in a box of 360 x 240, or a smaller one; the page scales it to the width that there is. What can be
-pointed at has a `<title>`, which browsers show without any script.
+A figure is drawn in a box of 360 x 240, or a smaller one; the page scales it to the width that there is. Dots that
+can be pointed at have a `<title>`, which browsers show without a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FAR = 4.0  # a largest value of more than this many times the rest is cut off
 
 @dataclass(frozen=True)
 class Axis:
-    """From the smallest to the largest value shown; `ticks` are (value, text), chosen where there are none."""
+    """The range of an axis; `ticks` are pairs (value, text), chosen automatically if there are none."""
 
     low: float
     high: float
@@ -37,7 +37,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Iterable[float], label: str = "", *, zero: bool = False, log: bool = False) -> Axis:
-        """An axis that shows all finite values, and a little more; with `zero`, from 0 on."""
+        """Return an axis a little wider than all finite values; with `zero`, it begins at 0."""
         known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
         if log:
@@ -49,13 +49,13 @@ class Axis:
         return cls(low if zero and low == 0 else low - room, high + room, label)
 
     def at(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         if self.log:
             return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def marks(self) -> tuple[tuple[float, str], ...]:
-        """Values to write at the axis, with their texts."""
+        """Return the tick values with their texts."""
         if self.ticks:
             return self.ticks
         if self.log:
@@ -66,7 +66,7 @@ class Axis:
 
 @dataclass
 class Plot:
-    """A figure in the making."""
+    """A figure to which lines, dots and bands are added."""
 
     x: Axis
     y: Axis
@@ -78,37 +78,37 @@ class Plot:
         self.left = 24 + _LETTER * widest
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Where a point lies in the box; what is beyond the axes is cut off by the frame."""
+        """Return the position of a point in the box; the frame clips points beyond the axes."""
         right, bottom = self.size[0] - _RIGHT - self.left, self.size[1] - _TOP - _BOTTOM
         # Far outside, browsers lose precision; a box to either side is enough.
         across, up = (min(max(value, -1.0), 2.0) for value in (self.x.at(x), self.y.at(y)))
         return round(self.left + across * right, 1), round(_TOP + (1 - up) * bottom, 1)
 
     def line(self, xs: Sequence[float], ys: Sequence[float], series: str, name: str = "") -> None:
-        """A line through points; what is not finite is left out."""
+        """Draw a line through points, without those that are not finite."""
         points = [self.place(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
         text = " ".join(f"{x:g},{y:g}" for x, y in points)
         self.parts.append(f'<polyline class="line {series}" points="{text}">{_title(name)}</polyline>')
 
     def segment(self, start: tuple[float, float], end: tuple[float, float], series: str, name: str = "") -> None:
-        """One straight line."""
+        """Draw one straight line between two points."""
         (x1, y1), (x2, y2) = self.place(*start), self.place(*end)
         inner = _title(name)
         self.parts.append(f'<line class="{series}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}">{inner}</line>')
 
     def dot(self, x: float, y: float, series: str, name: str = "", size: float = 3) -> None:
-        """A dot that can be pointed at."""
+        """Draw a dot with a title for the pointer."""
         cx, cy = self.place(x, y)
         self.parts.append(f'<circle class="dot {series}" cx="{cx:g}" cy="{cy:g}" r="{size:g}">{_title(name)}</circle>')
 
     def cross(self, x: float, y: float, series: str, name: str = "", size: float = 3.5) -> None:
-        """A cross, for what was missed."""
+        """Draw a cross, for a missed target."""
         cx, cy = self.place(x, y)
         path = f"M{cx - size:g} {cy - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
         self.parts.append(f'<path class="cross {series}" d="{path}">{_title(name)}</path>')
 
     def band(self, low: float, high: float, name: str = "") -> None:
-        """Shade what lies between two values of y, from left to right."""
+        """Shade the area between two values of y, from left to right."""
         (x1, y1), (x2, y2) = self.place(self.x.low, high), self.place(self.x.high, low)
         inner = _title(name)
         self.parts.append(
@@ -116,15 +116,15 @@ class Plot:
         )
 
     def across(self, y: float, series: str, name: str = "") -> None:
-        """A line from left to right."""
+        """Draw a line from left to right."""
         self.segment((self.x.low, y), (self.x.high, y), f"line {series}", name)
 
     def upright(self, x: float, series: str, name: str = "") -> None:
-        """A line from bottom to top."""
+        """Draw a line from bottom to top."""
         self.segment((x, self.y.low), (x, self.y.high), f"line {series}", name)
 
     def svg(self, words: str, *, moving: bool = False) -> str:
-        """The figure; `words` say the same to those who cannot see it. With `moving` it has a line for the slider."""
+        """Return the SVG; `words` describe it for screen readers. With `moving` it has a line for the slider."""
         full, high = self.size
         bottom, right = high - _BOTTOM, full - _RIGHT
         clip = f"{self.left:g} {_TOP:g} {right - self.left:g} {bottom - _TOP:g}"
@@ -154,7 +154,7 @@ class Plot:
 
 
 def robust_limit(values: Sequence[float], share: float = 0.9) -> float | None:
-    """Where to cut an axis of values that are not below 0: None where the largest is not far beyond the others."""
+    """Return where to cut an axis of non-negative values; None if the largest is not far beyond the others."""
     known = np.sort([value for value in values if math.isfinite(value)])
     if len(known) < 3:
         return None
@@ -172,7 +172,7 @@ def _title(name: str) -> str:
 
 
 def _tick(value: float, step: float, largest: float) -> str:
-    """A value on an axis with as many digits as its step needs."""
+    """Format a value on an axis with as many digits as its step needs."""
     if step >= 1e-4 and largest < 1e9:
         places = next(k for k in range(9) if abs(step * 10**k - round(step * 10**k)) < 1e-6 * step * 10**k)
         return f"{value:,.{places}f}"
@@ -180,7 +180,7 @@ def _tick(value: float, step: float, largest: float) -> str:
 
 
 def _steps(low: float, high: float, count: int = 5) -> tuple[list[float], float]:
-    """Multiples of a step, and the step: 1, 2, 2.5 or 5 times a power of ten."""
+    """Return multiples of a step, and the step: 1, 2, 2.5 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10 ** math.floor(math.log10(rough))
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= 0.99 * rough)
@@ -189,7 +189,7 @@ def _steps(low: float, high: float, count: int = 5) -> tuple[list[float], float]
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times these where they are few."""
+    """Return powers of ten, with 2 and 5 times these if they are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for sizes in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
         ticks = [size * 10.0**power for power in powers for size in sizes if low <= size * 10.0**power <= high]
@@ -199,6 +199,6 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _shortened(text: str, room: float) -> str:
-    """A label that would be longer than its axis, without its middle."""
+    """Shorten a label that is longer than its axis by cutting its middle."""
     most = int(room / _LETTER)
     return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[-(most // 2) :]}"

@@ -16,19 +16,8 @@ from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
 
 __all__ = [
-    "KINDS",
-    "candidate_table",
-    "class_candidates",
-    "class_table",
-    "constant_nll",
-    "group_table",
-    "number",
-    "output_table",
-    "rate_table",
-    "site_table",
-    "table",
-    "with_unit",
-    "worst_table",
+    *("KINDS", "candidate_table", "class_candidates", "class_table", "group_table", "number"),
+    *("output_table", "rate_table", "site_table", "table", "with_unit", "worst_table"),
 ]
 
 KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
@@ -46,7 +35,7 @@ def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
         "scale": [number(row.scale) for row in evaluations],
         with_unit("RMSE", unit): column(row.rmse for row in evaluations),
         "NLL": ["-" if row.nll is None else nats(row.nll) for row in evaluations],
-        "gain [nats]": [_gain(row) for row in evaluations],
+        "gain [nats]": ["-" if row.label == "constant" else _gain(row.gain, row.gain_error) for row in evaluations],
         "MA": [f"{row.ma:.3f}" for row in evaluations],
         f"coverage at {level}": [_share(row.coverage, row.coverage_error) for row in evaluations],
         with_unit(f"width at {level}", unit): column(row.width for row in evaluations),
@@ -58,10 +47,10 @@ def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
     return [list(shown), *map(list, zip(*shown.values(), strict=True))]
 
 
-def _gain(row: Evaluation) -> str:
-    if row.gain is None or row.gain_error is None or row.label == "constant":
+def _gain(gain: float | None, error: float | None) -> str:
+    if gain is None or error is None:
         return "-"
-    return f"{'-' if row.gain <= -0.0005 else '+'}{nats(abs(row.gain))} ± {nats(row.gain_error)}"
+    return f"{'-' if gain <= -0.0005 else '+'}{nats(abs(gain))} ± {nats(error)}"
 
 
 def _share(share: float, error: float | None) -> str:
@@ -78,8 +67,7 @@ def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
             continue
         grades = {finding.about: finding.grade for finding in v.findings}
         coverage = "bad" if "bad" in (grades["coverage"], grades.get("ranges")) else grades["coverage"]
-        gain = f"{'-' if v.gain <= -0.0005 else '+'}{nats(abs(v.gain))} ± {nats(v.gain_error)}"
-        share = _share(v.coverage, v.coverage_error)
+        share, gain = _share(v.coverage, v.coverage_error), _gain(v.gain, v.gain_error)
         order = f"{v.correlation:.2f} ± {v.correlation_error:.2f}"
         constant = next((row.coverage for row in output.evaluations if row.label == "constant"), None)
         ranking = grades["ranking"]
@@ -126,24 +114,6 @@ def worst_table(output: JudgedOutput, place: str = "row") -> list[list[str]]:
     return [[*columns, *names], *map(list, lines)]
 
 
-def constant_nll(c: Calibration) -> float | None:
-    """The NLL of one constant variance on the validation rows whose mean squared error it is.
-
-    None where targets were transformed for training: the record does not know it in their unit.
-    """
-    if c.constant is None or not all(c.constant) or c.target is not None:
-        return None
-    return sum((math.log(2 * math.pi * value) + 1) / 2 for value in c.constant) / len(c.constant)
-
-
-def constant_area(c: Calibration) -> float | None:
-    """The miscalibration area of one constant variance on the validation rows."""
-    if "constant" not in c.curves:
-        return None
-    levels, observed = c.curves["levels"], c.curves["constant"]
-    return sum(abs(a - b) for a, b in zip(levels, observed, strict=True)) / len(levels)
-
-
 def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
     """Return what every rate gave on the validation rows, and one constant variance, header first."""
     metric_names = [f"nll_{kind}" for kind in (*KINDS.values(), "ideal")] + [f"ma_{kind}" for kind in KINDS.values()]
@@ -155,9 +125,11 @@ def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
         values = [nats(getattr(row, name)) for name in metric_names]
         fitted = [number(row.scale), number(row.relaxed_scale), *[number(row.floor)] * floor]
         lines.append([number(row.rate) + chosen, ", ".join(map(plain, row.rmses)), *values, *fitted])
-    nll, area = constant_nll(c), constant_area(c)
-    if nll is not None:
-        scores = ["-", f"{nll:.3f}", "-", "-", "-", "-" if area is None else f"{area:.3f}", "-"]
+    if c.constant is not None and all(c.constant) and c.target is None:  # whose unit the record does not know
+        nll = sum((math.log(2 * math.pi * value) + 1) / 2 for value in c.constant) / len(c.constant)
+        pairs = list(zip(c.curves["levels"], c.curves.get("constant", ()), strict=False))
+        area = f"{sum(abs(a - b) for a, b in pairs) / len(pairs):.3f}" if pairs else "-"
+        scores = ["-", f"{nll:.3f}", "-", "-", "-", area, "-"]
         fitted = ["-", "-", *[number(c.constant)] * floor]
         lines.append(["constant", "-", *scores, *fitted])
     return lines

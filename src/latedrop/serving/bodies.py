@@ -1,4 +1,4 @@
-"""From the bytes of a request to rows, by their Content-Type, and from predictions to bytes.
+"""Convert the bytes of a request to rows, by their Content-Type, and predictions to bytes.
 
 JSON: `{"rows": [[1.5, 2], ...]}`, rows by the names of columns `{"rows": [{"a": 1.5, "b": 2}, ...]}`, or several inputs
 `{"inputs": {"x": [...], "mask": [...]}}`. A npy file, or one image. Nothing is evaluated or unpickled.
@@ -33,11 +33,11 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for.
+    """Inputs and options of one request.
 
     Attributes:
-        arrays: inputs `(N, ...)` by name; one without a name is under "".
-        level: of the intervals; None is the service's own.
+        arrays: inputs `(N, ...)` by name; an input without a name has the name "".
+        level: level of the intervals; None takes the service's level.
         ids: names of the rows, in a stream; None lets it number them.
     """
 
@@ -47,19 +47,19 @@ class Asked:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         return len(next(iter(self.arrays.values())))
 
 
 @dataclass(frozen=True)
 class Form:
-    """What rows look like.
+    """The expected form of rows.
 
     Attributes:
-        columns: their names, where they are known.
-        transform: what is made of an image, where the model takes one.
-        inputs: names of the model's inputs, and of each whether it takes `"floats"` or `"whole"` numbers, or "" where
-            the model itself has to say; none where the names are not known.
+        columns: names of the columns, if known.
+        transform: conversion of an image to an input, if the model takes images.
+        inputs: names of the model's inputs, each with `"floats"` or `"whole"` for its numbers, or "" if only the model
+            can tell; empty if the names are not known.
     """
 
     columns: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Form:
 
 
 def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | None = None) -> Asked:
-    """The rows in a body of Content-Type `kind`, or `RefusalError`."""
+    """Return the rows in a body of Content-Type `kind`, or raise `RefusalError`."""
     if kind == JSON:
         asked = _of_json(body, form)
     elif kind == NPY:
@@ -88,7 +88,7 @@ def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | N
 
 
 def json_object(body: bytes, keys: Sequence[str]) -> dict[str, Any]:
-    """The JSON object in a body, which has no other keys than these; NaN and infinities are refused."""
+    """Return the JSON object in a body; refuse other keys than these, NaN and infinities."""
     try:
         found = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -128,7 +128,7 @@ def _of_json(body: bytes, form: Form) -> Asked:
 
 
 def ids_of(found: Any) -> tuple[int | str, ...] | None:
-    """Names of rows, as JSON has them."""
+    """Return the names of rows in a JSON object."""
     if found is None:
         return None
     if not isinstance(found, list) or not all(type(name) in (int, str) for name in found):
@@ -139,7 +139,7 @@ def ids_of(found: Any) -> tuple[int | str, ...] | None:
 
 
 def _by_name(rows: Any, form: Form) -> Any:
-    """Rows that are objects, as lists in the order of the columns."""
+    """Return rows given as objects as lists in the order of the columns."""
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         return rows
     if not form.columns:
@@ -172,7 +172,7 @@ def _numbers(name: str, values: Any, dtype: str) -> Array:
 
 
 def _npy(body: bytes) -> Array:
-    """As numpy writes it. The head is compared with the length before anything is made; objects are refused."""
+    """Read a npy file; compare its header with its length before allocating, and refuse objects."""
     file = io.BytesIO(body)
     try:
         shape, fortran, dtype = npy_head(file, len(body))
@@ -217,7 +217,7 @@ def _check(asked: Asked, limits: Limits) -> None:
 
 
 def _check_inputs(asked: Asked, form: Form) -> None:
-    """The names and kinds of numbers that the model has; a single array without a name is its first input."""
+    """Check names and kinds of numbers against the model; a single array without a name is its first input."""
     if not form.inputs:
         return
     unknown = [name for name in asked.arrays if name and name not in form.inputs]
@@ -250,13 +250,13 @@ def named_columns(prediction: Any, level: float) -> dict[str, Array]:
 
 
 def _known(prediction: Any, name: str) -> Any:
-    """What the calibration says: that of a model, or the record of an ONNX file."""
+    """Return the calibration of a model, or the record of an ONNX file."""
     record = getattr(prediction, "record", None) or getattr(prediction, "calibration", None)
     return getattr(record, name, None)
 
 
 def answer_bytes(columns: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
-    """Write columns `(N, ...)` and the facts that belong to all rows as JSON; numbers that are none are null."""
+    """Write columns `(N, ...)` and the facts about all rows as JSON, with null for numbers that are not finite."""
     plain = {name: _plain(values) for name, values in columns.items()}
     return json.dumps({**plain, **about}, allow_nan=False).encode()
 

@@ -1,4 +1,4 @@
-"""A predictor behind a queue: requests of several clients run as one batch, each gets its own rows back."""
+"""Queue requests of several clients, run them as one batch and return to each its own rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True)
 class Answer:
-    """Columns `(N, ...)` by name, and what belongs to all rows."""
+    """Columns `(N, ...)` by name, and facts about all rows."""
 
     columns: Mapping[str, Array]
     about: Mapping[str, Any]
@@ -34,17 +34,17 @@ class Answer:
 class Service:
     """Predictions for many clients at once.
 
-    A prediction equals the one of the request by itself, up to rounding: matrix products round differently in batches
-    of other sizes. With `alone` every request is a batch, and no other request changes a digit.
+    Batching changes a prediction only by rounding, because matrix products round differently in batches of other sizes.
+    With `alone` every request is a batch of its own, and other requests change no digit.
 
     Args:
-        predictor: anything with `predict(rows)`, `rows` an array `(N, ...)` or what `arrange` makes of several; the
-            result has `to_dict`, with a level where it has `interval`.
-        form: what rows look like.
-        limits: what is too much.
-        level: of intervals, where a request names none.
-        stream: follows labels, see `Predictor.stream`; then predictions are its own.
-        arrange: from inputs by name to what `predict` takes.
+        predictor: any object with `predict(rows)`, where `rows` is an array `(N, ...)` or the result of `arrange`; the
+            result has `to_dict`, which takes a level if it has `interval`.
+        form: the expected form of rows.
+        limits: sizes and times that are not exceeded.
+        level: level of intervals, if a request has none.
+        stream: makes the predictions and follows labels, see `Predictor.stream`.
+        arrange: maps inputs by name to the argument of `predict`.
         alone: run every request by itself.
     """
 
@@ -79,7 +79,7 @@ class Service:
         return self._batcher.submit(Job(asked, asked.rows, key, time.monotonic() + self.limits.timeout))
 
     def update(self, body: bytes) -> dict[str, Any]:
-        """Labels for the stream, as JSON `{"ids": [...], "labels": [...]}`; what it then is like."""
+        """Pass labels, JSON `{"ids": [...], "labels": [...]}`, to the stream; return its state afterwards."""
         if self.stream is None:
             raise RefusalError(
                 "expected a service that follows a stream; this one does not. Start it with --stream.", 404
@@ -98,7 +98,7 @@ class Service:
         return {"held": held.tolist(), **self._followed()}
 
     def gauges(self) -> dict[str, float]:
-        """Numbers as they are now, for Prometheus."""
+        """Return the current numbers for Prometheus."""
         found: dict[str, float] = {"latedrop_queue_rows": self._batcher.waiting, "latedrop_up": int(self.healthy)}
         if self.stream is not None:
             found |= {"latedrop_stream_labels": self.stream.labels, "latedrop_stream_alarms": len(self.stream.alarms)}
@@ -106,11 +106,11 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are taken."""
+        """Return True while requests are accepted."""
         return self._batcher.alive
 
     def close(self) -> None:
-        """Finish what was taken, and take no more."""
+        """Finish the accepted requests and accept no more."""
         self._batcher.close(self.limits.drain)
 
     def _run(self, requests: Sequence[Asked]) -> list[Answer]:
@@ -146,7 +146,7 @@ class Service:
 
 
 def _rows_meet(calibration: Any) -> bool:
-    """Whether a row's prediction depends on the rows beside it, or on its place among them."""
+    """Return True if a row's prediction depends on other rows of its batch or on its position."""
     sites = getattr(calibration, "sites", None) or ()
     return not getattr(calibration, "shared", True) or any(getattr(site, "coupled", False) for site in sites)
 
@@ -175,7 +175,7 @@ class Counts:
         self._rows = 0
 
     def answered(self, path: str, status: int, seconds: float, rows: int = 0) -> None:
-        """Count a request."""
+        """Count one request by path and status, with its seconds and rows."""
         with self._lock:
             self._requests[path, status] += 1
             self._rows += rows
@@ -183,12 +183,12 @@ class Counts:
                 self._seconds.add(seconds)
 
     def ran(self, rows: int) -> None:
-        """Count a batch."""
+        """Count one batch and its rows."""
         with self._lock:
             self._batches.add(rows)
 
     def text(self, gauges: Mapping[str, float]) -> str:
-        """All of it, and some numbers as they are now."""
+        """Return all counts and the current gauges as text."""
         with self._lock:
             lines = ["# TYPE latedrop_requests_total counter"]
             lines += [

@@ -1,11 +1,11 @@
-"""An alarm with a bounded chance to be false: a test martingale on conformal p-values.
+"""Raise alarms with a bounded probability of a false one: a test martingale on conformal p-values.
 
 While rows are exchangeable a p-value is uniform whatever came before, so a bet `f(p)` with mean 1 does not win on
 average. The capital starts at 1; of it, `1 / (n (n + 1))` is put in at row n, and from then on bets at every row:
 
     active = (active + 1 / (n (n + 1))) · f(p),      capital = mean(active) + 1 / (n + 1).
 
-The second part is what is not yet in play, so that a change is found however late it comes. The mean is over the bets
+The second part is not yet in play, so that late changes are found, too. The mean is over the bets
 `f(p) = e · p^(e - 1)`, which win where scores are larger than usual, and over outputs or terms. By Ville's inequality
 (1939) the capital ever reaches `1 / alarm` with probability at most `alarm`, over the whole stream; see Vovk 2021,
 "Testing randomness online".
@@ -59,7 +59,7 @@ _Shares: TypeAlias = Annotated[_Counts, Limits(len(SHARES) + 1, len(SHARES) + 1)
 @record
 @dataclass(frozen=True)
 class Usual:
-    """Counts of validation rows in bins; None where nothing is known.
+    """Counts of validation rows in bins; None if nothing is known.
 
     Attributes:
         strangeness: of `Prediction.novelty`, in the bins between `STRANGENESS`.
@@ -73,7 +73,7 @@ class Usual:
 
 
 class Bag:
-    """How many scores lie in each bin; `edges` are the ends between bins, rising."""
+    """Number of scores in each bin; `edges` are the increasing bounds between bins."""
 
     def __init__(self, edges: Sequence[float], counts: Sequence[float] | None = None) -> None:
         self.edges = edges
@@ -81,7 +81,7 @@ class Bag:
         self._total = sum(self.counts)
 
     def add(self, score: float, u: float) -> float:
-        """Put a score into the bag; its p-value, small where it is larger than most before it."""
+        """Add a score and return its p-value, which is small if it is larger than most earlier ones."""
         at = bisect_right(self.edges, score)
         self.counts[at] += 1
         self._total += 1
@@ -91,7 +91,7 @@ class Bag:
 def counted(
     edges: Sequence[float], scores: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, ...]:
-    """How many scores lie in each bin, or how much they weigh; what is not finite counts as the largest."""
+    """Count the scores in each bin, or add up their weights; scores that are not finite count as the largest."""
     values = np.asarray(scores, np.float64)
     bins = np.where(np.isfinite(values), np.searchsorted(np.asarray(edges, np.float64), values, "right"), len(edges))
     return tuple(np.bincount(bins, weights, len(edges) + 1).astype(np.float64).tolist())
@@ -108,9 +108,9 @@ def usual_of_rows(
 
 
 def from_curve(levels: Sequence[float], observed: Sequence[float], rows: int) -> tuple[float, ...] | None:
-    """Counts of `ERRORS` from a calibration curve: the share of rows inside the interval of each level.
+    """Count `ERRORS` from a calibration curve: the share of rows inside the interval of each level.
 
-    None where the curve has other levels than the bins. Rows beyond the last level are put into
+    Return None if the curve has other levels than the bins. Rows beyond the last level are put into
     the first bin there.
     """
     if [round(level, 6) for level in levels] != [round(level, 6) for level in _LEVELS]:
@@ -121,7 +121,7 @@ def from_curve(levels: Sequence[float], observed: Sequence[float], rows: int) ->
 
 
 def uniform(name: str, number: int) -> float:
-    """A number in [0, 1) that depends on nothing but a name and how many came before; the same after a restart."""
+    """Return a number in [0, 1) that depends only on a name and the count of earlier ones, also after a restart."""
     digest = hashlib.blake2b(f"{name}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2.0**64
 
@@ -129,7 +129,7 @@ def uniform(name: str, number: int) -> float:
 @record
 @dataclass(frozen=True)
 class Alarm:
-    """That a stream is no longer as it was.
+    """A change of a stream.
 
     Attributes:
         kind: what changed: `"errors"`, `"strangeness"` or `"shares"`.
@@ -148,7 +148,7 @@ _Amounts: TypeAlias = tuple[tuple[Annotated[float, Limits(0, _LARGEST)], ...], .
 @record
 @dataclass(frozen=True)
 class MonitorState:
-    """The memory of a monitor, in a file; see `Monitor`."""
+    """The state of a `Monitor` in a file."""
 
     counts: _Amounts
     active: _Amounts
@@ -161,12 +161,12 @@ class Monitor:
     """The capital of one kind of alarm.
 
     Args:
-        kind: its name.
-        edges: ends of the bins of its scores.
-        counts: what was usual before the stream began, in bins, for each of the scores of a row; all empty where
+        kind: name of the alarm.
+        edges: bounds of the bins of its scores.
+        counts: counts of usual rows before the stream, in bins, for each of the scores of a row; all empty if
             nothing is known.
         alarm: the probability of a false alarm.
-        seed: of the numbers that break ties.
+        seed: seed of the numbers that break ties.
         both: bet on scores that are smaller than usual, too.
     """
 
@@ -188,7 +188,7 @@ class Monitor:
         self.alarm: Alarm | None = None
 
     def add(self, scores: Sequence[float], row: Row) -> None:
-        """Watch one row."""
+        """Bet on the scores of one row."""
         self.number += 1
         fresh, u = 1 / (self.number * (self.number + 1)), uniform(f"{self.kind} {self.seed}", self.number)
         total = 0.0
@@ -203,18 +203,18 @@ class Monitor:
             self.alarm = Alarm(self.kind, row, self.number)
 
     def restart(self) -> None:
-        """Forget the past: what comes now is usual."""
+        """Forget the past and take the next rows as usual."""
         self.bags = [Bag(bag.edges) for bag in self.bags]
         self.active = [[0.0] * len(row) for row in self.active]
         self.number, self.capital, self.alarm = 0, 1.0, None
 
     def state(self) -> MonitorState:
-        """Return what it remembers."""
+        """Return the state as a record for a file."""
         counts = tuple(tuple(bag.counts) for bag in self.bags)
         return MonitorState(counts, tuple(map(tuple, self.active)), self.number, self.capital, self.alarm)
 
     def resume(self, state: MonitorState, name: str) -> None:
-        """Go on from what another one of its kind remembered; `FieldError` where that watched other scores."""
+        """Continue from the state of another monitor; raise `FieldError` if it watched other scores."""
         own = self.state()
         for part in ("counts", "active"):
             there, here = ([len(row) for row in getattr(one, part)] for one in (state, own))

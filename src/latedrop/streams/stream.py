@@ -1,7 +1,7 @@
-"""A predictor that learns from labels as they arrive: `predict` now, `update` when the truth is known.
+"""Follow the labels of a stream with intervals: call `predict` now, `update` when the true value is known.
 
-`tracking` moves the intervals, `monitor` watches; here rows wait for their labels, and the state goes to a file and
-back. With a path the state is written, whole, after every call: a process that is killed loses the call it was in.
+`tracking` moves the intervals and `monitor` raises alarms. This module keeps rows until their labels arrive, and stores
+the state. With a path the state is written after every call, so a killed process loses at most its last call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,9 @@ class StreamPrediction:
         ids: the name of each row, for `Stream.update`.
         mean: `(N, ...)`, the prediction with the running bias added; the median, where targets were transformed.
         low, high: `(N, ...)`, both ends of the interval.
-        level: what it is tracked to hold.
-        prediction: what the predictor said by itself.
-        alarms: those that are on, these rows included.
+        level: the coverage that the interval is tracked to.
+        prediction: the predictor's own prediction.
+        alarms: the alarms that are on after these rows.
     """
 
     ids: list[Row]
@@ -55,7 +55,7 @@ class StreamPrediction:
     alarms: tuple[Alarm, ...] = ()
 
     def interval(self) -> tuple[Tensor, Tensor]:
-        """Both ends."""
+        """Return both ends of the interval, `(N, ...)`."""
         return self.low, self.high
 
     def __len__(self) -> int:
@@ -66,16 +66,16 @@ class Stream:
     """Intervals that follow the errors of a stream of rows, and alarms; safe to use from several threads.
 
     Args:
-        predict: from inputs to a prediction with `mean`, `interval(level)` and perhaps `novelty` and `shares`, such
+        predict: maps inputs to a prediction with `mean`, `interval(level)` and perhaps `novelty` and `shares`, such
             as `Predictor.predict`; None where predictions are passed to `follow` instead.
-        level: what intervals are to hold.
-        path: file of the state; one that is there is resumed. None keeps it in memory.
+        level: the coverage that intervals should have.
+        path: file of the state; an existing one is resumed. None keeps the state in memory.
         alarm: probability of a false alarm, of each kind and over the whole stream.
         waiting: how many rows can wait for their label; older ones are forgotten.
         step: how far a label moves the width; more follows faster and is less steady.
-        watch_every: look for changes without labels at each k-th row alone; frames of a video are alike.
-        usual: how the validation rows were spread; None lets the first rows say what is usual.
-        made_with: a text that tells one model from another; a state of another one is refused.
+        watch_every: look for changes without labels only at each k-th row, because video frames are alike.
+        usual: distribution of the validation rows; None takes the first rows of the stream instead.
+        made_with: a text that identifies the model; the state of another model is refused.
         unit: has `forward` and `inverse`, where the model was trained on transformed targets: errors are followed in
             the model's unit, and the prediction has `in_model_unit()`.
 
@@ -130,7 +130,7 @@ class Stream:
         return self.follow(self._predict(x), ids)
 
     def follow(self, prediction: Any, ids: Sequence[Row] | None = None) -> StreamPrediction:
-        """As `predict`, for a prediction that is already there."""
+        """Follow a prediction that is already made, like `predict`."""
         mean, std = self._columns(prediction if self._unit is None else prediction.in_model_unit())
         with self._lock:
             state = self._begun(prediction, mean.shape[1])
@@ -145,11 +145,11 @@ class Stream:
             return StreamPrediction(names, shown[0], shown[1], shown[2], self.level, prediction, self.alarms)
 
     def update(self, y: Any, ids: Sequence[Row] | Row | None = None) -> Tensor:
-        """Learn from labels, at any delay and of any rows; whether the intervals that were given held them, `(M, K)`.
+        """Learn from labels of any waiting rows; return whether their intervals held them, `(M, K)`.
 
         Args:
             y: M labels, in the shape of the model's outputs.
-            ids: whose they are; None: those of the last call of `predict`, all of them.
+            ids: rows of the labels; None means all rows of the last call of `predict`.
         """
         with self._lock:
             names = self._last if ids is None else _plain(ids)
@@ -170,62 +170,62 @@ class Stream:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """The alarms that are on."""
+        """Return the alarms that are on."""
         with self._lock:
             monitors = {} if self._state is None else self._state.monitors
             return tuple(monitor.alarm for monitor in monitors.values() if monitor.alarm is not None)
 
     @property
     def evidence(self) -> dict[str, float]:
-        """The capital of each kind of alarm, by name: it is raised at `1 / alarm`."""
+        """Return the capital of each kind of alarm, by name; an alarm is raised at `1 / alarm`."""
         with self._lock:
             monitors = {} if self._state is None else self._state.monitors
             return {name: monitor.capital for name, monitor in monitors.items()}
 
     @property
     def rows(self) -> int:
-        """How many rows it has predicted."""
+        """Return the number of predicted rows."""
         return 0 if self._state is None else self._state.rows
 
     @property
     def labels(self) -> int:
-        """How many labels it has learned from."""
+        """Return the number of labels learned from."""
         return 0 if self._state is None else self._state.labels
 
     @property
     def waiting(self) -> tuple[Row, ...]:
-        """The rows that wait for a label, oldest first."""
+        """Return the rows that wait for a label, oldest first."""
         with self._lock:
             return () if self._state is None else tuple(self._state.waiting)
 
     @property
     def coverage(self) -> tuple[float, ...]:
-        """The share of labels, of each output, that lay in the interval that was given; empty before the first."""
+        """Return the share of labels inside their intervals, for each output; empty before the first label."""
         with self._lock:
             state = self._state
             return () if state is None or not state.labels else tuple((state.held / state.labels).tolist())
 
     @property
     def bias(self) -> tuple[float, ...]:
-        """The number added to each output now; empty before the first row."""
+        """Return the bias that is added to each output now; empty before the first row."""
         with self._lock:
             return () if self._state is None else tuple(self._state.tracker.bias.tolist())
 
     @property
     def widening(self) -> tuple[float, ...]:
-        """By how much intervals of each output are wider now than the predictor's own; empty before the first row."""
+        """Return current width over the predictor's own width, for each output; empty before the first row."""
         with self._lock:
             return () if self._state is None else tuple((self._state.tracker.factor / self._state.tracker.z).tolist())
 
     def silence(self) -> None:
-        """Switch alarms off and watch anew: what comes from now on is usual."""
+        """Switch alarms off and take the rows from now on as usual."""
         with self._lock:
             for monitor in () if self._state is None else self._state.monitors.values():
                 monitor.restart()
             self._save()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, whole or not at all; `path=` of a new stream resumes it."""
+        """Write the state to a file, which `path=` of a new stream resumes."""
         with self._lock:
             if self._state is None:
                 raise DataError("expected a stream that has predicted; there is nothing to save yet.")
@@ -240,7 +240,7 @@ class Stream:
         )
 
     def _columns(self, prediction: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Centre and standard deviation of the predictor's own interval, `(N, K)` each."""
+        """Return centre and standard deviation of the predictor's own interval, `(N, K)` each."""
         low, high = (end.detach().double().cpu() for end in prediction.interval(self.level))
         if low.dim() > 2:
             raise DataError(
@@ -256,7 +256,7 @@ class Stream:
         return mean, half / normal_quantile((1 + self.level) / 2)
 
     def _begun(self, prediction: Any, outputs: int) -> State:
-        """The state, which is made with the first row."""
+        """Return the state, made with the first row."""
         if self._state is None:
             strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None)
             self._state = State(self._settings, outputs, strange is not None, tuple(shares or ()))
@@ -265,7 +265,7 @@ class Stream:
         return self._state
 
     def _watch(self, state: State, prediction: Any, names: Sequence[Row]) -> None:
-        """Look at rows without labels."""
+        """Bet on novelty and shares of rows, which need no labels."""
         wanted = [i for i in range(len(names)) if (state.rows + i) % self._settings.watch_every == 0]
         some = wanted[:: max(1, -(-len(wanted) // _MOST_WATCHED))]
         strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None) or {}
@@ -277,7 +277,7 @@ class Stream:
                     monitor.add([column[i] for column in known], names[i])
 
     def _shown(self, values: npt.NDArray[np.float64], mean: Tensor) -> Tensor:
-        """In the shape, the unit and the precision of the predictions."""
+        """Return values in the shape, unit and precision of the predictions."""
         shaped = torch.from_numpy(values).reshape(mean.shape)
         return (shaped if self._unit is None else self._unit.inverse(shaped)).to(mean)
 
@@ -297,7 +297,7 @@ def _names(count: int, ids: Sequence[Row] | None, first: int) -> list[Row]:
 
 
 def _plain(ids: Any) -> list[Row]:
-    """One id or several as a list; those of numpy as Python's own, which JSON can hold."""
+    """Return one id or several as a list of Python values, which JSON can hold."""
     several = ids if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
     return [name.item() if isinstance(name, np.generic) else name for name in several]
 
@@ -323,9 +323,9 @@ class StreamRecord:
     """The state of a stream in a file; see `State`.
 
     Attributes:
-        level: what intervals are to hold.
-        made_with: tells one model from another.
-        waiting: of every row that waits, its name and the four parts of `Waiting`.
+        level: the coverage that intervals should have.
+        made_with: identifies the model.
+        waiting: name and the four parts of `Waiting` of every waiting row.
     """
 
     level: Annotated[float, Limits(0, 1)]
@@ -374,8 +374,7 @@ class Settings:
     usual: Usual
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A row that waits for its label: the predictor's mean and deviation, and the interval given, `(K,)` each."""
 
     mean: Array
@@ -383,13 +382,9 @@ class Waiting:
     low: Array
     high: Array
 
-    def lists(self) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
-        """The four as plain numbers."""
-        return tuple(self.mean.tolist()), tuple(self.std.tolist()), tuple(self.low.tolist()), tuple(self.high.tolist())
-
 
 class State:
-    """The changing part, made with the first row, when outputs and what can be watched are known."""
+    """Everything that changes; made with the first row, when the outputs and the possible alarms are known."""
 
     def __init__(self, settings: Settings, outputs: int, strange: bool, shares: Sequence[str]) -> None:
         self.settings, self.outputs, self.shares = settings, outputs, tuple(shares)
@@ -407,11 +402,11 @@ class State:
 
     @property
     def next_number(self) -> int:
-        """The number of the next row that has no name; no row that waits has it."""
+        """Return the number of the next row without a name; no waiting row has this number."""
         return max([self.rows, *(name + 1 for name in self.waiting if isinstance(name, int))])
 
     def expect(self, names: Sequence[Row], rows: Sequence[Waiting]) -> None:
-        """Keep rows until their labels come; the oldest are forgotten where too many wait."""
+        """Keep rows until their labels arrive; forget the oldest if too many wait."""
         for name, row in zip(names, rows, strict=True):
             self.waiting.pop(name, None)
             self.waiting[name] = row
@@ -420,7 +415,7 @@ class State:
         self.rows += len(names)
 
     def learn(self, name: Row, target: Array) -> npt.NDArray[np.bool_]:
-        """Learn from the label of a waiting row; whether the interval that was given held it, `(K,)`."""
+        """Learn from the label of a waiting row; return whether its interval held it, `(K,)`."""
         row = self.waiting.pop(name)
         inside: npt.NDArray[np.bool_] = (row.low <= target) & (target <= row.high)
         self.tracker.learn(row.mean, row.std, target)
@@ -430,7 +425,7 @@ class State:
         return inside
 
     def recorded(self, made_with: str) -> StreamRecord:
-        """Return what a file holds."""
+        """Return the record that a file stores."""
         return StreamRecord(
             level=self.settings.level,
             made_with=made_with,
@@ -441,12 +436,12 @@ class State:
             held=tuple(self.held.tolist()),
             tracker=self.tracker.state(),
             monitors={name: monitor.state() for name, monitor in self.monitors.items()},
-            waiting=tuple((name, *row.lists()) for name, row in self.waiting.items()),
+            waiting=tuple((name, *(part.tolist() for part in row)) for name, row in self.waiting.items()),
         )
 
     @classmethod
     def resumed(cls, settings: Settings, stored: StreamRecord) -> State:
-        """The inverse of `recorded`; `DataError` where the record is of a stream that watched other things."""
+        """Restore the state from a record; raise `DataError` if its stream watched other quantities."""
         state = cls(settings, stored.outputs, "strangeness" in stored.monitors, stored.shares)
         try:
             known = list(state.monitors)
@@ -462,11 +457,11 @@ class State:
 
 
 class StateFile:
-    """A file that one stream writes; what another one has written there meanwhile is not written over.
+    """A file that only one stream writes; changes by another stream are not overwritten.
 
     Args:
-        path: of the file.
-        made_with: tells one model from another; a state of another one is refused.
+        path: path of the file.
+        made_with: identifies the model; the state of another model is refused.
     """
 
     def __init__(self, path: Path, made_with: str) -> None:
@@ -475,7 +470,7 @@ class StateFile:
         self._ours = False
 
     def read(self, settings: Settings) -> State | None:
-        """The state; None where there is no file yet, `FileError` where it is damaged or of another stream."""
+        """Return the state, None without a file; raise `FileError` if it is damaged or of another stream."""
         self._seen, self._ours = self._found(), True
         if self._seen is None:
             return None
@@ -490,7 +485,7 @@ class StateFile:
         )
 
     def write(self, state: State) -> None:
-        """Replace the file."""
+        """Replace the file by this state."""
         if self._ours and self._found() not in (None, self._seen):
             raise FileError(
                 f"expected {self.path} as this stream left it; another one has written to it. Use one stream, or one "

@@ -16,8 +16,8 @@ after its own interval was judged:
 
 Errors beyond `MOST` running standard deviations move bias and scale no further than that.
 
-Whatever the data do, `theta` cannot rise once intervals hold the largest error; so the share of misses is bounded, see
-`most_misses`. Nothing is assumed about the data, and nothing is needed of `b` and `c` but that `c` stays above 0.
+Whatever the data do, `theta` cannot rise once intervals hold the largest error; so the share of misses is bounded, as
+docs/stream.md says. Nothing is assumed about the data, and nothing is needed of `b` and `c` but that `c` stays above 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy.typing as npt
 from latedrop.metrics.levels import normal_quantile
 from latedrop.records import Limits, match, record
 
-__all__ = ["GAINS", "STEP", "Tracker", "TrackerState", "most_misses", "student"]
+__all__ = ["GAINS", "STEP", "Tracker", "TrackerState", "student"]
 
 STEP = 0.15
 GAINS = (0.0, 0.05, 0.2, 0.5, 0.8)
@@ -59,18 +59,6 @@ class TrackerState:
     squares: _Amounts
     means: tuple[tuple[Annotated[float, Limits(-_LARGEST, _LARGEST)], ...], ...]
     losses: tuple[_Amounts, ...]
-
-
-def most_misses(labels: int, largest: float, level: float, step: float = STEP) -> float:
-    """How many of some labels can lie outside their intervals at most, if no error is above `largest · s`.
-
-    A miss means `z · c · exp(theta) < largest`, as `t >= z`, and `c` is never below `LEAST_SCALE`; only a miss raises
-    `theta`, by `step · level`. With `theta` bounded so, and the sum of its steps being its value,
-
-        misses <= (1 - level) · labels + max(0, log(largest / (z · LEAST_SCALE))) / step + level.
-    """
-    top = max(0.0, log(largest / (normal_quantile((1 + level) / 2) * LEAST_SCALE)))
-    return (1 - level) * labels + top / step + level
 
 
 def student(z: float, freedom: float) -> float:

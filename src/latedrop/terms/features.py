@@ -27,7 +27,7 @@ from latedrop.data.arrays import apart, widened
 from latedrop.data.rows import copied, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site, Sites, channel_axis
 from latedrop.records import Limits, record
 
@@ -112,7 +112,7 @@ class Features:
 
         def run() -> Noted:
             noted = self.noting(network)
-            seen(network.output(copied(x), network.begin(chosen, noted, rows, shared=False)))
+            seen(network.output(copied(x), Pass(chosen, noted, rows, shared=False)))
             return noted
 
         return network.quietly(run)

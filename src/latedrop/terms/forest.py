@@ -13,8 +13,8 @@ scikit-learn compares; the second child stands behind the first.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,12 +28,13 @@ from latedrop.data.arrays import constants
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.term import BatchContext, Term
+from latedrop.terms.term import BatchContext, OnDevices, Term
 from latedrop.torch_private import being_traced
 
 __all__ = ["LEAST_ROWS", "ErrorForest", "Trees", "grow"]
 
 _CELLS = 2**17  # rows times trees at once on a CPU: they stay in its cache
+_MOST_NODES = 10_000
 _DEEPEST = 64
 
 
@@ -88,30 +89,22 @@ class Trees:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _some(self, x: Tensor) -> Tensor:
-        feature, threshold, child, roots, *leaves = self._on(x.device)
+        feature, threshold, child, roots, *leaves = self._arrays.on(x.device)
         node = roots.expand(len(x), -1)
-        for _ in range(self.depth):
-            node = child.take(node) + (x.gather(1, feature.take(node)) > threshold.take(node))
+        if len(x) == 1 and len(threshold) <= _MOST_NODES and not being_traced():  # quicker: compare at all nodes
+            after = child + (x[0].take(feature) > threshold)
+            for _ in range(self.depth):
+                node = after.take(node)
+        else:
+            for _ in range(self.depth):
+                node = child.take(node) + (x.gather(1, feature.take(node)) > threshold.take(node))
         return torch.stack([column.take(node).sum(1) for column in leaves], 1)
 
-    def _on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the arrays on a device, where they are copied once."""
-        if device.type == "cpu" or being_traced():
-            return tuple(part.to(device) for part in self._arrays)
-        if device not in self._copies:
-            with torch.inference_mode(False):
-                self._copies[device] = tuple(part.to(device) for part in self._arrays)
-        return self._copies[device]
-
     @cached_property
-    def _copies(self) -> dict[torch.device, tuple[Tensor, ...]]:
-        return {}
-
-    @cached_property
-    def _arrays(self) -> tuple[Tensor, ...]:
+    def _arrays(self) -> OnDevices:
         feature, threshold, child = self.nodes.unbind(1)
         columns = (column.double().contiguous() for column in self.leaves.unbind(1))
-        return feature.long(), threshold.contiguous(), child.long(), self.roots.long(), *columns
+        return OnDevices(feature.long(), threshold.contiguous(), child.long(), self.roots.long(), *columns)
 
     def checked(self) -> Trees:
         """Check the places that nodes name, after reading."""
@@ -152,6 +145,7 @@ _LEAF, _LEAF_SHARE = 5, 0.01  # a leaf has at least so many rows, and at least t
 _DEPTH = 8
 _TREE_ROWS = 5_000  # drawn for each tree at most
 _SPLIT_INPUTS = 16  # tried for each split at most
+_MANY_ROWS = 500  # from which on trees grow on several threads
 _COMPONENTS = 32
 _SMALLEST = 1e-3  # share of the largest component's size below which one is rounding of single precision
 _MOST_OUTPUTS = 16
@@ -300,22 +294,30 @@ def grow(
     seed: int = 0,
 ) -> tuple[Trees, npt.NDArray[np.float64]]:
     """Fit trees to squares `(n, K)` of about 1; also return their predictions out of bag."""
-    from sklearn.ensemble import RandomForestRegressor
+    from sklearn import config_context
+    from sklearn.tree import DecisionTreeRegressor
 
-    count = len(squares)
+    count, outputs = squares.shape
     squares = np.round(squares / _GRAIN) * _GRAIN
     drawn = min(count, _TREE_ROWS)
-    forest = RandomForestRegressor(
-        trees,
-        min_samples_leaf=max(_LEAF, round(_LEAF_SHARE * drawn)),
-        max_features=min(1.0, _SPLIT_INPUTS / inputs.shape[1]),
-        max_depth=_DEPTH,
-        max_samples=None if drawn == count else drawn,
-        oob_score=True,
-        random_state=seed,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some rows may be in every bag where trees are few
-        forest.fit(inputs, squares if squares.shape[1] > 1 else squares[:, 0], weights)
-    grown = Trees.joined([tree.tree_ for tree in forest.estimators_], 1 / trees, inputs.shape[1])
-    return grown, forest.oob_prediction_.reshape(count, -1)
+    least, share = max(_LEAF, round(_LEAF_SHARE * drawn)), min(1.0, _SPLIT_INPUTS / inputs.shape[1])
+    odds = None if weights is None else weights / weights.sum()
+
+    def tree_of(number: int) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """Return a tree, and which rows it did not see."""
+        bag = np.bincount(np.random.RandomState(number).choice(count, drawn, p=odds), minlength=count)
+        with config_context(skip_parameter_validation=True):  # a third of the time where rows are few
+            tree = DecisionTreeRegressor(
+                min_samples_leaf=least, max_features=share, max_depth=_DEPTH, random_state=number
+            )
+            return tree.fit(inputs, squares, bag, check_input=False).tree_, bag == 0
+
+    numbers = np.random.RandomState(seed).randint(np.iinfo(np.int32).max, size=trees).tolist()
+    with ThreadPoolExecutor(torch.get_num_threads() if count >= _MANY_ROWS else 1) as pool:
+        grown = list(pool.map(tree_of, numbers))
+    total, times = np.zeros_like(squares), np.zeros((count, 1))
+    for tree, unseen in grown:
+        total[unseen] += tree.predict(inputs[unseen]).reshape(-1, outputs)
+        times[unseen] += 1
+    joined = Trees.joined([tree for tree, _ in grown], 1 / trees, inputs.shape[1])
+    return joined, total / np.maximum(times, 1)  # some rows may be in every bag where trees are few

@@ -29,7 +29,7 @@ from torch import Tensor
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.term import BatchContext, Term
+from latedrop.terms.term import BatchContext, OnDevices, Term
 from latedrop.torch_private import being_traced
 
 __all__ = ["GradientLeverage", "Leverage"]
@@ -89,18 +89,13 @@ class _Leverage(Term):
                 f"found {tuple(vectors.shape[1:])}. Calibrate again, without sites whose width changes with the input."
             )
         # In double precision: with more numbers than rows, a row's own share of its leverage is nearly all of it.
-        device = vectors.device
-        if device.type == "cpu" or being_traced():
-            root = self.root.to(device, torch.float64)
-        else:  # copied there once
-            with torch.inference_mode(False):
-                root = self._copies[device] if device in self._copies else self.root.to(device, torch.float64)
-            self._copies[device] = root
+        root = self._roots.on(vectors.device)[0].double()
         return torch.baddbmm(root[:, None, :, -1], vectors.double().transpose(0, 1), root[:, :, :-1].mT)
 
     @cached_property
-    def _copies(self) -> dict[torch.device, Tensor]:
-        return {}
+    def _roots(self) -> OnDevices:
+        assert self.root is not None
+        return OnDevices(self.root)
 
     def _measured(self, vectors: Tensor, index: Tensor | None) -> Tensor:
         """Return the leverage `(n, K)` of rows `(n, K, D)`."""

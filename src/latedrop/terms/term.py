@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,24 @@ from latedrop.network.network import Network, Readout, check_finite, read
 from latedrop.network.sites import Sites
 from latedrop.records import record
 from latedrop.terms.features import Features, joined_gradients
+from latedrop.torch_private import being_traced
 
-__all__ = ["BatchContext", "Missing", "Term"]
+__all__ = ["BatchContext", "Missing", "OnDevices", "Term"]
 
 _WIDEST_TABLE = 256
+
+if TYPE_CHECKING:
+    _once = cached_property
+else:
+
+    class _once(cached_property):  # noqa: N801 - used as a decorator
+        """Compute an attribute when it is first asked for; before Python 3.12 `cached_property` locks other threads."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            value = vars(instance)[self.attrname] = self.func(instance)
+            return value
 
 
 class BatchContext:
@@ -45,6 +59,7 @@ class BatchContext:
         index: `(N,)`, the rows' places among the validation rows while these are fitted; None for new rows.
         weights: `(N,)`, what validation rows count while these are fitted; None where all count the same.
         totals: the sum of a term's columns, in the shape of the mean, for terms that were measured before others.
+        wants_gradients: whether the pass of first order notes mask gradients, too, should they be asked for later.
     """
 
     def __init__(
@@ -67,41 +82,32 @@ class BatchContext:
         self.index = index
         self.weights: Tensor | None = None
         self.totals: dict[str, Tensor] = {}
+        self.wants_gradients = gradients
         self._which = features
-        self._wants_gradients = gradients
         self._of = of
-        self._gradients: Tensor | None = None
-        self._table: Tensor | None = None
-        self._linear: Linearization | None = None
-        self._mean: Tensor | None = None
-        self._features: Tensor | None = None
         self._values: dict[int, Tensor] = {}
         self._outputs: list[Any] = []  # raw, of the pass for the features; read where the mean is asked for
 
-    def remember(
-        self,
-        features: Tensor | None = None,
-        mean: Tensor | None = None,
-        gradients: Tensor | None = None,
-        table: Tensor | None = None,
-    ) -> None:
-        """Take parts that were computed before."""
-        self._features, self._mean, self._gradients, self._table = features, mean, gradients, table
+    def remember(self, **parts: Tensor | None) -> None:
+        """Take parts that were computed before: `mean`, `features`, `gradients`, `table`."""
+        vars(self).update({name: part for name, part in parts.items() if part is not None})
 
     @property
     def has_features(self) -> bool:
         """Whether there are features to ask for."""
-        return self._which is not None or self._features is not None
+        return self._which is not None or "features" in vars(self)
 
-    @property
+    @_once
     def table(self) -> Tensor | None:
         """The inputs as they are, `(N, columns)`, where they are tables of at most 256 columns; else None."""
-        if self._table is None and self.x is not None and not isinstance(self.x, Items):
-            parts = [part if part.dim() == 2 else part[:, None] for part in tensors(self.x) if part.dim() in (1, 2)]
-            alike = len(parts) == len(tensors(self.x)) > 0 and all(part.is_floating_point() for part in parts)
-            if alike and len({len(part) for part in parts}) == 1 and sum(p.shape[1] for p in parts) <= _WIDEST_TABLE:
-                self._table = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        return self._table
+        if self.x is None or isinstance(self.x, Items):
+            return None
+        parts = [part if part.dim() == 2 else part[:, None] for part in tensors(self.x) if part.dim() in (1, 2)]
+        alike = len(parts) == len(tensors(self.x)) > 0 and all(part.is_floating_point() for part in parts)
+        alike = alike and len({len(part) for part in parts}) == 1
+        if not alike or sum(part.shape[1] for part in parts) > _WIDEST_TABLE:
+            return None
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     def values_of(self, term: Term) -> Tensor:
         """Return what a term gives for these rows, computed once: a guard may look at the same."""
@@ -109,23 +115,19 @@ class BatchContext:
             self._values[id(term)] = term.values(self)
         return self._values[id(term)]
 
-    @property
+    @_once
     def linear(self) -> Linearization:
         """The first-order variance of every site."""
-        if self._linear is None:
-            self._differentiate(self._wants_gradients)
-        assert self._linear is not None
-        return self._linear
+        return self._differentiated(self.wants_gradients)
 
-    @property
+    @_once
     def gradients(self) -> Tensor:
         """The mask gradients of each of K outputs, or of what `of` makes of the output, `(N, K, D)`."""
-        if self._gradients is None:
-            self._differentiate(True)
-        assert self._gradients is not None
-        return self._gradients
+        self.linear = self._differentiated(True)
+        gradients: Tensor = vars(self)["gradients"]
+        return gradients
 
-    def _differentiate(self, gradients: bool) -> None:
+    def _differentiated(self, gradients: bool) -> Linearization:
         """Run first order, with the gradient of every mask or without; the same pass notes the features."""
         wanted, network, of = self._which, self.network, self._of if gradients else None
         noting = None if wanted is None else partial(wanted.noting, network)
@@ -137,39 +139,51 @@ class BatchContext:
                 phi.append(joined_gradients(network, self.sites, part.phi))
             if wanted is not None:
                 noted.append(wanted.gathered(part.watcher))
-        self._linear = Linearization.joined(linear)
         if gradients:
-            self._gradients = torch.cat(phi)
-        if wanted is not None and self._features is None:
-            self._features = torch.cat(noted)
+            self.gradients = torch.cat(phi)
+        if wanted is not None and "features" not in vars(self):
+            self.features = torch.cat(noted)
+        return Linearization.joined(linear)
 
-    @property
+    @_once
     def mean(self) -> Tensor:
         """The model's own output, `(N, ...)`."""
-        if self._mean is None:
-            if self._linear is None and self._which is not None:
-                _ = self.features  # whose pass has the output, too
-            if self._linear is not None:
-                self._mean = self._linear.mean
-            elif not self._outputs:
-                self._mean = own_output(self.network, self.x, self.readout)
-            else:
-                self._mean = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
-                check_finite(self._mean, "without dropout")
-        return self._mean
+        if "linear" not in vars(self) and self._which is not None:
+            _ = self.features  # whose pass has the output, too
+        if "linear" in vars(self):
+            return self.linear.mean
+        if not self._outputs:
+            return own_output(self.network, self.x, self.readout)
+        mean = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
+        check_finite(mean, "without dropout")
+        return mean
 
-    @property
+    @_once
     def features(self) -> Tensor:
         """The features that enter the sites, `(N, features)`; see `Features`."""
-        if self._features is None:
-            if self._which is None:
-                raise ValueError("no term asked for features")
-            if self._which.are_loose(self.sites):
-                self._differentiate(self._wants_gradients)
-            else:
-                self._features = self._which.of(self.network, self.x, self.sites, self._outputs.append)
-        assert self._features is not None
-        return self._features
+        if self._which is None:
+            raise ValueError("no term asked for features")
+        if not self._which.are_loose(self.sites):
+            return self._which.of(self.network, self.x, self.sites, self._outputs.append)
+        self.linear = self._differentiated(self.wants_gradients)
+        features: Tensor = vars(self)["features"]
+        return features
+
+
+class OnDevices:
+    """Tensors, which are copied to each device once."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors, self._copies = tensors, dict[torch.device, tuple[Tensor, ...]]()
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return them on a device."""
+        if device.type == "cpu" or being_traced():
+            return tuple(tensor.to(device) for tensor in self._tensors)
+        if device not in self._copies:
+            with torch.inference_mode(False):
+                self._copies[device] = tuple(tensor.to(device) for tensor in self._tensors)
+        return self._copies[device]
 
 
 class Term:

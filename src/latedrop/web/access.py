@@ -1,4 +1,4 @@
-"""Who may ask: the local address, and no page but our own.
+"""Decide who may send requests: the local address, and no page but our own.
 
 A request is local where it comes from the loopback address and is addressed to it: a name that an attacker's page has
 made to point here (DNS rebinding) is another one. What a proxy on this machine hands on looks local as well, so that it
@@ -17,7 +17,7 @@ __all__ = ["bearer_token", "foreign_page", "from_elsewhere"]
 
 
 def foreign_page(request: Request) -> str | None:
-    """Why a request comes from a page of another server; None where it does not."""
+    """Return why a request comes from a page of another server, or None if it does not."""
     origin = request.headers.get("origin")
     if origin is None or origin.partition("://")[2] == request.headers.get("host", ""):
         return None
@@ -25,7 +25,7 @@ def foreign_page(request: Request) -> str | None:
 
 
 def from_elsewhere(request: Request) -> str | None:
-    """Why a request is not from this machine and addressed to it; None where it is."""
+    """Return why a request is not from this machine and addressed to it, or None if it is."""
     name = _name(request.headers.get("host", ""))
     client = request.client.host if request.client is not None else ""
     if is_loopback(client) and is_loopback(name):
@@ -37,13 +37,13 @@ def from_elsewhere(request: Request) -> str | None:
 
 
 def bearer_token(request: Request) -> bytes:
-    """What follows `Bearer` in the header Authorization, in any case of letters; nothing where there is no such."""
+    """Return the token after `Bearer`, in any case, in the header Authorization; empty without one."""
     scheme, _, words = request.headers.get("authorization", "").partition(" ")
     return words.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
 
 
 def _name(host: str) -> str:
-    """The header Host without its port; nothing where it is none."""
+    """Return the header Host without its port; empty if it is malformed."""
     try:
         return "" if "@" in host else urlsplit(f"//{host}").hostname or ""
     except ValueError:

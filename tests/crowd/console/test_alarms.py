@@ -1,30 +1,24 @@
 """Colours follow the probability, with hysteresis, and a change has to last."""
 
+from typing import Any
+
 import pytest
 
 from latedrop.errors import ArgumentError
 from latedrop_crowd.console.zones import Alarm, Rule
 
 
-def test_colours_of_a_probability() -> None:
-    rule = Rule(sure=0.9)
-    assert [rule.wanted(p, None) for p in (0.0, 0.1, 0.11, 0.5, 0.89, 0.9, 1.0)] == [
-        "green", "green", "amber", "amber", "amber", "red", "red",
-    ]  # fmt: skip
-
-
-def test_red_stays_until_it_is_less_likely_than_not() -> None:
-    rule = Rule(sure=0.9)
-    assert rule.wanted(0.6, "red") == "red"
-    assert rule.wanted(0.49, "red") == "amber"
-    assert rule.wanted(0.6, "amber") == "amber"
-    assert rule.wanted(0.05, "red") == "green"
-
-
-def test_green_is_left_later_than_it_is_reached() -> None:
-    rule = Rule(sure=0.9)
-    assert rule.wanted(0.15, "green") == "green"
-    assert rule.wanted(0.15, "amber") == "amber"
+@pytest.mark.parametrize(
+    ("now", "colours"),
+    [
+        (None, {0.0: "green", 0.1: "green", 0.11: "amber", 0.5: "amber", 0.89: "amber", 0.9: "red", 1.0: "red"}),
+        ("red", {0.6: "red", 0.49: "amber", 0.05: "green"}),  # stays until it is less likely than not
+        ("amber", {0.6: "amber", 0.15: "amber"}),
+        ("green", {0.15: "green"}),  # is left later than it is reached
+    ],
+)
+def test_colours_of_a_probability(now: Any, colours: dict[float, str]) -> None:
+    assert {p: Rule(sure=0.9).wanted(p, now) for p in colours} == colours
 
 
 def test_a_single_odd_frame_changes_nothing() -> None:

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("scipy")
-
 from latedrop_crowd.console.store import STEP, Heat, Store
 
 

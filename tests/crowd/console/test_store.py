@@ -4,12 +4,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop_crowd.console.store import Store
 
 TRIANGLE = [[0, 0], [1, 0], [0, 1]]
@@ -168,38 +168,6 @@ def test_cells_of_other_kinds_are_refused_and_stay_as_they_are(cells: str, tmp_p
     with pytest.raises(FileError, match=f"its table {cells.split()[0]} holds values that cannot be. Pass another"):
         Store(path)
     assert path.read_bytes() == before
-
-
-def use(path: Path) -> None:
-    """Whatever the console does with a file that may be damaged."""
-    store = Store(path)
-    try:
-        for zone in store.zones("door"):
-            store.timeline(zone.id, 0, 2e9)
-            store.all_counts(zone.id, 0)
-            store.add_counts([(zone.id, time.time(), 1.0, 0.0, 2.0, 0.1)])
-        for event in store.events():
-            store.picture(event["picture"] or 0)
-        store.frames("door", labelled=True)
-        store.calibrations("door")
-        store.tidy()
-    finally:
-        store.close()
-
-
-@pytest.mark.parametrize("page", range(1, 12))
-def test_damage_ends_in_a_message(page: int, tmp_path: Path) -> None:
-    path = filled(tmp_path / "a.sqlite")
-    content = bytearray(path.read_bytes())
-    assert len(content) > 12 * 4096
-    content[4096 * page : 4096 * page + 64] = bytes(range(150, 214))
-    path.write_bytes(content)
-    with suppress(LatedropError):  # a page that nothing uses may be anything
-        use(path)
-    whole = filled(tmp_path / "b.sqlite").read_bytes()
-    (tmp_path / "b.sqlite").write_bytes(whole[: 4096 * page + 7])  # cut off
-    with pytest.raises(FileError, match="--memory"):
-        use(tmp_path / "b.sqlite")
 
 
 def test_a_damaged_index_is_noticed_when_the_file_is_opened(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ pytest.importorskip("fastapi", reason="the console is an extra")
         (["--demo", "--view-token", "short"], "8 plain characters"),
         (["--demo", "--token", "the-same-one", "--view-token", "the-same-one"], "another token for each role"),
         (["--demo", "--notify", "ftp://x"], "http"),
-        (["--demo", "--threads", "0"], "--threads 1 or more"),
         (["--demo", "--propose", "0"], "--propose above 0"),
         (["--demo", "--memory", "."], "--memory"),
     ],

@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
+from counters import shipped_counter
 from latedrop import sample
 from latedrop.errors import DataError
-from latedrop_crowd.calibration import load_calibration
-from latedrop_crowd.console.counter import LiveCounter, fitted
+from latedrop_crowd.console.counter import LiveCounter
 from latedrop_crowd.console.zones import (
     Amount,
     Shares,
@@ -18,7 +18,6 @@ from latedrop_crowd.console.zones import (
     first_order_shares,
     probability_above,
 )
-from latedrop_crowd.mcnn import load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 from rounding import rounding
 
@@ -28,8 +27,7 @@ RIGHT = ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0))
 
 @pytest.fixture(scope="module")
 def counter() -> LiveCounter:
-    trained = load_weights(shipped("scenes"))
-    return LiveCounter(trained, load_calibration(shipped("scenes", ".calibration.json"), trained))
+    return LiveCounter(*shipped_counter())
 
 
 def test_cells_of_a_polygon() -> None:
@@ -130,10 +128,3 @@ def test_labels_move_zones_with_the_count(counter: LiveCounter) -> None:
     moved = shares.amounts(Amount(30.0, 4.0), density)
     assert moved[0].mean == pytest.approx(30.0)
     assert moved[1].mean + moved[2].mean == pytest.approx(30.0, rel=0.05)
-
-
-def test_frames_of_another_size_are_made_to_fit() -> None:
-    large = torch.rand(1, 288, 384)
-    assert fitted(large, (144, 192)).shape == (1, 144, 192)
-    assert fitted(large, (144, 192)).mean() == pytest.approx(float(large.mean()), abs=0.01)
-    assert fitted(torch.rand(1, 100, 384), (144, 192)).shape == (1, 100, 384)

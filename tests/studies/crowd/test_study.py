@@ -18,8 +18,7 @@ pytest.importorskip("scipy")
 
 import latedrop
 from latedrop import metrics
-from latedrop.calibration import scale
-from latedrop.calibration.intervals import Conformal
+from latedrop.calibration import intervals, scale
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop_crowd.density import roi_cells
 from latedrop_crowd.layouts import open_set
@@ -160,9 +159,9 @@ def test_conformal_is_that_of_intervals() -> None:
     std = {"validation": held.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
     error = {"validation": held.target - held.mean, "test": test.target - test.mean}
     found = conformal(error, std)
-    fitted = Conformal.fit([error["validation"] / std["validation"]], (1.0,), (0.0,))
+    fitted = intervals.conformal([error["validation"] / std["validation"]], (1.0,), (0.0,))
     for place, level in enumerate(COVERAGES):
-        radius = float(fitted.z((1 + level) / 2)) * std["test"]
+        radius = fitted.quantiles((1 + level) / 2)[0] * std["test"]
         assert found["width"][place] == pytest.approx(float(2 * radius.mean()), rel=1e-5)
         assert found["coverage"][place] == pytest.approx(float((error["test"].abs() <= radius).double().mean()))
     few = conformal({name: values[:10] for name, values in error.items()})

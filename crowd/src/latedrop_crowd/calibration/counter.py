@@ -63,9 +63,7 @@ def calibrate_counter(
         folds: where the network was cross-fitted, those that left blocks of time out, in their order. The count's
             variance is then fitted to the errors of each on its own block: to all training and validation frames.
 
-    Raises:
-        DataError: the set's region of interest or size of frames is not the network's, it has too few frames, or the
-            networks of the folds are missing.
+    A set that does not fit the network, or has too few frames, and missing networks of folds are a `DataError`.
     """
     wanted = int(trained.about.get("folds", 0))
     if wanted != len(folds):
@@ -245,9 +243,7 @@ def recalibrate_counter(
         counts: people by the name of a frame, or by that without its ending, or by its number in a video; 10 to 40
             frames, spread over the scene.
 
-    Raises:
-        DataError: a labelled frame is not among the frames, or there are too few.
-        OutputError: the density of one sums below 0.
+    A labelled frame that is not among the frames, or too few of them, are a `DataError`.
     """
     if len(counts) < FEWEST:
         raise DataError(

@@ -47,41 +47,23 @@ _Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
 @record
 @dataclass(frozen=True)
 class Recalibration:
-    """How counts of a new scene follow from those of the old calibration.
+    """How counts of a new scene follow from those of the old calibration."""
 
-    Attributes:
-        center: mean count of the labelled frames, before.
-        offset: added to the count at the center.
-        slope: added per person that the count is above the center.
-        variance: `s2`, of a frame whose old variance is `unit`.
-        unit: mean of the old variances of the labelled frames.
-        dof: degrees of freedom of the t-intervals.
-        offset_variance: of `offset`, in units of `variance`.
-        slope_variance: of `slope`, in the same units.
-        covariance: of both.
-        frames: labelled frames.
-        effective: how many independent ones they are worth.
-        mae_before: of the labelled frames.
-        mae_after: of the same frames, each left out of the fit.
-        form: how counts are moved: not at all (`"as before"`), by an `"offset"`, or along a `"line"`.
-        strangeness: of the strangest of them, at least 1: what is usual in this scene.
-    """
-
-    center: _Number
-    offset: _Number
-    slope: Annotated[float, Limits(-1, 1e30)]
-    variance: _Positive
-    unit: _Positive
-    dof: Annotated[float, Limits(2.001, 1e30)]
-    offset_variance: _Amount
-    slope_variance: _Amount
-    covariance: _Number
-    frames: Annotated[int, Limits(FEWEST)]
-    effective: _Amount
-    mae_before: _Amount
-    mae_after: _Amount
-    form: Form
-    strangeness: _Amount = 1.0
+    center: _Number  # mean count of the labelled frames, before
+    offset: _Number  # added to the count at the center
+    slope: Annotated[float, Limits(-1, 1e30)]  # added per person that the count is above the center
+    variance: _Positive  # `s2`, of a frame whose old variance is `unit`
+    unit: _Positive  # mean of the old variances of the labelled frames
+    dof: Annotated[float, Limits(2.001, 1e30)]  # degrees of freedom of the t-intervals
+    offset_variance: _Amount  # of `offset`, in units of `variance`
+    slope_variance: _Amount  # of `slope`, in the same units
+    covariance: _Number  # of both
+    frames: Annotated[int, Limits(FEWEST)]  # labelled frames
+    effective: _Amount  # how many independent ones they are worth
+    mae_before: _Amount  # of the labelled frames
+    mae_after: _Amount  # of the same frames, each left out of the fit
+    form: Form  # how counts are moved: not at all (`"as before"`), by an `"offset"`, or along a `"line"`
+    strangeness: _Amount = 1.0  # of the strangest of them, at least 1: what is usual in this scene
 
     def apply(self, count: float, variance: float) -> tuple[float, float]:
         """Count, and the squared scale of its t-distribution, from those of the old calibration."""
@@ -132,10 +114,7 @@ def t_quantile(level: float, dof: float) -> float:
 def fit_recalibration(count: Floats, variance: Floats, truth: Floats, strangeness: float = 1.0) -> Recalibration:
     """Fit to labelled frames in their order in time, all `(n,)`: counts and variances before, and true counts.
 
-    `strangeness` is that of the strangest of them.
-
-    Raises:
-        DataError: too few frames, or not as many of each.
+    `strangeness` is that of the strangest of them. Too few frames are a `DataError`, or not as many of each.
     """
     c, v, y = (np.asarray(part, dtype=np.float64) for part in (count, variance, truth))
     if not len(c) == len(v) == len(y) or len(c) < FEWEST:
@@ -170,7 +149,7 @@ def fit_recalibration(count: Floats, variance: Floats, truth: Floats, strangenes
 
 
 class _Posterior(NamedTuple):
-    """What labelled frames say: `beta` `(2,)` with its covariance in units of `variance`."""
+    """The fit to labelled frames: `beta` `(2,)` with its covariance in units of `variance`."""
 
     center: float
     unit: float

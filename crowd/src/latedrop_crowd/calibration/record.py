@@ -37,30 +37,19 @@ __all__ = ["STRANGE", "Cells", "CrowdCalibration", "FrameBatches", "Reading", "U
 
 @dataclass(frozen=True)
 class Reading:
-    """The count and map of one frame by a calibrated counter.
+    """The count and map of one frame by a calibrated counter."""
 
-    Attributes:
-        count: of one row, `(1,)`: people inside the region of interest, as the core gives them.
-        density: `(h, w)`, people per cell, zero outside the region of interest.
-        std: its standard deviation, `(h, w)`; zeros where cells were not calibrated, or were not asked for.
-        mean: the count, recalibrated for its scene where that was done.
-        variance: of the count, wider where the frame is strange; of a t-distribution the squared scale.
-        dof: degrees of freedom of its t-distribution; None: it is Gaussian.
-        strangeness: 1 where the usual ends, see above.
-        reasons: what is strange, in words; none below `STRANGE`.
-        fitted_variance: of the count, before guard and recalibration.
-        uncountable: why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing.
-    """
-
-    count: Prediction
-    density: npt.NDArray[np.float64]
+    count: Prediction  # of one row, `(1,)`: people inside the region of interest, as the core gives them
+    density: npt.NDArray[np.float64]  # `(h, w)`, people per cell, zero outside the region of interest
+    # its standard deviation, `(h, w)`; zeros where cells were not calibrated, or were not asked for
     std: npt.NDArray[np.float64]
-    mean: float
-    variance: float
-    dof: float | None
-    strangeness: float
-    reasons: tuple[str, ...]
-    fitted_variance: float
+    mean: float  # the count, recalibrated for its scene where that was done
+    variance: float  # of the count, wider where the frame is strange; of a t-distribution the squared scale
+    dof: float | None  # degrees of freedom of its t-distribution; None: it is Gaussian
+    strangeness: float  # 1 where the usual ends, see above
+    reasons: tuple[str, ...]  # what is strange, in words; none below `STRANGE`
+    fitted_variance: float  # of the count, before guard and recalibration
+    # why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing
     uncountable: str = ""
 
     def __post_init__(self) -> None:
@@ -86,24 +75,23 @@ class Reading:
         heavier = 1.0 if self.dof is None else self.dof / (self.dof - 2)
         return float((self.variance * heavier) ** 0.5)
 
+    def reach(self, level: float) -> float:
+        """Half the width of the interval that holds the true count with probability `level`, in scales."""
+        return float(central_quantile(level)) if self.dof is None else t_quantile(level, self.dof)
+
     def interval(self, level: float) -> tuple[float, float]:
         """The ends between which the true count lies with probability `level`."""
-        reach = self.variance**0.5 * (central_quantile(level) if self.dof is None else t_quantile(level, self.dof))
-        return self.mean - float(reach), self.mean + float(reach)
+        half = self.variance**0.5 * self.reach(level)
+        return self.mean - half, self.mean + half
 
 
 @record
 @dataclass(frozen=True)
 class Region:
-    """A region of interest, in cells.
+    """A region of interest, in cells."""
 
-    Attributes:
-        shape: `(h, w)`.
-        sha256: digest of its mask.
-    """
-
-    shape: tuple[Annotated[int, Limits(1)], Annotated[int, Limits(1)]]
-    sha256: str
+    shape: tuple[Annotated[int, Limits(1)], Annotated[int, Limits(1)]]  # `(h, w)`
+    sha256: str  # digest of its mask
 
 
 @record
@@ -141,12 +129,11 @@ class CrowdCalibration:
     def width(self) -> str:
         """Say what the width of the count's interval follows; a strange frame widens it in any case."""
         terms = {_term(name) for name, share in self._terms.shares.items() if share > 0 and name != "floor"}
-        if self.has_dropout:
-            return f"follows {', '.join(sorted(terms))}"
         if not terms - {Size.name}:
             what = "follows the count only" if terms else "is the same for every frame"
             return f"{what}: neither dropout nor leverage tells more on frames left out of the fit"
-        return f"follows {', '.join(sorted(terms))}; dropout adds nothing on frames left out of the fit"
+        without = "" if self.has_dropout else "; dropout adds nothing on frames left out of the fit"
+        return f"follows {', '.join(sorted(terms))}{without}"
 
     def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
         """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes.
@@ -237,10 +224,12 @@ class CrowdCalibration:
         return self
 
     def __str__(self) -> str:
-        lines = [f"{self.count.rows} validation frames of {self.about.get('set', '?')}"]
-        lines += [f"count: {self.count.verdict}"]
-        lines += [f"  {line}" for line in self._terms.lines()]
-        lines += [f"the width of the count's interval {self.width}"]
+        lines = [
+            f"{self.count.rows} validation frames of {self.about.get('set', '?')}",
+            f"count: {self.count.verdict}",
+            *(f"  {line}" for line in self._terms.lines()),
+            f"the width of the count's interval {self.width}",
+        ]
         if self.pixels is None:
             lines += ["cells: not calibrated, as only counts are known"]
         else:
@@ -255,12 +244,7 @@ class CrowdCalibration:
 
 
 def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCalibration:
-    """Bring a saved calibration back to its network.
-
-    Raises:
-        FileError: no such file; damaged; of a single readout; made for other weights, another readout or another region
-            of interest.
-    """
+    """Bring a saved calibration back to its network; `FileError` where it is damaged, or made for another one."""
     content = read_text(path, CROWD.what)
     with naming(path):
         calibration = CrowdCalibration.from_json(content)
@@ -323,22 +307,18 @@ class Cells:
         return grid
 
 
+@dataclass(frozen=True)
 class FrameBatches:
     """Frames of a set as batches of one, with their targets `(1, ...)` where there is a function of a frame's index."""
 
-    def __init__(
-        self,
-        trained: Trained,
-        crowd_set: CrowdSet,
-        indices: Sequence[int],
-        target: Callable[[int], Tensor] | None = None,
-    ) -> None:
-        self.crowd_set, self.indices, self.target = crowd_set, indices, target
-        self.channels, self.device = trained.channels, trained.device
+    trained: Trained
+    crowd_set: CrowdSet
+    indices: Sequence[int]
+    target: Callable[[int], Tensor] | None = None
 
     def image(self, index: int) -> Tensor:
         """One frame, `(1, C, H, W)`."""
-        return self.crowd_set.image(index, self.channels)[None].to(self.device)
+        return self.crowd_set.image(index, self.trained.channels)[None].to(self.trained.device)
 
     def images(self) -> Iterator[Tensor]:
         """The frames without their targets."""
@@ -353,10 +333,8 @@ class FrameBatches:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.target is None:
-            return self.images()
         target = self.target
-        return ((self.image(index), target(index)) for index in self.indices)
+        return self.images() if target is None else ((self.image(index), target(index)) for index in self.indices)
 
 
 STRANGE = 2.0
@@ -374,21 +352,15 @@ _Share: TypeAlias = Annotated[float, Limits(0, 1)]
 @record
 @dataclass(frozen=True)
 class Usual:
-    """What frames were seen.
+    """Size and brightness of the frames that were seen."""
 
-    Attributes:
-        size: `(H, W)` in pixels as the network sees them; None where they differ.
-        darkest: mean of the darkest frame that is usual, in [0, 1].
-        brightest: of the brightest one.
-    """
-
-    size: tuple[_Pixels, _Pixels] | None
-    darkest: _Share
-    brightest: _Share
+    size: tuple[_Pixels, _Pixels] | None  # `(H, W)` in pixels as the network sees them; None where they differ
+    darkest: _Share  # mean of the darkest frame that is usual, in [0, 1]
+    brightest: _Share  # of the brightest one
 
     @classmethod
     def of(cls, images: Iterable[Tensor]) -> Usual:
-        """What frames `(..., H, W)` are; their range of brightness made half as wide again on both sides."""
+        """Look at frames `(..., H, W)`; their range of brightness is made half as wide again on both sides."""
         sizes, means = set(), []
         for image in images:
             sizes.add((int(image.shape[-2]), int(image.shape[-1])))
@@ -398,19 +370,19 @@ class Usual:
 
     def strangeness(self, image: Tensor) -> tuple[float, tuple[str, ...]]:
         """Of size and brightness of a frame `(..., H, W)`: the larger one, 0 where usual, and what is strange."""
-        found, words = 0.0, []
+        largest, words = 0.0, []
         height, width = image.shape[-2:]
         if self.size is not None and (height, width) != self.size:
             h, w = self.size
-            found = STRANGE * max(height / h, h / height, width / w, w / width) ** 2
+            largest = STRANGE * max(height / h, h / height, width / w, w / width) ** 2
             words.append(f"{height} x {width} pixels, not {h} x {w}")
         mean = float(image.float().mean())
         middle, half = (self.darkest + self.brightest) / 2, max((self.brightest - self.darkest) / 2, 1e-6)
         apart = abs(mean - middle) / half
         if apart > 1:
             words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
-            found = max(found, STRANGE, apart)
-        return found, tuple(words)
+            largest = max(largest, STRANGE, apart)
+        return largest, tuple(words)
 
     def uncountable(self, image: Tensor) -> str:
         """Why a frame `(..., H, W)` cannot be counted at all, in words; empty where it can."""

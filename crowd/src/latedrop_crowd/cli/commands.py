@@ -4,6 +4,7 @@ Plain functions that parse, call and print. The command line of latedrop finds t
 `latedrop.commands`, which names `make_app`. What a command needs is imported inside it.
 """
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -65,10 +66,9 @@ class CounterOptions(NamedTuple):
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Those about a counter of others that were given."""
-        said = {name: value for name, value in self._asdict().items() if name not in ("roi", "relu")}
-        found = {name: value for name, value in said.items() if value is not None}
-        return found | ({"relu": True} if self.relu else {})
+        """Return the options about a counter of others that were given."""
+        left_out = ("roi", *(name for name, value in self._asdict().items() if value is None or value is False))
+        return {name: value for name, value in self._asdict().items() if name not in left_out}
 
 
 _SOURCES = "Videos, folders of images, numbers of cameras, rtsp:// and http:// streams."
@@ -89,7 +89,7 @@ class AlarmOptions(NamedTuple):
     ] = None
 
     def settings(self, level: float) -> "Settings":
-        """What can be chosen; `ArgumentError` where it cannot be so."""
+        """Return the console's settings; `ArgumentError` where they cannot be so."""
         from latedrop.metrics.levels import checked_level
         from latedrop_crowd.console.watch import Settings
         from latedrop_crowd.console.zones import Rule
@@ -120,7 +120,9 @@ def make_app() -> typer.Typer:
     """The commands below `latedrop crowd`."""
     app = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     for command in (crowd_count, crowd_calibrate, crowd_recalibrate, crowd_train, crowd_watch):
-        app.command(command.__name__.removeprefix("crowd_"))(bundled(command))
+        about, _, example = inspect.cleandoc(command.__doc__ or "").partition("\n\nExample: ")
+        epilog = f"Example:\n\n{example}" if example else None  # after the options, as in the commands of latedrop
+        app.command(command.__name__.removeprefix("crowd_"), help=about, epilog=epilog)(bundled(command))
     return app
 
 
@@ -130,9 +132,7 @@ def crowd_count(
     calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
     out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
-    panels: Annotated[
-        bool, option("Draw each frame, its density, uncertainty and faint regions; much slower.")
-    ] = False,
+    panels: Annotated[bool, option("Draw each frame, its density, uncertainty and faint regions; slow.")] = False,
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
     device: Annotated[str, option(_DEVICE)] = "auto",
     resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
@@ -160,7 +160,13 @@ def crowd_count(
         # Panels stay out of folders of frames, or they were counted next time.
         check_apart({"--out": out if panels else None, "counts.csv": path}, read)
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
-        bad = _LeftOut() if skip_bad else None
+        left_out = []
+
+        def leave_out(error: LatedropError) -> None:
+            left_out.append(error)
+            say(f"warning: left out: {error}")
+
+        bad = leave_out if skip_bad else None
         images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
         done = finished_frames(path, provenance_of(used, level)) if resume else {}
@@ -177,7 +183,7 @@ def crowd_count(
                     _panel(where, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
         if not tally and not done:
-            raise LatedropError(f"expected frames that can be counted; all {bad.number if bad else 0} were left out.")
+            raise LatedropError(f"expected frames that can be counted; all {len(left_out)} were left out.")
         print("" if as_json else f"written: {path}{f', panels in {where}' if panels and tally else ''}\n", end="")
 
 
@@ -213,15 +219,14 @@ def crowd_calibrate(
         opened = _opened(set_name, data, trained)
         names = [path.with_suffix(f".fold{number}.safetensors") for number in range(int(trained.about.get("folds", 0)))]
         folds = [load_weights(name, chosen_device(device)) for name in names]  # beside a cross-fitted counter
-        found = calibrate_counter(trained, opened, folds=folds)
-        found.save(target)
-        _write_report(report, found, opened, path)
-        print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")
+        calibration = calibrate_counter(trained, opened, folds=folds)
+        calibration.save(target)
+        if report is not None:
+            _write_report(report, calibration, opened, path)
+        print(f"{calibration}\nwritten: {target}{'' if report is None else f', {report}'}")
 
 
-def _write_report(report: Path | None, found: "CrowdCalibration", frames: "CrowdSet", weights: Path) -> None:
-    if report is None:
-        return
+def _write_report(report: Path, calibration: "CrowdCalibration", frames: "CrowdSet", weights: Path) -> None:
     from latedrop.cli.command import again, read_files
     from latedrop.report import write_report
     from latedrop_crowd.training.network import described
@@ -230,7 +235,7 @@ def _write_report(report: Path | None, found: "CrowdCalibration", frames: "Crowd
     write_report(
         report,
         title=f"People counting: {weights.stem} on {frames.name}",
-        calibration=found.count,
+        calibration=calibration.count,
         unit="people",
         reproduce={**facts, "names of frames and heads, SHA-256": described(frames)["sha256"]},
     )
@@ -295,8 +300,6 @@ def crowd_train(
     Example: latedrop crowd train --set mall --data mall_dataset --out mall.safetensors
     """
     with one_line(debug):
-        from dataclasses import replace
-
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
         from latedrop_crowd.layouts import open_set
@@ -338,10 +341,9 @@ def crowd_watch(
     alarms: AlarmOptions = _USUAL,
     fps: Annotated[float | None, option("Frames per second of folders, or of videos instead of their own.")] = None,
     loop: Annotated[bool, option("Begin videos and folders again when they end.", "--loop")] = False,
-    threads: Annotated[int | None, option("Threads of the network; by default as torch chooses.")] = None,
     counter: CounterOptions = _NO_OPTIONS,
-    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
-    debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
     """Watch cameras on a local page: counts with intervals, zones with limits, alarms, labels.
 
@@ -349,8 +351,6 @@ def crowd_watch(
     """
     with one_line(debug):
         need("console", "fastapi", "uvicorn", of="latedrop-crowd")
-        import torch
-
         from latedrop.devices import chosen_device
         from latedrop_crowd.console.notices import Notices
         from latedrop_crowd.console.server import serve
@@ -358,19 +358,16 @@ def crowd_watch(
         from latedrop_crowd.console.watch import Watch
         from latedrop_crowd.mcnn import faster
 
-        settings, found = alarms.settings(level), _watched(sources or [], demo, weights, fps, loop)
-        if threads is not None and threads < 1:
-            raise ArgumentError(f"expected --threads 1 or more; found {threads}.")
-        torch.set_num_threads(threads or torch.get_num_threads())
+        settings, cameras = alarms.settings(level), _watched(sources or [], demo, weights, fps, loop)
         trained, used = calibrated(weights or "scenes", calibration, chosen_device(device), counter)
         notices = Notices(alarms.notify or [])
         store = Store(memory, keep * 1e6)
-        watch = Watch(found, faster(trained), used, store, settings, notices)
+        watch = Watch(cameras, faster(trained), used, store, settings, notices)
         serve(watch, host, port, tokens.by_role(), say)
 
 
 def is_foreign(weights: str) -> bool:
-    """Whether code, or a program, is meant."""
+    """Return True if code, or a program, is meant."""
     return (not Path(weights).is_file() and ":" in weights) or Path(weights).suffix.lower() == ".pt2"
 
 
@@ -433,8 +430,8 @@ def calibrated(
 
 def _read(sources: Iterable[Path]) -> dict[str, Path]:
     """All files of the sources, which no output may take the place of."""
-    found = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
-    return {f"SOURCE {file}": file for file in found}
+    files = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
+    return {f"SOURCE {file}": file for file in files}
 
 
 def _opened(name: str, data: Path | None, trained: "Trained") -> "CrowdSet":
@@ -469,16 +466,6 @@ def _kept(path: Path) -> Iterator[list[float]]:
         raise
 
 
-class _LeftOut:
-    """Warns of frames that cannot be counted, and counts them."""
-
-    number = 0
-
-    def __call__(self, error: LatedropError) -> None:
-        self.number += 1
-        say(f"warning: left out: {error}")
-
-
 def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
     """The frames, with a warning of those unlike what was seen: the first few one by one."""
     number = strange = 0
@@ -486,7 +473,8 @@ def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
         number += 1
         strange += bool(frame.reasons)
         if frame.reasons and strange <= _SHOWN:
-            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}. Its interval is wider.")
+            follows = "" if frame.uncountable else " Its interval is wider."
+            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}.{follows}")
         yield frame
     if strange > _SHOWN:
         say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")

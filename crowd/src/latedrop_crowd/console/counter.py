@@ -15,9 +15,7 @@ import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor
 
-from latedrop.metrics.levels import central_quantile
 from latedrop_crowd.calibration import CrowdCalibration
-from latedrop_crowd.calibration.recalibration import t_quantile
 from latedrop_crowd.calibration.record import Reading
 from latedrop_crowd.console.sources import Pixels
 from latedrop_crowd.console.zones import Amount, Points, Shares
@@ -34,29 +32,16 @@ _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' sha
 
 @dataclass(frozen=True)
 class Count:
-    """One frame, counted.
+    """One frame, counted."""
 
-    Attributes:
-        amounts: of each zone that was asked for.
-        image: the frame as the network takes it, before it is enlarged, `(C, H, W)`.
-        reading: what the calibrated counter said.
-        ends: reach of the interval in scales.
-    """
-
-    amounts: list[Amount]
-    image: Tensor = field(repr=False)
-    reading: Reading = field(repr=False)
-    ends: float
+    amounts: list[Amount]  # of each zone that was asked for
+    image: Tensor = field(repr=False)  # the frame as the network takes it, before it is enlarged, `(C, H, W)`
+    reading: Reading = field(repr=False)  # what the calibrated counter said
+    ends: float  # reach of the interval in scales
 
 
 class LiveCounter:
-    """A counter for one source.
-
-    Args:
-        trained: the network.
-        calibration: made for it.
-        level: of the intervals.
-    """
+    """A counter for one source, with intervals of a `level`."""
 
     def __init__(self, trained: Trained, calibration: CrowdCalibration, level: float = 0.9) -> None:
         self.trained, self.level = trained, level
@@ -80,9 +65,7 @@ class LiveCounter:
         reading = calibration.read(self.trained, ready, deviations=False).check(name)
         whole = Amount(reading.mean, reading.variance, reading.dof)
         shares = self._measured(ready, reading.density, calibration, tuple(zones))
-        ends = central_quantile(self.level) if reading.dof is None else t_quantile(self.level, reading.dof)
-        amounts = shares.amounts(whole, reading.density)
-        return Count(amounts, image, reading, float(ends))
+        return Count(shares.amounts(whole, reading.density), image, reading, reading.reach(self.level))
 
     def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
         """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""
@@ -146,5 +129,5 @@ def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
     height, width = image.shape[1:]
     if (height, width) == size or abs(height / width * size[1] / size[0] - 1) > _ALIKE:
         return image
-    found: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
-    return found.clamp(0, 1)
+    resized: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+    return resized.clamp(0, 1)

@@ -33,26 +33,16 @@ td:first-child, th:first-child { text-align: left }
 
 @dataclass(frozen=True)
 class Hour:
-    """A zone in an hour.
+    """A zone in an hour."""
 
-    Attributes:
-        hour: when it begins, by the clock on the wall.
-        mean: people, over the steps that could be counted.
-        peak: people in the fullest step.
-        peak_low, peak_high: its interval.
-        sure_minutes: that the whole interval was above the limit.
-        possible_minutes: that the upper end was.
-        counted_minutes: that could be counted.
-    """
-
-    hour: str
-    mean: float
-    peak: float
-    peak_low: float
+    hour: str  # when it begins, by the clock on the wall
+    mean: float  # people, over the steps that could be counted
+    peak: float  # people in the fullest step
+    peak_low: float  # its interval
     peak_high: float
-    sure_minutes: float
-    possible_minutes: float
-    counted_minutes: float
+    sure_minutes: float  # that the whole interval was above the limit
+    possible_minutes: float  # that the upper end was
+    counted_minutes: float  # that could be counted
 
 
 def day_bounds(day: date) -> tuple[float, float]:
@@ -70,14 +60,14 @@ def hours_of(store: Store, zone: Zone, day: date) -> list[Hour]:
     for row in rows:
         if row[1] is not None and row[0] < end:
             by_hour.setdefault(int((row[0] - begin) // 3600), []).append(row)
-    limit, found = float("inf") if zone.limit is None else zone.limit, []
+    limit, hours = float("inf") if zone.limit is None else zone.limit, []
     for number, steps in sorted(by_hour.items()):
         peak = max(steps, key=lambda step: step[1])
         sure, possible = (_STEP / 60 * sum(step[column] > limit for step in steps) for column in (2, 3))
         clock = datetime.fromtimestamp(begin + 3600 * number).strftime("%H:%M")
         mean, counted = sum(step[1] for step in steps) / len(steps), _STEP / 60 * len(steps)
-        found.append(Hour(clock, mean, peak[1], peak[2], peak[3], sure, possible, counted))
-    return found
+        hours.append(Hour(clock, mean, peak[1], peak[2], peak[3], sure, possible, counted))
+    return hours
 
 
 def hours_table(store: Store, zones: Iterable[Zone], day: date) -> str:

@@ -34,10 +34,9 @@ _logger = logging.getLogger(__name__)
 class Notices:
     """Delivers messages, each target in a thread of its own: never in the way of counting, nor of another target.
 
-    Args:
-        targets: `http://`, `https://`, `mqtt://[user:password@]host[:port]/topic` (`mqtts://` with TLS) or
-            `smtp://[user:password@]host[:port]/someone@example.org` (`smtps://` with TLS from the start).
-        wait: seconds before a message is tried again the first time; doubled each time.
+    Targets are `http://`, `https://`, `mqtt://[user:password@]host[:port]/topic` (`mqtts://` with TLS) and
+    `smtp://[user:password@]host[:port]/someone@example.org` (`smtps://` with TLS from the start). A message is tried
+    again after `wait` seconds, doubled each time.
     """
 
     def __init__(self, targets: Sequence[str], wait: float = 1.0) -> None:
@@ -68,7 +67,7 @@ class Notices:
 
 
 class _Line:
-    """What waits for one target."""
+    """The queue of messages to one target."""
 
     def __init__(self, target: str, host: str, wait: float) -> None:
         self._target, self._host, self._wait = target, host, wait
@@ -207,10 +206,10 @@ def _answer(wire: socket.socket, kind: int) -> bytes:
 
 
 def _received(wire: socket.socket, number: int) -> bytes:
-    found = b""
-    while len(found) < number:
-        more = wire.recv(number - len(found))
+    content = b""
+    while len(content) < number:
+        more = wire.recv(number - len(content))
         if not more:
             raise OSError("the broker closed the connection")
-        found += more
-    return found
+        content += more
+    return content

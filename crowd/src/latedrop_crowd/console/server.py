@@ -58,7 +58,7 @@ class ZoneWords(BaseModel):
 
 
 class LabelWords(BaseModel):
-    """What somebody counted: a number, or heads as x, y in [0, 1] of the picture."""
+    """A count by a person: a number, or heads as x, y in [0, 1] of the picture."""
 
     people: float | None = Field(default=None, ge=0, le=1e5)
     heads: list[tuple[_Part, _Part]] | None = Field(default=None, max_length=5000)
@@ -76,13 +76,15 @@ def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
         yield
         watch.close()
 
-    app = make_pages(tokens, life)
+    app = FastAPI(title="latedrop console", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_Guard, tokens=tokens)
     app.state.hub = hub
 
     @app.get("/api/stream")
     def stream() -> Response:
         return StreamingResponse(hub.listen(), media_type="text/event-stream")
 
+    _page(app)
     _looking(app, watch)
     _zones(app, watch)
     _labels(app, watch)
@@ -189,8 +191,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/freeze")
     def freeze(number: int) -> dict[str, Any]:
         view = watch.view(number)
-        found = watch.freeze(view)
-        return {"id": found, **_learned(watch, view)}
+        number_of_frame = watch.freeze(view)
+        return {"id": number_of_frame, **_learned(watch, view)}
 
     @app.post("/api/sources/{number}/frames/{frame}/label")
     def label(number: int, frame: _Id, words: LabelWords, request: Request) -> dict[str, Any]:
@@ -198,8 +200,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         heads = None if words.heads is None else float(len(words.heads))
         people = heads if words.people is None else words.people
         if people is None or heads not in (None, people):
-            found = "neither" if people is None else f"{people:g} people and {heads:g} heads"
-            raise DataError(f"expected the number of people, or their heads, as many of both; found {found}.")
+            number_of_frame = "neither" if people is None else f"{people:g} people and {heads:g} heads"
+            raise DataError(f"expected the number of people, or their heads, as many of both; found {number_of_frame}.")
         said = watch.label(view, frame, people, words.heads)
         _note(watch, request, view.name, f"frame {frame} labelled, {people:g} people")
         return {"said": said, **_learned(watch, view)}
@@ -212,14 +214,16 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         return {"said": said, **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")
-    def drop(number: int, frame: _Id) -> dict[str, Any]:
+    def drop(number: int, frame: _Id, request: Request) -> dict[str, Any]:
+        view = watch.view(number)
         watch.store.drop_frame(frame)
-        return _learned(watch, watch.view(number))
+        _note(watch, request, view.name, f"frame {frame} dropped")
+        return _learned(watch, view)
 
     @app.get("/api/frames/{frame}")
     def frame_picture(frame: _Id) -> Response:
-        found = watch.store.frame(frame)
-        return _image(None if found is None else bytes(found["jpeg"]), "image/jpeg")
+        number_of_frame = watch.store.frame(frame)
+        return _image(None if number_of_frame is None else bytes(number_of_frame["jpeg"]), "image/jpeg")
 
     @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
     def restore(number: int, calibration: _Id, request: Request) -> dict[str, Any]:
@@ -265,12 +269,7 @@ def _files(app: FastAPI, watch: Watch) -> None:
         head = ("time", "zone", "count", "low", "high", "strangeness", "averaged")
         since = time.time() - min(max(seconds, 1.0), _LONGEST)
         rows = (
-            [
-                _clock(r["time"]),
-                zone.name,
-                *(_short(r[key]) for key in ("count", "low", "high", "strangeness")),
-                r["thinned"],
-            ]
+            [_clock(r["time"]), zone.name, *(_short(r[key]) for key in head[2:6]), r["thinned"]]
             for zone in watch.view(number).zones
             for r in watch.store.all_counts(zone.id, since)
         )
@@ -293,7 +292,7 @@ def _about(view: View) -> dict[str, Any]:
 
 
 def _learned(watch: Watch, view: View) -> dict[str, Any]:
-    """What labels there are, which frames wait, and which calibrations can be restored."""
+    """List labels, frames that wait for one, and calibrations that can be restored."""
     calibrations = watch.store.calibrations(view.name)
     return {
         "proposed": watch.store.frames(view.name, labelled=False),
@@ -399,15 +398,10 @@ class Hub:
 
 
 def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], say: Callable[[str], object]) -> None:
-    """Open the address and serve; returns when the process is asked to stop.
+    """Open the address, `say` it for each role, and serve until the process is asked to stop.
 
-    Args:
-        watch: what is shown.
-        host: address to listen on.
-        port: of it; 0 takes a free one.
-        tokens: what requests must know, by role; that to configure is made up where it is None and others can reach
-            the address, or have tokens.
-        say: called with the address to open, once for each role.
+    `tokens` by role are what requests must know; that to configure is made up where it is None and others can reach the
+    address, or have tokens.
     """
     given = {role: token for role, token in tokens.items() if token is not None}
     if any(len(token) < 8 or not token.isascii() or not token.isprintable() for token in given.values()):
@@ -416,13 +410,13 @@ def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], 
         raise ArgumentError("expected another token for each role; found one twice. Change one.")
     if given or not is_loopback(host):
         given.setdefault(ROLES[-1], secrets.token_urlsafe(18))
-    found, address = listening(host, port)
+    wire, address = listening(host, port)
     for role, token in given.items():
         say(f"the console, to {role}, is at {address}?token={quote(token, safe='')}")
     if not given:
         say(f"the console is at {address}")
     app = make_app(watch, given)
-    serve_on(found, app, app.state.hub.end)
+    serve_on(wire, app, app.state.hub.end)
 
 
 LARGEST = 262_144
@@ -430,7 +424,7 @@ LARGEST = 262_144
 COOKIE = "latedrop_token"
 """The name of the cookie that holds a token."""
 ROLES = ("view", "label", "configure")
-"""What a token allows: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
+"""Tokens allow: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
 _LABELLING = re.compile(r"/api/(alarms/.*|sources/\d+/(freeze|snapshot|frames/.*))")
 _ROLE = "latedrop.role"
 HEADERS = {
@@ -445,20 +439,12 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Headers of every answer."""
-_KINDS = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
+_KINDS = {f".{ending}": kind for ending, kind in _TYPES.items()}
 
 
-def make_pages(tokens: Mapping[str, str], lifespan: Any) -> FastAPI:
-    """An application that serves `index.html` and, by name, what it loads; `tokens` are by role, see `ROLES`."""
-    app = FastAPI(title="latedrop console", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_Guard, tokens=tokens)
-    # Nothing that is asked for becomes a path.
+def _page(app: FastAPI) -> None:
+    """Serve `index.html` and, by name, what it loads; say errors as JSON. Nothing that is asked for becomes a path."""
     folder = Path(__file__).parent / "page"
     files = {path.name: path for path in folder.iterdir() if path.suffix in _KINDS}
 
@@ -486,8 +472,6 @@ def make_pages(tokens: Mapping[str, str], lifespan: Any) -> FastAPI:
         # Not what was found: numbers and letters that no answer can hold may be among it.
         told = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:3])
         return _said(422, f"expected another request; {told}.")
-
-    return app
 
 
 def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:

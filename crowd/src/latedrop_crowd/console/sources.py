@@ -44,26 +44,18 @@ _RATES_OVER = 5.0  # seconds
 
 @dataclass(frozen=True)
 class Source:
-    """One source.
+    """One source."""
 
-    Attributes:
-        name: for people; without a password.
-        live: whether it goes on by itself: a stream that ends is opened again, a file is not.
-        frames: opens it; each call begins anew. It waits between frames as long as the source's own pace asks for.
-    """
-
-    name: str
-    live: bool
+    name: str  # for people; without a password
+    live: bool  # whether it goes on by itself: a stream that ends is opened again, a file is not
+    # opens it; each call begins anew. It waits between frames as long as the source's own pace asks for
     frames: Callable[[], Iterator[Pixels]]
 
 
 def open_sources(words: Sequence[str], fps: float | None = None, *, loop: bool = False) -> list[Source]:
-    """Open the sources that the command line names: files are looked at now, streams when they are read.
+    """Open paths, numbers of cameras and addresses: files are looked at now, streams when they are read.
 
-    Args:
-        words: paths, numbers of cameras, and addresses.
-        fps: frames per second of folders, and of files instead of their own; 5 for folders where None.
-        loop: begin files and folders again when they end.
+    `fps` are frames per second of folders, 5 where None, and of files instead of their own.
     """
     if fps is not None and not 0 < fps <= 1000:
         raise ArgumentError(f"expected frames per second above 0 and at most 1000; found {fps}.")
@@ -188,29 +180,18 @@ def _opened(address: str, **options: Any) -> Iterator[tuple[Iterator[Pixels], fl
 
 @dataclass(frozen=True)
 class Shot:
-    """A frame as it came in.
+    """A frame as it came in."""
 
-    Attributes:
-        number: of the frame since the camera was switched on.
-        time: seconds since 1970.
-        pixels: of the frame.
-        steady: seconds by a clock that nobody sets: what lasts is counted in them.
-    """
-
-    number: int
-    time: float
-    pixels: Pixels
-    steady: float
+    number: int  # of the frame since the camera was switched on
+    time: float  # seconds since 1970
+    pixels: Pixels  # of the frame
+    steady: float  # seconds by a clock that nobody sets: what lasts is counted in them
 
 
 class Camera:
-    """Reads a source until it is closed.
+    """Reads a source until it is closed; `arrived`, which cameras share, is notified of frames and changes of state.
 
-    Args:
-        source: to read.
-        arrived: shared by all cameras; notified when a frame or a change of state is there.
-        wait: seconds before a broken stream is opened again the first time; doubled each time, up to a minute.
-        on_change: called with a sentence when the state changes: `connected`, `lost`, `ended`.
+    A broken stream is opened again after `wait` seconds, then after twice as long, up to a minute.
     """
 
     def __init__(
@@ -248,21 +229,12 @@ class Camera:
                 self._times["out"].append(time.monotonic())
             return shot
 
-    def rates(self) -> dict[str, float]:
-        """Frames per second that come in, and that are taken, over the last seconds."""
-        now = time.monotonic()
-        return {kind: _rate(list(times), now) for kind, times in self._times.items()}
-
     def about(self) -> dict[str, Any]:
-        """State and rates, as plain data."""
-        rates = self.rates()
-        return {
-            "state": self.state,
-            "words": self.words,
-            "arriving": round(rates["in"], 3),
-            "counted": round(rates["out"], 3),
-            "skipped": self.skipped,
-        }
+        """State, and frames per second that come in and that are taken, over the last seconds, as plain data."""
+        now = time.monotonic()
+        arriving, taken = (_rate(list(self._times[way]), now) for way in ("in", "out"))
+        rates = {"arriving": round(arriving, 3), "counted": round(min(arriving, taken), 3)}  # their ends differ
+        return {"state": self.state, "words": self.words, **rates, "skipped": self.skipped}
 
     def _run(self) -> None:
         wait = self._wait

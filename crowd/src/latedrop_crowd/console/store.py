@@ -1,4 +1,4 @@
-"""What the console remembers, in one SQLite file: counts, maps, zones, events, labels, calibrations, pictures.
+"""The memory of the console, in one SQLite file: counts, maps, zones, events, labels, calibrations, pictures.
 
 The file carries the console's `application_id`. Any other file is refused before SQLite opens it, as nothing of it may
 change; a damaged one is refused by SQLite's own check. Errors of SQLite are `FileError`.
@@ -46,12 +46,10 @@ CREATE TABLE frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT
     labelled REAL);
 CREATE TABLE calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
     note TEXT NOT NULL, record TEXT NOT NULL, used REAL NOT NULL DEFAULT 0);
-"""
-_MAPS = """
-CREATE TABLE IF NOT EXISTS maps (source TEXT NOT NULL, time REAL NOT NULL, frames INTEGER NOT NULL,
+CREATE TABLE maps (source TEXT NOT NULL, time REAL NOT NULL, frames INTEGER NOT NULL,
     height INTEGER NOT NULL, width INTEGER NOT NULL, cells BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS maps_by_time ON maps (source, time);
-"""  # files of before the heat map have none
+CREATE INDEX maps_by_time ON maps (source, time);
+"""
 _PATIENCE = 5.0  # seconds that another console has to end, as in a restart
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
 _TIMES, _LATEST = ("time", "acknowledged", "ended", "labelled", "used"), 1e11  # seconds; some thousand years
@@ -60,12 +58,7 @@ _MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12
 
 
 class Store:
-    """The file; safe to use from several threads.
-
-    Args:
-        path: of the file; it is made where there is none.
-        most_bytes: that it may grow to.
-    """
+    """The file, which may grow to `most_bytes`, for several threads; it is made where there is none."""
 
     def __init__(self, path: Path, most_bytes: float = 5e8) -> None:
         if not most_bytes >= 5e6:
@@ -102,7 +95,6 @@ class Store:
         self._db.execute("PRAGMA synchronous = NORMAL")
         if is_new:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT")
-        self._db.executescript(_MAPS)
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -124,7 +116,7 @@ class Store:
             self._db.close()
 
     def zones(self, source: str) -> list[Zone]:
-        """Those of a source; the whole picture first, which is made where it is missing."""
+        """Return the zones of a source; the whole picture first, which is made where it is missing."""
         rows = self._rows("SELECT * FROM zones WHERE source = ? AND gone = 0 ORDER BY id", source)
         if not rows:
             self._do("INSERT INTO zones (source, name, points) VALUES (?, 'Whole picture', '[]')", source)
@@ -234,7 +226,7 @@ class Store:
         when: float,
     ) -> int:
         """Keep a frame of some time that can be labelled; the oldest that nobody labelled goes."""
-        found = self._do(
+        number = self._do(
             "INSERT INTO frames (source, time, name, why, png, jpeg, count, low, high) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
             "?)",
             source, when, name, why, png, jpeg, *numbers,
@@ -244,7 +236,7 @@ class Store:
             "IS NULL AND source = ? ORDER BY id DESC LIMIT ?)",
             source, source, _MOST_PROPOSED,
         )  # fmt: skip
-        return found
+        return number
 
     def frame(self, number: int) -> dict[str, Any] | None:
         """A frame that was kept, with its pixels."""
@@ -255,12 +247,8 @@ class Store:
         """Frames that wait for a label, newest first; or those that have one, in their order in time."""
         test, order = ("NOT NULL", "time") if labelled else ("NULL", "time DESC")
         fields = "id, source, time, name, why, count, low, high, people, heads, labelled"
-        return [
-            dict(row)
-            for row in self._rows(
-                f"SELECT {fields} FROM frames WHERE source = ? AND people IS {test} ORDER BY {order}", source
-            )
-        ]
+        query = f"SELECT {fields} FROM frames WHERE source = ? AND people IS {test} ORDER BY {order}"
+        return [dict(row) for row in self._rows(query, source)]
 
     def label(self, number: int, people: float, heads: Any) -> None:
         """Write down what somebody counted."""
@@ -353,9 +341,9 @@ class Store:
         """Change something, and commit it at once."""
         with self._opened() as db:
             self._begin()
-            found = db.execute(query, values).lastrowid or 0
+            number = db.execute(query, values).lastrowid or 0
             self._commit()
-            return found
+            return number
 
     def _begin(self) -> None:
         if not self._db.in_transaction:
@@ -376,12 +364,14 @@ def _check_ours(path: Path) -> None:
     # Immutable: SQLite neither locks the file nor writes one beside it. Python's `open` would end this process's locks.
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
-        found, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        application, version = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
     except (sqlite3.Error, UnicodeError):
-        found, version = 0, 0  # no database
+        application, version = 0, 0  # no database
     finally:
         db.close()
-    if found != _OURS:
+    if application != _OURS:
         raise FileError(
             f"expected a file that the console made, or none; {path} is another one, and stays as it is. Pass another "
             "--memory."
@@ -395,12 +385,10 @@ def _check_ours(path: Path) -> None:
 
 def _check_tables(db: sqlite3.Connection) -> None:
     """Raise where a column is missing, or holds what it should not: SQLite takes values of any type in any column."""
-    fields = _fields(db)
-    tables = {table for table, *_ in fields}
     with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(_TABLES + (_MAPS if "maps" in tables else ""))
+        fresh.executescript(_TABLES)
         wanted = _fields(fresh)
-    if {field[:2] for field in wanted} - {field[:2] for field in fields}:
+    if {field[:2] for field in wanted} - {field[:2] for field in _fields(db)}:
         raise sqlite3.DatabaseError("its tables have other columns")
     wrong: dict[str, list[str]] = {table: [f"({one} IS NULL) != ({other} IS NULL)"] for table, one, other in _TOGETHER}
     for table, column, kind, needed in wanted:
@@ -426,12 +414,7 @@ Cells = npt.NDArray[np.float64]
 
 
 class Heat:
-    """Adds the maps of one source up; those of finished steps are in the store.
-
-    Args:
-        store: what is remembered.
-        source: its name.
-    """
+    """Adds the maps of one source up; those of finished steps are in the store."""
 
     def __init__(self, store: Store, source: str) -> None:
         self._store, self._source = store, source

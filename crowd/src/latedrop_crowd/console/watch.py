@@ -47,21 +47,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """Choices of the console."""
 
-    Attributes:
-        level: of the intervals.
-        rule: how sure, and for how long, before a colour changes.
-        stretch: seconds; of each such stretch one frame is proposed for a label.
-        wait: seconds before a broken stream is opened again.
-        reports: folder for a report of every day; None: none is written.
-    """
-
-    level: float = 0.9
-    rule: Rule = field(default_factory=Rule)
-    stretch: float = 120.0
-    wait: float = 1.0
-    reports: Path | None = None
+    level: float = 0.9  # of the intervals
+    rule: Rule = field(default_factory=Rule)  # how sure, and for how long, before a colour changes
+    stretch: float = 120.0  # seconds; of each such stretch one frame is proposed for a label
+    wait: float = 1.0  # seconds before a broken stream is opened again
+    reports: Path | None = None  # folder for a report of every day; None: none is written
 
 
 class View:
@@ -100,15 +92,13 @@ class View:
 
     def shown(self, *, mapped: bool = False) -> Shot | None:
         """The frame that was counted last; or the one whose doubt is known."""
-        last = self.mapped
-        return last[0] if mapped and last is not None else self.shot
+        return self.mapped[0] if mapped and self.mapped is not None else self.shot
 
     def picture_of(self, shot: Shot) -> bytes:
         """A frame as JPEG, which is made once."""
-        known = self._picture
-        if known is None or known[0] != shot.number:
-            known = self._picture = (shot.number, jpeg(shot.pixels))
-        return known[1]
+        if self._picture is None or self._picture[0] != shot.number:
+            self._picture = (shot.number, jpeg(shot.pixels))
+        return self._picture[1]
 
     def layer(self, kind: str, *, mapped: bool = False) -> bytes | None:
         """A layer over it, as PNG; None where there is none (yet)."""
@@ -125,16 +115,7 @@ class View:
 
 
 class Watch:
-    """Counts the frames of all sources, one after the other, the latest of each.
-
-    Args:
-        sources: to watch.
-        trained: the network.
-        calibration: made for it.
-        store: what is remembered.
-        settings: what can be chosen.
-        notices: whom alarms are told to.
-    """
+    """Counts the frames of all sources, one after the other, the latest of each; `notices` are told of alarms."""
 
     def __init__(
         self,
@@ -192,14 +173,11 @@ class Watch:
         with self.lock:
             before = {zone.id: zone for zone in view.zones}
             view.zones = self.store.zones(view.name)
-            kept = {
-                z.id
-                for z in view.zones
-                if z.id in before and (before[z.id].limit, before[z.id].points) == (z.limit, z.points)
-            }
-            for zone in set(before) - kept:
+            judged = {(zone.id, zone.limit, zone.points) for zone in view.zones}
+            same = {zone for zone, old in before.items() if (zone, old.limit, old.points) in judged}
+            for zone in set(before) - same:
                 self.store.end_alarms(zone)
-            view.alarms = {z.id: view.alarms[z.id] if z.id in kept else Alarm(self.settings.rule) for z in view.zones}
+            view.alarms = {z.id: view.alarms[z.id] if z.id in same else Alarm(self.settings.rule) for z in view.zones}
         self.tell({"kind": "zones", "source": view.number})
 
     def freeze(self, view: View, why: str = "asked for") -> int:
@@ -234,13 +212,13 @@ class Watch:
 
     def restore(self, view: View, number: int) -> None:
         """Use an earlier calibration again."""
-        found = [row for row in self.store.calibrations(view.name) if row["id"] == number]
-        if not found:
+        row = next((row for row in self.store.calibrations(view.name) if row["id"] == number), None)
+        if row is None:
             raise DataError("expected a calibration of this source; there is none of that number.")
         with self.lock:
-            view.counter.calibration = CrowdCalibration.from_json(found[0]["record"])
+            view.counter.calibration = CrowdCalibration.from_json(row["record"])
             self.store.use_calibration(view.name, number)
-        self.store.add_event(view.name, "calibration", f"calibration restored: {found[0]['note']}")
+        self.store.add_event(view.name, "calibration", f"calibration restored: {row['note']}")
         self.tell({"kind": "labels", "source": view.number})
 
     def _noted(self, view: View) -> Callable[[str, str], object]:
@@ -252,7 +230,7 @@ class Watch:
         return noted
 
     def _run(self) -> None:
-        told = reported = 0.0
+        told_at = reported = 0.0
         while not self._stop.is_set():
             busy = False
             for view in self.views:
@@ -266,8 +244,8 @@ class Watch:
             if time.monotonic() > reported + _REPORTS_EVERY or not reported:
                 reported = time.monotonic()
                 self._report()
-            if time.monotonic() > told + 1:
-                told = time.monotonic()
+            if time.monotonic() > told_at + 1:
+                told_at = time.monotonic()
                 for view in self.views:
                     if view.camera is not None:
                         self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
@@ -361,9 +339,9 @@ class Watch:
             sure = "over 99" if probability > 0.99 else f"{100 * probability:.0f}"
             text = f"more than {zone.limit:g} people, {sure} % sure: {amount.mean:.0f} counted"
             event = self.store.add_event(view.name, "alarm", f"{zone.name}: {text}", zone.id, view.picture_of(shot))
-            numbers = {"count": said["count"], "low": low, "high": high, "probability": probability}
-            about = {"zone": zone.name, "limit": zone.limit, "time": shot.time, **numbers}
-            self.notices.send({"event": "alarm", "id": event, "source": view.name, **about})
+            about = {"event": "alarm", "id": event, "source": view.name, "zone": zone.name, "limit": zone.limit}
+            numbers = {name: said[name] for name in ("count", "low", "high")}
+            self.notices.send({**about, "time": shot.time, **numbers, "probability": round(probability, 3)})
         elif changed is not None and before == "red":
             self.store.end_alarms(zone.id)
             self.store.add_event(view.name, "over", f"{zone.name}: no longer sure of too many people", zone.id)
@@ -392,7 +370,7 @@ class Watch:
 
 
 def _why_label(strangeness: float) -> str:
-    """What there is to say about a proposed frame."""
+    """Say why a frame is proposed."""
     if strangeness >= STRANGE:
         return "unlike the frames seen before"
     return "a little unusual" if strangeness > 1 else "regular check"

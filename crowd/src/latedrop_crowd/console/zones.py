@@ -55,21 +55,13 @@ _SOME = 0.5  # people added to both sides of a share, so that an empty zone has 
 
 @dataclass(frozen=True)
 class Zone:
-    """A zone.
+    """A zone."""
 
-    Attributes:
-        id: its number in the store.
-        source: name of the source it belongs to.
-        name: for people.
-        points: corners as x, y in [0, 1] of the picture; none where the whole picture is meant.
-        limit: people; more than so many are too many. None: it is only counted.
-    """
-
-    id: int
-    source: str
-    name: str
-    points: Points
-    limit: float | None
+    id: int  # its number in the store
+    source: str  # name of the source it belongs to
+    name: str  # for people
+    points: Points  # corners as x, y in [0, 1] of the picture; none where the whole picture is meant
+    limit: float | None  # people; more than so many are too many. None: it is only counted
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -79,17 +71,11 @@ class Zone:
 
 @dataclass(frozen=True)
 class Amount:
-    """How many people, with what is not known about it.
+    """How many people, with what is not known about it."""
 
-    Attributes:
-        mean: people.
-        variance: of a t-distribution the squared scale.
-        dof: degrees of freedom; None: Gaussian.
-    """
-
-    mean: float
-    variance: float
-    dof: float | None = None
+    mean: float  # people
+    variance: float  # of a t-distribution the squared scale
+    dof: float | None = None  # degrees of freedom; None: Gaussian
 
     def interval(self, reach: float) -> tuple[float, float]:
         """From `reach` scales below to as many above; people are never fewer than none."""
@@ -184,28 +170,21 @@ def first_order_shares(
         return torch.einsum("nhw,zhw->nz", trained.masked(density)[:, 0], chosen.to(density))
 
     sites, terms = calibration.count.sites, calibration.count.terms
-    found = linearize(trained.network, image[None], sites, sums).variance_by_site[0].double()
+    by_site = linearize(trained.network, image[None], sites, sums).variance_by_site[0].double()
     odds = [] if terms is None else terms.odds([site.name for site in sites], 0)
     weights = torch.tensor(odds if any(odds) else [1.0] * len(sites), dtype=torch.float64)
-    variances = (found.cpu() @ weights).numpy()
+    variances = (by_site.cpu() @ weights).numpy()
     return np.clip(variances[1:] / max(float(variances[0]), 1e-30), 0.0, None)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What part of the count's variance zones have.
+    """The zones' shares of the count's variance."""
 
-    Attributes:
-        masks: cells of each zone, bool `(Z, h, w)`.
-        ratio: `v_z / v` of each, measured on some frame, `(Z,)`.
-        people: the zones' share of the people in that frame, `(Z,)`.
-        blurred: the masks as heads are blurred, `(Z, h, w)`.
-    """
-
-    masks: npt.NDArray[np.bool_]
-    ratio: npt.NDArray[np.float64]
-    people: npt.NDArray[np.float64]
-    blurred: npt.NDArray[np.float64]
+    masks: npt.NDArray[np.bool_]  # cells of each zone, bool `(Z, h, w)`
+    ratio: npt.NDArray[np.float64]  # `v_z / v` of each, measured on some frame, `(Z,)`
+    people: npt.NDArray[np.float64]  # the zones' share of the people in that frame, `(Z,)`
+    blurred: npt.NDArray[np.float64]  # the masks as heads are blurred, `(Z, h, w)`
 
     @classmethod
     def measured(
@@ -225,8 +204,7 @@ class Shares:
         ratio = np.ones(len(zones))
         if not whole.all():
             ratio[~whole] = first_order_shares(trained, calibration, image, masks[~whole])
-        sigma = trained.about.get("sigma")
-        width = float(sigma) / trained.stride if isinstance(sigma, (int, float)) else 1.0
+        width = float(trained.about.get("sigma") or trained.stride) / trained.stride
         blurred = np.stack([gaussian_filter(mask.astype(np.float64), width, mode="nearest") for mask in masks])
         return cls(masks, ratio, _share(masks, density), blurred)
 
@@ -245,8 +223,8 @@ class Shares:
 
 def _share(masks: npt.NDArray[np.bool_], density: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     inside = np.clip((masks * density).sum((1, 2)), 0, None)
-    found: npt.NDArray[np.float64] = (inside + _SOME) / (max(float(density.sum()), 0.0) + _SOME)
-    return np.minimum(found, 1.0)
+    share: npt.NDArray[np.float64] = (inside + _SOME) / (max(float(density.sum()), 0.0) + _SOME)
+    return np.minimum(share, 1.0)
 
 
 def probability_above(amount: Amount, limit: float) -> float:
@@ -269,15 +247,10 @@ _KEEP = 0.5  # of being too many: above it, red stays red
 
 @dataclass(frozen=True)
 class Rule:
-    """How sure, and for how long.
+    """How sure, and for how long."""
 
-    Attributes:
-        sure: probability from which on a zone turns red; below one minus it, green.
-        hold: seconds that a change must last.
-    """
-
-    sure: float = 0.9
-    hold: float = 2.0
+    sure: float = 0.9  # probability from which on a zone turns red; below one minus it, green
+    hold: float = 2.0  # seconds that a change must last
 
     def __post_init__(self) -> None:
         if not 0.5 < self.sure < 1:
@@ -301,24 +274,19 @@ class Alarm:
 
     def __init__(self, rule: Rule, colour: Colour | None = None) -> None:
         self.rule, self.colour = rule, colour
-        self._other: Colour | None = None
+        self.coming: Colour | None = None  # what frames ask for, where it has not lasted long enough to show
         self._since = 0.0
 
     def update(self, probability: float, time: float) -> Colour | None:
         """Look at one frame; the new colour where it changes, else None."""
         wanted = self.rule.wanted(probability, self.colour)
         if wanted == self.colour:
-            self._other = None
+            self.coming = None
             return None
         if self.colour is not None:
-            if wanted != self._other:
-                self._other, self._since = wanted, time
+            if wanted != self.coming:
+                self.coming, self._since = wanted, time
             if time - self._since < self.rule.hold:
                 return None
-        self.colour, self._other = wanted, None
+        self.colour, self.coming = wanted, None
         return wanted
-
-    @property
-    def coming(self) -> Colour | None:
-        """The colour that frames ask for, where it has not lasted long enough to show."""
-        return self._other

@@ -40,11 +40,6 @@ def open_set(
         use_roi: count only inside the region of interest. None: as the set's protocol does (UCSD does; Mall has a
             region, but counts all heads; frames of your own do where there is a roi.png).
         sigma: of the density kernel in pixels of the files; None: the set's own, 4 for your frames.
-
-    Raises:
-        ArgumentError: no such set or option.
-        FileError: a folder or a file is missing or cannot be read.
-        DataError: the annotations are not what the layout says.
     """
     if name not in SETS:
         raise ArgumentError(f"expected a set among {', '.join(SETS)}; found {name!r}. Pass one of these.")

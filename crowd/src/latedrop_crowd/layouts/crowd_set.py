@@ -81,9 +81,10 @@ class CrowdSet:
         image = enlarged(image, self.enlarge)
         shape = tuple(image.shape[1:])
         if self.size is not None and shape != self.size:
+            wanted, there = (" x ".join(str(side // self.enlarge) for side in sides) for sides in (self.size, shape))
             raise DataError(
-                f"expected frames of {_by(self.size, self.enlarge)} pixels in {self.name}; found "
-                f"{_by(shape, self.enlarge)} in {frame.path or frame.name}. Points would be off: restore the file."
+                f"expected frames of {wanted} pixels in {self.name}; found {there} in {frame.path or frame.name}. "
+                "Restore the file: points would be off."
             )
         return image
 
@@ -138,10 +139,6 @@ def _made(frame: Frame) -> npt.NDArray[Any]:
     if frame.pixels is None:
         raise DataError(f"expected a path or pixels in frame {frame.name}; found neither. Make it with one of them.")
     return frame.pixels
-
-
-def _by(shape: Sequence[int], times: int = 1) -> str:
-    return " x ".join(str(side // times) for side in shape)
 
 
 _Item = TypeVar("_Item")

@@ -18,7 +18,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -113,12 +113,8 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:3]) + (f", ... ({len(listed)} in all)" if len(listed) > 3 else "")
 
 
-Heads: TypeAlias = dict[str, Floats]
-"""By the name of their frame, `(P, 2)` as x, y in pixels from 0."""
-
-
-def read_heads(path: Path) -> Heads:
-    """The heads of each frame, from columns frame, x and y."""
+def read_heads(path: Path) -> dict[str, Floats]:
+    """The heads `(P, 2)` of each frame, x and y in pixels from 0, from columns frame, x and y."""
     points: dict[str, list[tuple[float, float]]] = {}
     for line, row in _rows(path, "frame", "x", "y"):
         heads = points.setdefault(row["frame"], [])

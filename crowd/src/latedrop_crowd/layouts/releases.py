@@ -30,25 +30,15 @@ _PETS_HEAD = 0.1  # of the height of a person's box, from its top: the middle of
 
 
 class Release(NamedTuple):
-    """How a set was released.
+    """How a set was released."""
 
-    Attributes:
-        archive: the folder that its archive makes.
-        marker: a file or folder in that folder.
-        frames: reads the standard training and test frames from the folder.
-        sigma: of the density kernel in pixels.
-        clips: how many clips the training frames are of.
-        roi: file of the region of interest; None: the set has none.
-        inside: whether the protocol counts inside the region only.
-    """
-
-    archive: str
-    marker: str
-    frames: Callable[[Path], Parts]
-    sigma: float
-    clips: int = 1
-    roi: str | None = None
-    inside: bool = False
+    archive: str  # the folder that its archive makes
+    marker: str  # a file or folder in that folder
+    frames: Callable[[Path], Parts]  # reads the standard training and test frames from the folder
+    sigma: float  # of the density kernel in pixels
+    clips: int = 1  # how many clips the training frames are of
+    roi: str | None = None  # file of the region of interest; None: the set has none
+    inside: bool = False  # whether the protocol counts inside the region only
 
 
 def read_release(name: str, folder: Path, use_roi: bool | None) -> CrowdSet:
@@ -134,9 +124,9 @@ def _points(values: Any) -> Floats:
     return points[:, :2] - 1
 
 
-def _check_number(found: int, expected: int) -> None:
-    if found != expected:
-        raise ValueError(f"{found} frames instead of {expected}")
+def _check_number(number: int, expected: int) -> None:
+    if number != expected:
+        raise ValueError(f"{number} frames instead of {expected}")
 
 
 @contextmanager

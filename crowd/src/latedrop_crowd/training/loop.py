@@ -42,23 +42,14 @@ _SAVE_EVERY = 20.0  # seconds between checkpoints
 
 @dataclass(frozen=True)
 class Settings:
-    """What a network depends on, besides its frames.
+    """Choices that a network depends on, besides its frames."""
 
-    Attributes:
-        epochs: passes over the training frames.
-        batch: frames per step.
-        lr: largest learning rate of Adam.
-        crop: side in pixels of a random square, a multiple of 4; None: whole frames.
-        rate: of embedded dropout; 0: none.
-        seed: of weights, order, crops, flips, jitter and masks.
-    """
-
-    epochs: int = 200
-    batch: int = 8
-    lr: float = 1e-3
-    crop: int | None = None
-    rate: float = 0.0
-    seed: int = 0
+    epochs: int = 200  # passes over the training frames
+    batch: int = 8  # frames per step
+    lr: float = 1e-3  # largest learning rate of Adam
+    crop: int | None = None  # side in pixels of a random square, a multiple of 4; None: whole frames
+    rate: float = 0.0  # of embedded dropout; 0: none
+    seed: int = 0  # of weights, order, crops, flips, jitter and masks
 
     def __post_init__(self) -> None:
         limits = {
@@ -82,24 +73,19 @@ def fit(
     *,
     progress: bool = True,
 ) -> Fit:
-    """Train; what there is at the end.
-
-    Raises:
-        OutputError: the loss is not finite, or the network does not react to its input.
-    """
-    with _fast_convolutions(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    """Train; `OutputError` where the loss is not finite, or the network does not react to its input."""
+    # All batches have one shape, so that a GPU may try its algorithms once.
+    with (
+        torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+    ):
         state = _start(settings, device)
         if checkpoint:
             checkpoint.read(state)
         data = load(crowd_set, settings.crop, device, progress)
         saved = time.perf_counter()
-        with tqdm(
-            disable=None if progress else True,
-            desc="training",
-            initial=state.epoch,
-            total=settings.epochs,
-            unit="epoch",
-        ) as bar:
+        disable, done = None if progress else True, state.epoch
+        with tqdm(disable=disable, desc="training", initial=done, total=settings.epochs, unit="epoch") as bar:
             while state.epoch < settings.epochs:
                 _epoch(state, data, settings)
                 bar.update()
@@ -199,17 +185,6 @@ def _half_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-@contextmanager
-def _fast_convolutions(device: torch.device) -> Iterator[None]:
-    """Let a GPU try its algorithms, as all batches have one shape; and leave the setting as it was."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda" or before
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
 def _key(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -267,23 +242,14 @@ def load(crowd_set: CrowdSet, crop: int | None, device: torch.device, progress: 
 
 
 class Plan(NamedTuple):
-    """What happens to which frame in an epoch; drawn on the host, and sent to the device in one go.
+    """Order, crops and changes of the frames of an epoch; drawn on the host, and sent to the device in one go."""
 
-    Attributes:
-        order: of the frames.
-        corners: top and left of the crops.
-        side: rows and columns of a crop.
-        flip: which are mirrored, `(N, 1, 1, 1)`.
-        contrast: factors, `(N, 1, 1, 1)`.
-        brightness: shifts, `(N, 1, 1, 1)`.
-    """
-
-    order: list[int]
-    corners: list[tuple[int, int]]
-    side: tuple[int, int]
-    flip: Tensor
-    contrast: Tensor
-    brightness: Tensor
+    order: list[int]  # of the frames
+    corners: list[tuple[int, int]]  # top and left of the crops
+    side: tuple[int, int]  # rows and columns of a crop
+    flip: Tensor  # which are mirrored, `(N, 1, 1, 1)`
+    contrast: Tensor  # factors, `(N, 1, 1, 1)`
+    brightness: Tensor  # shifts, `(N, 1, 1, 1)`
 
 
 def plan_epoch(frames: Frames, crop: int | None, key: int) -> Plan:
@@ -318,21 +284,13 @@ def cut_batch(data: Data, plan: Plan, rows: slice) -> tuple[Tensor, Tensor, Tens
 
 @dataclass
 class Fit:
-    """A training under way.
+    """A training under way."""
 
-    Attributes:
-        model: whose weights Adam moves.
-        average: the average of its weights; this is what is validated and kept.
-        optimizer: Adam.
-        seconds: spent.
-        history: by epoch, `loss` and `mae` of validation counts.
-    """
-
-    model: MCNN
-    average: MCNN
-    optimizer: torch.optim.Adam
-    seconds: float = 0.0
-    history: list[dict[str, float]] = field(default_factory=list)
+    model: MCNN  # whose weights Adam moves
+    average: MCNN  # the average of its weights; this is what is validated and kept
+    optimizer: torch.optim.Adam  # Adam
+    seconds: float = 0.0  # spent
+    history: list[dict[str, float]] = field(default_factory=list)  # by epoch, `loss` and `mae` of validation counts
 
     @property
     def epoch(self) -> int:
@@ -342,15 +300,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that a stopped training goes on from.
+    """A file that a stopped training goes on from."""
 
-    Attributes:
-        path: of the file.
-        identity: settings and frames; plain JSON. Those of another training are refused.
-    """
-
-    path: Path
-    identity: dict[str, Any]
+    path: Path  # of the file
+    identity: dict[str, Any]  # settings and frames; plain JSON. Those of another training are refused
 
     def write(self, state: Fit) -> None:
         """Put the training into the file, all of it or nothing."""
@@ -367,11 +320,7 @@ class Checkpoint:
         write_aside(self.path, buffer.getvalue())
 
     def read(self, state: Fit) -> None:
-        """Take the training up from the file, if there is one.
-
-        Raises:
-            FileError: the file is damaged, or of another training.
-        """
+        """Take the training up from the file, if there is one; one of another training is a `FileError`."""
         if not self.path.exists():
             return
         with self._readable():
@@ -403,7 +352,7 @@ class Checkpoint:
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What differs between two identities, in words; empty if nothing does.
+    """Say how two identities differ; empty if they do not.
 
     >>> differences({"settings": {"lr": 0.1, "seed": 0}}, {"settings": {"lr": 0.2, "seed": 0}})
     'lr 0.2 instead of 0.1'
@@ -411,8 +360,6 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     words = []
     for group, values in json.loads(json.dumps(wanted)).items():
         there = found.get(group)
-        there = there if isinstance(there, dict) else {}
-        words += [
-            f"{key} {there.get(key)} instead of {value}" for key, value in values.items() if there.get(key) != value
-        ]
+        other = {key: there.get(key) if isinstance(there, dict) else None for key in values}
+        words += [f"{key} {other[key]} instead of {value}" for key, value in values.items() if other[key] != value]
     return ", ".join(words)

@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,6 @@ def train(
         notes: what else the log says; plain JSON.
 
     Raises:
-        DataError: there is nothing to check it with.
         FileError: `out` cannot be written, or it or its checkpoint was made with other settings or frames.
         OutputError: the loss is not finite, the network is dead, or, where `checked`, it is no better than the mean.
     """
@@ -102,7 +100,8 @@ def train(
         check_better(record)
     if out is not None and checkpoint is not None:
         save_weights(out, trained)
-        write_log(beside(out, ".log.json"), record | {"weights_sha256": digest_of(out)})
+        log = json.dumps(record | {"weights_sha256": digest_of(out)}, indent=1)
+        write_aside(beside(out, ".log.json"), f"{log}\n")
         checkpoint.path.unlink(missing_ok=True)
     return trained
 
@@ -119,12 +118,10 @@ def cross_fit(
     checked: bool = True,
     command: str | None = None,
 ) -> Trained:
-    """Train on all frames, and beside it on all but one block of time, for each block.
+    """Train on all frames, and beside it on all but one block of time, for each of `folds` blocks.
 
-    The training and validation frames are cut into `folds` runs. For each run a network is trained on the others, and
-    its counts of the run say how far off a network of this kind is. The final network is trained on all frames.
-    `NAME.fold0.safetensors`, ... stay beside it: `calibrate_counter` fits the variance to the counts of their runs.
-    The arguments are those of `train`; `checked` looks at the errors on the runs.
+    Counts of a block by the network that left it out say how far off such a network is: `calibrate_counter` fits the
+    variance to them, so `NAME.fold0.safetensors`, ... stay beside the final network. Arguments are those of `train`.
     """
     settings = settings or RECOMMENDED.get(crowd_set.name, Settings())
     options: dict[str, Any] = {"fresh": fresh, "command": command, "checked": False}
@@ -132,7 +129,7 @@ def cross_fit(
     for number, part in enumerate(fold_sets(crowd_set, folds)):
         path = None if out is None else fold_path(out, number)
         network = train(replace(part, test=()), settings, path, device, progress, about={"fold": number}, **options)
-        predicted = predict_counts(network, crowd_set, part.test, device).double()
+        predicted = predict_counts(network, crowd_set, part.test).double()
         errors.append(predicted - crowd_set.counts(part.test, torch.float64))
         notes.append({"frames": len(part.test), "mae": float(errors[-1].abs().mean())})
     measured = _errors(torch.cat(errors))
@@ -145,11 +142,7 @@ def cross_fit(
 
 
 def fold_sets(crowd_set: CrowdSet, folds: int) -> list[CrowdSet]:
-    """For each block of time the set that leaves it out: `test` is the block, and all others are trained on.
-
-    Raises:
-        ArgumentError: fewer than 2 folds, or fewer frames than folds.
-    """
+    """For each block of time the set that leaves it out: `test` is the block, and all others are trained on."""
     every = (*crowd_set.train, *crowd_set.validation)
     if folds < 2 or len(every) < folds:
         raise ArgumentError(
@@ -171,35 +164,25 @@ def fold_path(out: str | os.PathLike[str], number: int) -> Path:
 SCHEMA = 1
 
 
-def predict_counts(
-    trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], device: str | torch.device = "cpu"
-) -> Tensor:
+def predict_counts(trained: Trained, crowd_set: CrowdSet, indices: Sequence[int]) -> Tensor:
     """Predicted counts of frames, `(N,)`."""
-    model = deepcopy(trained.model).to(device).eval()
-    moved = replace(trained, roi=None if trained.roi is None else trained.roi.to(device))
-    frames = in_order(lambda index: crowd_set.image(index, trained.channels), indices)
+    frames = in_order(lambda index: crowd_set.image(index, trained.channels).to(trained.device), indices)
     with torch.inference_mode():
-        counts = [moved.count_of(model(frame[None].to(device))).float().cpu() for frame in frames]
+        counts = [trained.count_of(trained.model(frame[None])).float().cpu() for frame in frames]
     return torch.cat(counts) if counts else torch.zeros(0)
 
 
-def evaluate_counts(
-    trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], device: str | torch.device = "cpu"
-) -> dict[str, float]:
+def evaluate_counts(trained: Trained, crowd_set: CrowdSet, indices: Sequence[int]) -> dict[str, float]:
     """Errors of the counts of frames: `mae`, `rmse`, `bias` (predicted less true); and `frames`, how many."""
     if not indices:
         raise DataError(f"expected frames of {crowd_set.name} to evaluate; found none. Pass others.")
-    return _rounded(predict_counts(trained, crowd_set, indices, device).double() - _truth(crowd_set, indices))
+    predicted = predict_counts(trained, crowd_set, indices).double()
+    return _rounded(predicted - crowd_set.counts(indices, torch.float64))
 
 
 def mean_errors(mean: float, crowd_set: CrowdSet, indices: Sequence[int]) -> dict[str, float]:
-    """The same of one count for all frames, such as the mean of the training frames: what a network must beat."""
-    return _rounded(mean - _truth(crowd_set, indices))
-
-
-def _truth(crowd_set: CrowdSet, indices: Sequence[int]) -> Tensor:
-    """Count the people of frames, `(N,)` of double precision."""
-    return crowd_set.counts(indices, torch.float64)
+    """Errors of one count for all frames, such as the mean of the training frames: a network must beat them."""
+    return _rounded(mean - crowd_set.counts(indices, torch.float64))
 
 
 def _errors(error: Tensor) -> dict[str, float]:
@@ -212,7 +195,7 @@ def _rounded(error: Tensor) -> dict[str, float]:
 
 
 def summary(out: Path, log: Mapping[str, Any]) -> str:
-    """What a finished training tells, in two lines."""
+    """Sum a finished training up, in two lines."""
     lines = [f"written: {out}, {beside(out, '.log.json')}"]
     for part in ("validation", "test"):
         if part in log:
@@ -225,7 +208,7 @@ def summary(out: Path, log: Mapping[str, Any]) -> str:
 
 
 def described(crowd_set: CrowdSet) -> dict[str, Any]:
-    """What tells one training's frames from another's."""
+    """Describe the frames of a training, so that it is told from others."""
     digest, cells = hashlib.sha256(), crowd_set.cells()
     for index in (*crowd_set.train, *crowd_set.validation):
         frame = crowd_set.frames[index]
@@ -244,14 +227,14 @@ def described(crowd_set: CrowdSet) -> dict[str, Any]:
 def record_of(
     identity: Mapping[str, Any], crowd_set: CrowdSet, trained: Trained, state: Fit, device: torch.device
 ) -> dict[str, Any]:
-    """What a log says of a finished training."""
+    """Gather what the log of a finished training says."""
     mean = crowd_set.counts(crowd_set.train, torch.float64).mean().item()
     indices = {part: getattr(crowd_set, part) for part in ("validation", "test") if getattr(crowd_set, part)}
     return {
         "schema": SCHEMA,
         **identity,
         "epochs": state.epoch,
-        **{part: evaluate_counts(trained, crowd_set, chosen, device) for part, chosen in indices.items()},
+        **{part: evaluate_counts(trained, crowd_set, chosen) for part, chosen in indices.items()},
         "mean_predictor": {
             "count": round(mean, 4),
             **{part: mean_errors(mean, crowd_set, chosen) for part, chosen in indices.items()},
@@ -310,8 +293,3 @@ def read_log(path: Path) -> dict[str, Any]:
         summary(path.with_suffix(".safetensors"), log)
         _ = log["data"]["frames"]["train"], log["settings"]["rate"]  # tables of weights have them
     return log
-
-
-def write_log(path: Path, log: Mapping[str, Any]) -> None:
-    """Write a log, readable, all of it or nothing."""
-    write_aside(path, json.dumps(log, indent=1) + "\n")

@@ -55,6 +55,7 @@ export class Wall {
     const columns = ranked.length === 1 ? 1 : ranked.length <= 4 ? 2 : 3;
     const span = 1 + ((columns - (ranked.length % columns)) % columns); // the worst one takes the cells that are left over
     $("wall").style.setProperty("--columns", columns);
+    $("wall").classList.toggle("dense", ranked.length > 6);
     ranked.forEach((one, place) => {
       const parts = this.tiles.get(one.number) ?? this.tile(one);
       const now = worst(one);
