@@ -22,7 +22,7 @@ from latedrop.data.rows import copied
 from latedrop.dropout.masks import DrawMasks
 from latedrop.errors import DataError, OutputError
 from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Sites, StoredSites
 from latedrop.records import Limits, record
 
@@ -124,17 +124,20 @@ class Detector:
             sums = [_Sums(plain) for plain in self._pass(batch)]
             for draw in range(options.draws):
                 masks = DrawMasks(options.seed, rates, range(draw, draw + 1), range(options.draws))
-                now = self._network.begin(options.sites, masks, len(batch))
-                for total, drawn in zip(sums, self._pass(batch, now), strict=True):
+                for total, drawn in zip(sums, self._pass(batch, masks), strict=True):
                     total.add(drawn, options.overlap)
             result |= {i: total.result(options.draws) for i, total in zip(places, sums, strict=True)}
         return [result[i] for i in range(len(images))]
 
-    def _pass(self, batch: list[Tensor], now: Any = None) -> list[dict[str, Tensor]]:
+    def _pass(self, batch: list[Tensor], masks: DrawMasks | None = None) -> list[dict[str, Tensor]]:
         """Return boxes, scores and labels of each image; thinned ones of any score."""
-        output = self._network.quietly(lambda: self._network.output((self._batch(copied(batch)),), now))
-        parts = _read(output, len(batch), self._readout)
-        return [_ordered(part, self.options.least_score if now is None else 0.0) for part in parts]
+        sites = self.options.sites if masks is not None else ()
+
+        def run() -> Any:
+            return self._network.output((self._batch(copied(batch)),), Pass(sites, masks, len(batch)))
+
+        parts = _read(self._network.quietly(run), len(batch), self._readout)
+        return [_ordered(part, 0.0 if sites else self.options.least_score) for part in parts]
 
     def _batch(self, images: list[Tensor]) -> Any:
         return list(images) if self._collate is None else self._collate(list(images))

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 from warnings import warn
 
@@ -28,7 +28,7 @@ from latedrop.boxes.record import BOXES, FEATURES, BoxCalibration, BoxErrors, Bo
 from latedrop.calibration.cross_validation import CrossValidation, leading
 from latedrop.calibration.logistic import logistic
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
-from latedrop.data.batches import Peeked, row_total
+from latedrop.data.batches import row_total
 from latedrop.data.datasets import is_dataset
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
 from latedrop.files import read_text, write_aside
@@ -180,11 +180,12 @@ def calibrate_boxes(
         raise ArgumentError(f"expected at least 2 draws; found {draws!r}. About 20 are enough.")
     options = BoxOptions(sites=Sites(), rate=rate, draws=draws, seed=seed, overlap=overlap, least_score=least_score)
     detector = Detector(model, options, collate, readout, batch_size)
-    pairs = Peeked(_pairs(data))
-    if pairs.first is None:
+    pairs = _pairs(data)
+    first = next(pairs, None)
+    if first is None:
         raise DataError("expected images with their objects; found none. Pass a list of (image, target).")
-    detector = detector.with_sites(pairs.first[0])
-    rows = _rows(detector, pairs, row_total(data), progress)
+    detector = detector.with_sites(first[0])
+    rows = _rows(detector, chain([first], pairs), row_total(data), progress)
     f = torch.cat([features(row.detections) for row in rows])
     hit, errors = torch.cat([row.hit for row in rows]), torch.cat([row.errors for row in rows])
     image = torch.cat([torch.full((len(row.hit),), i) for i, row in enumerate(rows)])
