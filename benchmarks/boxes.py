@@ -71,9 +71,8 @@ def _boxes(rows: dict[str, Any], name: str) -> dict[str, Any]:
         off = torch.cat([off for _, off in parts[name]])
         std = torch.cat([(x @ weights).exp() for x, _ in parts[name]])
         each = [(off.abs() / (x @ weights).exp()).amax(1) for x, off in parts[name]]
-        shares = [
-            statistics.mean(float((z <= margins.radius(level)).double().mean()) for z in each) for level in LEVELS
-        ]
+        radii = [margins.radius(level) for level in LEVELS]
+        shares = [statistics.mean(float((z <= radius).double().mean()) for z in each) for radius in radii]
         width = 2 * std * torch.tensor([margins.radius(0.9, side) for side in range(4)])
         beyond = (off.abs() - width / 2).clamp_min(0)
         judged[choice] = {
@@ -134,10 +133,7 @@ def _mean_and_spread(values: list[float]) -> str:
 
 
 class Detector(nn.Module):
-    """Finds shapes from a grid of points, each with a score for each class and the distances to four sides.
-
-    It takes a list of images `(1, H, W)` and returns what torchvision's detectors return.
-    """
+    """Finds shapes in images `(1, H, W)`, from a grid of points with scores and the distances to four sides."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
