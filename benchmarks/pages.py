@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import (
     acquire,
+    boxes,
     console,
     crowd_regions,
     graphs,
@@ -66,6 +67,8 @@ def _table(name: str) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "acquire": ("acquire", acquire.table),
+    "boxes.scores": ("boxes", boxes.score_table),
+    "boxes.std": ("boxes", boxes.std_table),
     "console.alarms": ("console", console.alarm_table),
     "console.processes": ("console", console.process_table),
     "console.recalibration": ("console", console.recalibration_table),
