@@ -54,6 +54,8 @@ def load_onnx(
     check_seal(content, path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
+    # Weights in other files would be read from the current folder, and the checksum does not cover them.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
         session = onnxruntime.InferenceSession(content, options, providers=list(providers))
         metadata, inputs = session.get_modelmeta().custom_metadata_map, session.get_inputs()
