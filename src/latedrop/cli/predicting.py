@@ -182,10 +182,8 @@ def on_ray(
     if local:  # workers have folders of their own
         paths = ("calibration", "weights", *(["model"] if Path(model["model"]).exists() else []))
         model |= {name: str(Path(model[name]).absolute()) for name in paths if model[name] is not None}
-    readout = model.pop("readout")
     asked = Asked(
         **model,
-        readout=int(readout) if readout is not None and readout.lstrip("-").isdecimal() else readout,
         inputs=source.columns.inputs,
         keep=source.columns.kept,
         level=LEVEL if level is None else level,

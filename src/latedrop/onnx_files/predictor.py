@@ -97,12 +97,15 @@ class OnnxPredictor:
         """
         inputs = self._arrays(x)
         parts = [self._run(part) for part in self._batches(inputs)]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
-        _check_finite(next(found[name] for name in ("location", "mean", "probabilities") if name in found))
-        found = _flagged(found)
-        if isinstance(self.record, ClassRecord):
-            return OnnxClassPrediction(found, self.record)
-        return OnnxPrediction(found, self.record)
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
+        output = next(outputs[name] for name in ("location", "mean", "probabilities") if name in outputs)
+        if not np.isfinite(output).any():
+            raise OutputError(
+                f"expected a finite output; found NaN or inf in all of {len(output)} rows. Check the model on these "
+                "inputs."
+            )
+        kind: Any = OnnxClassPrediction if isinstance(self.record, ClassRecord) else OnnxPrediction
+        return kind(_flagged(outputs), self.record)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{value.name} {value.shape}" for value in self._inputs)
@@ -150,6 +153,11 @@ class OnnxPredictor:
         return x[known]
 
 
+def _output(name: str, about: str) -> Any:
+    """Make a property that gives an output of the file by its name."""
+    return property(lambda prediction: prediction.outputs.get(name), doc=about)
+
+
 @dataclass(frozen=True)
 class _Outputs:
     """What predictions of numbers and of classes share."""
@@ -157,10 +165,7 @@ class _Outputs:
     outputs: dict[str, Array]
     record: Any
 
-    @property
-    def novelty(self) -> Array | None:
-        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
-        return self.outputs.get("novelty")
+    novelty = _output("novelty", "`(N,)`, above 1 for unusual rows; None where the calibration cannot tell.")
 
     def __len__(self) -> int:
         return len(next(iter(self.outputs.values())))
@@ -180,31 +185,20 @@ class OnnxPrediction(_Outputs):
 
     record: RegressionRecord
 
-    @property
-    def mean(self) -> Array:
-        """`(N, ...)`, in the original unit of the targets."""
-        return self.outputs["mean"]
-
-    @property
-    def std(self) -> Array:
-        """`(N, ...)`, the calibrated standard deviation."""
-        return self.outputs["std"]
+    mean = _output("mean", "`(N, ...)`, in the original unit of the targets.")
+    std = _output("std", "`(N, ...)`, the calibrated standard deviation.")
 
     @property
     def variance(self) -> Array:
-        """`(N, ...)`."""
-        return self.std**2
+        """`(N, ...)`, the square of `std`."""
+        return self.std**2  # type: ignore[no-any-return]
 
     def interval(self, level: float | None = None) -> tuple[Array, Array]:
         """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
         level = self.record.level if level is None else checked_level(level)
         if level == self.record.level:
             return self.outputs["low"], self.outputs["high"]
-        return self._at((1 - level) / 2), self._at((1 + level) / 2)
-
-    def quantile(self, q: float) -> Array:
-        """The predicted quantile, `(N, ...)`."""
-        return self._at(checked_level(q))
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def to_dict(self, level: float | None = None) -> dict[str, Array]:
         """Named results, as `Prediction.to_dict` gives them."""
@@ -212,11 +206,13 @@ class OnnxPrediction(_Outputs):
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
         return named if self.novelty is None else {**named, "novelty": self.novelty}
 
-    def _at(self, q: float) -> Array:
-        unit = self.record.target
+    def quantile(self, q: float) -> Array:
+        """Return the predicted quantile, `(N, ...)`."""
+        q, unit, fitted = checked_level(q), self.record.target, self.record.intervals
+        z = [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
         with np.errstate(over="ignore"):
-            found: Array = location + _along(self._quantiles(q), location) * spread
+            found: Array = location + _along(z, location) * spread
             found = _known(found, q)
             if unit is None:
                 return found
@@ -227,10 +223,6 @@ class OnnxPrediction(_Outputs):
                 mean, std = (_along(part, wide) for part in (unit.mean, unit.std))
                 wide = wide * std + mean
             return _known(wide.astype(found.dtype), q)
-
-    def _quantiles(self, q: float) -> list[float]:
-        fitted = self.record.intervals
-        return [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
 
 
 @dataclass(frozen=True, repr=False)
@@ -244,36 +236,17 @@ class OnnxClassPrediction(_Outputs):
 
     record: ClassRecord
 
-    @property
-    def probabilities(self) -> Array:
-        """`(N, K)`, calibrated."""
-        return self.outputs["probabilities"]
-
-    @property
-    def label(self) -> Array:
-        """`(N,)`, the likeliest class."""
-        return self.outputs["label"]
+    probabilities = _output("probabilities", "`(N, K)`, calibrated.")
+    label = _output("label", "`(N,)`, the likeliest class.")
+    confidence = _output("confidence", "`(N,)`, the probability of the likeliest class.")
+    entropy = _output("entropy", "`(N,)` in nats.")
+    energy = _output("energy", "`(N,)`, minus the log of the sum of exponentials of the logits: large if strange.")
 
     @property
     def names(self) -> list[str]:
         """The likeliest class by its name."""
         known = self.record.names or [str(k) for k in range(self.probabilities.shape[1])]
         return [known[k] for k in self.label]
-
-    @property
-    def confidence(self) -> Array:
-        """`(N,)`, the probability of the likeliest class."""
-        return self.outputs["confidence"]
-
-    @property
-    def entropy(self) -> Array:
-        """`(N,)` in nats."""
-        return self.outputs["entropy"]
-
-    @property
-    def energy(self) -> Array:
-        """`(N,)`, minus the log of the sum of exponentials of the logits: large for strange rows."""
-        return self.outputs["energy"]
 
     def kept(self) -> Array:
         """`(N,)`, True for rows that the rule of the file keeps, which `ClassPredictor.reject` made."""
@@ -327,13 +300,6 @@ def _check_options(providers: Sequence[str], known: Sequence[str], threads: Any,
             raise ArgumentError(f"expected {name} as a whole number of at least 1; found {value!r}.")
 
 
-def _check_finite(values: Array) -> None:
-    if not np.isfinite(values).any():
-        raise OutputError(
-            f"expected a finite output; found NaN or inf in all of {len(values)} rows. Check the model on these inputs."
-        )
-
-
 def _flagged(found: dict[str, Array]) -> dict[str, Array]:
     """What the file gave, where nothing is known of rows that are not finite: as `Prediction.unknown` says it."""
     beyond = np.zeros(len(next(iter(found.values()))), dtype=bool)
@@ -358,10 +324,9 @@ def _array(value: Any, wanted: Any) -> Array:
         raise DataError(f"expected numbers for the input {wanted.name!r}, as many in every row; {error}.") from error
     if array.dtype.kind not in "fiub":
         raise DataError(f"expected numbers for the input {wanted.name!r}; found an array of {array.dtype}.")
-    sizes = [size if isinstance(size, int) else None for size in wanted.shape]
-    fits = len(sizes) == array.ndim and all(a is None or a == b for a, b in zip(sizes, array.shape, strict=True))
-    if not fits:
-        expected = ", ".join("N" if size is None else str(size) for size in sizes)
+    sizes = [size if isinstance(size, int) else "N" for size in wanted.shape]
+    if len(sizes) != array.ndim or any(a not in ("N", b) for a, b in zip(sizes, array.shape, strict=True)):
+        expected = ", ".join(map(str, sizes))
         raise DataError(f"expected the input {wanted.name!r} of shape ({expected}); found {array.shape}.")
     if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
         raise DataError(

@@ -96,14 +96,11 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
             headers["WWW-Authenticate"] = "Bearer"
         return Response(body, status, headers, kind)
 
-    async def predict(request: Request) -> Response:
-        return respond(await door.answer(request, partial(_predict, service)))
+    def answering(handle: Callable[..., Any]) -> Any:
+        async def answer(request: Request) -> Response:
+            return respond(await door.answer(request, partial(handle, service)))
 
-    async def update(request: Request) -> Response:
-        return respond(await door.answer(request, partial(_update, service)))
-
-    async def metrics(request: Request) -> Response:
-        return respond(await door.answer(request, partial(_metrics, service)))
+        return answer
 
     async def healthz() -> Response:
         state = {"status": "ok" if service.healthy else "stopping"}
@@ -114,10 +111,10 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         return respond(_error(error.status_code, message))
 
     words = _described(service.form.transform is not None, service.stream is not None)
-    app.post("/predict", **words["predict"])(predict)
+    app.post("/predict", **words["predict"])(answering(_predict))
     if service.stream is not None:
-        app.post("/update", **words["update"])(update)
-    app.get("/metrics", **words["metrics"])(metrics)
+        app.post("/update", **words["update"])(answering(_update))
+    app.get("/metrics", **words["metrics"])(answering(_metrics))
     app.get("/healthz", **words["healthz"])(healthz)
     app.head("/healthz", include_in_schema=False)(healthz)
     app.add_exception_handler(HTTPException, other)
@@ -266,12 +263,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _explained(error: Exception) -> tuple[int, bytes, str]:
-    if isinstance(error, RefusalError):
-        return _error(error.status, str(error))
-    if isinstance(error, (DataError, ArgumentError, OutputError)):
-        return _error(422, str(error))
     if isinstance(error, LatedropError):
-        return _error(500, str(error))
+        refused = isinstance(error, (DataError, ArgumentError, OutputError))
+        return _error(getattr(error, "status", 422 if refused else 500), str(error))
     _log.error("a request failed", exc_info=error)
     return _error(500, f"{type(error).__name__}, which was not foreseen: the service's log has more.")
 
@@ -288,14 +282,16 @@ def _described(images: bool, stream: bool) -> dict[str, dict[str, Any]]:
     predict = {"requestBody": {"required": True, "content": bodies}, "parameters": [level]}
     found: dict[str, dict[str, Any]] = {
         "predict": {
+            "name": "predict",
             "summary": "Mean, std, low and high of every row; of classes, their probabilities",
             "responses": _RESPONSES,
             "openapi_extra": predict,
         },
-        "metrics": {"summary": "Counts, for Prometheus"},
+        "metrics": {"name": "metrics", "summary": "Counts, for Prometheus"},
         "healthz": {"summary": "200 while requests are taken"},
     }
     if stream:
         labels = {"requestBody": {"required": True, "content": {JSON: {"schema": _LABELS}}}}
-        found["update"] = {"summary": "Labels of rows", "responses": _RESPONSES, "openapi_extra": labels}
+        found["update"] = {"name": "update", "summary": "Labels of rows", "responses": _RESPONSES}
+        found["update"]["openapi_extra"] = labels
     return found
