@@ -43,7 +43,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")  # how a path of Windows begins
 def load_model(
     name: str, weights: str | None = None, *, trust: bool = False, device: str = "auto", untrained: bool = False
 ) -> nn.Module:
-    """The model that a user means.
+    """Load the model that a user means.
 
     Args:
         name: `package.module:callable`, a `.pt2` file, or with `trust` a pickled module.
@@ -68,7 +68,7 @@ def load_model(
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The callable that `package.module:name` means."""
+    """Import the callable that `package.module:name` means."""
     target = _attribute(name)
     if not callable(target):
         raise ArgumentError(f"expected a function at {name}; found {type(target).__name__}.")
@@ -96,7 +96,7 @@ def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
 
 
 def input_names(model: nn.Module) -> tuple[str, ...]:
-    """What the model calls its inputs, in their order; none where it takes any number of them."""
+    """Return the names of the model's inputs, in their order; none where it takes any number of them."""
     if isinstance(model, torch.fx.GraphModule):
         return tuple(str(node.target) for node in model.graph.nodes if node.op == "placeholder")
     parameters = inspect.signature(model.forward).parameters.values()
@@ -126,7 +126,7 @@ def _random(rows: int, like: Tensor) -> Tensor:
 
 
 def _from_code(name: str, *, trained: bool) -> nn.Module:
-    """The module that code gives; where it has to be `trained`, code that gives another one each time is refused."""
+    """Make the module that code gives; where it has to be `trained`, code that gives another each time is refused."""
     target = _attribute(name)
     if isinstance(target, nn.Module):
         again = _imported_again(name) if trained else None
@@ -163,13 +163,13 @@ def _called(name: str, make: Callable[[], Any]) -> nn.Module:
 
 
 def _marks(model: nn.Module) -> dict[str, bytes]:
-    """What tells weights apart; those that are not there before the first call are never the same."""
+    """Return marks that tell weights apart; those that are not there before the first call are never the same."""
     lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
     return {name: secrets.token_bytes(8) for name in lazy} if lazy else weight_marks(model)
 
 
 def _imported_again(name: str) -> dict[str, bytes] | None:
-    """The weights of a module that stands in a file, when the file is run once more; None where it cannot be."""
+    """Return the weights of a module that stands in a file, when the file is run once more; None where it cannot be."""
     module_name, _, path = name.partition(":")
     first = sys.modules[module_name]
     spec = first.__spec__

@@ -40,7 +40,7 @@ _ENDINGS = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker needs to know; texts and numbers alone, so that it can travel.
+    """All that a worker needs to know; texts and numbers alone, so that it can travel.
 
     Attributes:
         model: `package.module:callable`, a `.pt2` file, or an `.onnx` file, which needs nothing else.
@@ -150,7 +150,7 @@ class Predictions:
         return pyarrow.table({**{name: table.column(name) for name in self._asked.keep}, **parts})
 
     def _predicted(self, x: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """Columns of rows that are finite, all batches of one size."""
+        """Predict rows that are finite as columns, all batches of one size."""
         size, rows = self._asked.batch_size, len(x)
         fill = -rows % size if rows else size
         filled = np.concatenate([x, np.zeros((fill, x.shape[1])) if not rows else np.repeat(x[:1], fill, 0)])
@@ -260,7 +260,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _workers(ray: Any, workers: int | None, *, gpu: bool) -> dict[str, Any]:
-    """How many workers, and what each takes: a CPU is left for reading and writing, without which nothing moves."""
+    """Choose how many workers there are and what each takes; reading and writing need a CPU of their own."""
     total, pool = ray.cluster_resources(), ray.data.ActorPoolStrategy
     if gpu:
         return {"compute": pool(size=workers or max(1, int(total.get("GPU", 1)))), "num_gpus": 1}
@@ -290,10 +290,10 @@ def _read(ray: Any, asked: Asked, data: str) -> Any:
 
 
 def cause(error: Exception) -> LatedropError:
-    """What went wrong inside a worker, as it would have been said here; errors come from there as text alone."""
+    """Return what went wrong inside a worker, as it would be raised here; errors come from there as text alone."""
     raised = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     if raised:
         kind, message = raised[-1]
-        return getattr(errors, kind, LatedropError)(message)  # type: ignore[no-any-return]
+        return getattr(errors, kind, LatedropError)(message)
     lines = [line for line in str(error).splitlines() if line.strip()]
     return LatedropError(f"expected Ray to finish; it failed: {lines[-1] if lines else type(error).__name__}")

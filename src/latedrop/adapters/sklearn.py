@@ -72,7 +72,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 f"expected model=, a trained torch.nn.Module or a predictor; found {type(self.model).__name__}. Train "
                 "it before."
             )
-        x, target, task = self._training_rows(X, y)  # type: ignore[attr-defined]  # of both subclasses
+        x, target, task = self._training_rows(X, y)
         method = {} if self.method is None else {"method": self.method}
         options = {**method, "progress": False, **(self.options or {}), "task": task}
         self.predictor_: Any = calibrate(self.model, (x, target), **options)

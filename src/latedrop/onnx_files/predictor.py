@@ -67,8 +67,8 @@ def load_onnx(
     record = record_in(metadata, path)
     needed = {"probabilities", "label"} if record.task == "classification" else {"mean", "std", "low", "high"}
     if not inputs or any(value.type not in _TYPES for value in inputs) or not needed <= outputs:
-        found = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
-        raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {found}. {AGAIN}")
+        given = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
+        raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {given}. {AGAIN}")
     return OnnxPredictor(session, record, batch_size)
 
 
@@ -95,8 +95,7 @@ class OnnxPredictor:
 
         An `OnnxPrediction`, or an `OnnxClassPrediction` of a classifier.
         """
-        inputs = self._arrays(x)
-        parts = [self._run(part) for part in self._batches(inputs)]
+        parts = [self._run(part) for part in self._batches(self._arrays(x))]
         outputs = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
         output = next(outputs[name] for name in ("location", "mean", "probabilities") if name in outputs)
         if not np.isfinite(output).any():
@@ -135,8 +134,9 @@ class OnnxPredictor:
         else:
             given = {names[0]: self._columns(x)} if len(names) == 1 else {}
         if set(given) != set(names):
-            found = list(given) or type(x).__name__
-            raise DataError(f"expected the inputs {names}, by name or in this order; found {found}.")
+            raise DataError(
+                f"expected the inputs {names}, by name or in this order; found {list(given) or type(x).__name__}."
+            )
         arrays = {value.name: _array(given[value.name], value) for value in self._inputs}
         counts = {len(arrays[value.name]) for value in self._inputs if value.shape[:1] == ["rows"]}
         if len(counts) > 1:
@@ -144,12 +144,12 @@ class OnnxPredictor:
         return arrays
 
     def _columns(self, x: Any) -> Any:
-        """A data frame with its columns in the order of the calibration."""
-        known, found = list(self.record.columns), list(getattr(x, "columns", ()))
-        if not known or not found or known == found:
+        """Return a data frame with its columns in the order of the calibration."""
+        known, given = list(self.record.columns), list(getattr(x, "columns", ()))
+        if not known or not given or known == given:
             return x
-        if sorted(map(str, known)) != sorted(map(str, found)):
-            raise DataError(f"expected the columns {known}; found {found}. Select these; their order does not matter.")
+        if sorted(map(str, known)) != sorted(map(str, given)):
+            raise DataError(f"expected the columns {known}; found {given}. Select these; their order does not matter.")
         return x[known]
 
 
@@ -160,7 +160,7 @@ def _output(name: str, about: str) -> Any:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What predictions of numbers and of classes share."""
+    """Share what predictions of numbers and of classes have in common."""
 
     outputs: dict[str, Array]
     record: Any
@@ -212,17 +212,16 @@ class OnnxPrediction(_Outputs):
         z = [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
         with np.errstate(over="ignore"):
-            found: Array = location + _along(z, location) * spread
-            found = _known(found, q)
+            end = _known(location + _along(z, location) * spread, q)
             if unit is None:
-                return found
-            wide = found.astype(np.float64)
+                return end
+            wide = end.astype(np.float64)
             if unit.kind == "log":
                 wide = np.exp(wide)
             else:
                 mean, std = (_along(part, wide) for part in (unit.mean, unit.std))
                 wide = wide * std + mean
-            return _known(wide.astype(found.dtype), q)
+            return _known(wide.astype(end.dtype), q)
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,14 +265,16 @@ class OnnxClassPrediction(_Outputs):
                 "Call uq = uq.conformal((x, labels)) and write the file again."
             )
         limits = [conformal_score(part, checked_level(level)) for part in scores]
-        p = self.probabilities.astype(np.float64)
+        p: Array = self.probabilities.astype(np.float64)
         members: Array = 1 - p <= np.array(limits)
-        if self.novelty is None:
+        novelty: Array | None = self.novelty
+        if novelty is None:
             return members
         order = np.argsort(-p, axis=1, kind="stable")
         sums = np.take_along_axis(p, order, 1).cumsum(1)
         before = np.take_along_axis(sums, np.argsort(order, axis=1), 1) - p
-        return members | ((before < level - 1e-6) & (self.novelty > 1)[:, None])
+        members |= (before < level - 1e-6) & (novelty > 1)[:, None]
+        return members
 
     def to_dict(self) -> dict[str, Array]:
         """Named results, as `ClassPrediction.to_dict` gives them."""
@@ -281,10 +282,9 @@ class OnnxClassPrediction(_Outputs):
 
 
 def _known(values: Array, q: float) -> Array:
-    """At most the largest number, which also stands for NaN; of rows of which nothing is known."""
+    """Replace infinite numbers, and the NaN of rows of which nothing is known, by the largest number."""
     most = np.finfo(values.dtype).max
-    found: Array = np.nan_to_num(values, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan)
-    return found
+    return np.asarray(np.nan_to_num(values, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan))
 
 
 def _along(values: Sequence[float], like: Array) -> Any:
@@ -300,21 +300,19 @@ def _check_options(providers: Sequence[str], known: Sequence[str], threads: Any,
             raise ArgumentError(f"expected {name} as a whole number of at least 1; found {value!r}.")
 
 
-def _flagged(found: dict[str, Array]) -> dict[str, Array]:
-    """What the file gave, where nothing is known of rows that are not finite: as `Prediction.unknown` says it."""
-    beyond = np.zeros(len(next(iter(found.values()))), dtype=bool)
-    for values in found.values():
-        beyond |= ~np.isfinite(values).reshape(len(values), -1).all(1)
+def _flagged(outputs: dict[str, Array]) -> dict[str, Array]:
+    """Say that nothing is known of rows that are not finite, as `Prediction.unknown` does."""
+    beyond = np.any([~np.isfinite(values).reshape(len(values), -1).all(1) for values in outputs.values()], axis=0)
     if not beyond.any():
-        return found
-    found = {name: values.copy() for name, values in found.items()}
-    classes = found["probabilities"].shape[1] if "probabilities" in found else 1
+        return outputs
+    outputs = {name: values.copy() for name, values in outputs.items()}
+    classes = outputs["probabilities"].shape[1] if "probabilities" in outputs else 1
     unknown = {"low": -_LARGEST, "mean": np.nan, "location": np.nan, "mutual_information": 0.0, "kept": False}
     unknown |= {"probabilities": 1 / classes, "confidence": 1 / classes, "entropy": math.log(classes), "label": 0}
-    for name, values in found.items():
+    for name, values in outputs.items():
         finite = np.isfinite(values) if name in ("mean", "location") else np.zeros(values.shape, dtype=bool)
         values[~finite & beyond.reshape(-1, *[1] * (values.ndim - 1))] = unknown.get(name, _LARGEST)
-    return found
+    return outputs
 
 
 def _array(value: Any, wanted: Any) -> Array:

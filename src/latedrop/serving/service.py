@@ -84,8 +84,8 @@ class Service:
             raise RefusalError(
                 "expected a service that follows a stream; this one does not. Start it with --stream.", 404
             )
-        found = json_object(body, ("ids", "labels"))
-        ids, labels = ids_of(found.get("ids")), found.get("labels")
+        request = json_object(body, ("ids", "labels"))
+        ids, labels = ids_of(request.get("ids")), request.get("labels")
         if ids is None or not isinstance(labels, list):
             raise RefusalError('expected {"ids": [...], "labels": [...]}; found no such lists.')
         try:
@@ -108,7 +108,7 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are taken."""
+        """Return True while requests are taken."""
         return self._batcher.alive
 
     def close(self) -> None:

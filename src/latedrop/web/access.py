@@ -37,7 +37,7 @@ def from_elsewhere(request: Request) -> str | None:
 
 
 def bearer_token(request: Request) -> bytes:
-    """What follows `Bearer` in the header Authorization, in any case of letters; nothing where there is no such."""
+    """Return the token after `Bearer`, in any case of letters, in the header Authorization; else nothing."""
     scheme, _, words = request.headers.get("authorization", "").partition(" ")
     return words.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
 
