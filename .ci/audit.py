@@ -41,7 +41,7 @@ def audit() -> tuple[int, list[str]]:
     if not PYTHON.exists():
         _run(sys.executable, "-m", "venv", HOME).check_returncode()
     _run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", "pip-audit").check_returncode()
-    options = "--no-deps --disable-pip --progress-spinner off -f json".split()
+    options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "-f", "json"]
     done = _run(PYTHON, "-m", "pip_audit", "-r", ROOT / "constraints.txt", *options)  # 1 where something is found
     if not done.stdout.strip():
         raise ValueError(done.stderr)
