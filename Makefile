@@ -17,12 +17,12 @@ TEST_ARGS ?=
 AUDIT_ARGS ?=
 # Processes that share the test files.
 WORKERS ?= auto
-# How many times as much as the quick suite `make fuzz` tries: 10 take about ten minutes on an idle core, 60 an hour.
+# How many times as much as the quick suite `make fuzz` tries: 25 take about ten minutes on an idle core, 150 an hour.
 # Another FUZZ_SEED tries other models, files and requests.
-FUZZ ?= 10
+FUZZ ?= 25
 FUZZ_SEED ?= 0
 # What `make portable` runs under each of SETTINGS: the folders whose results are rounded numbers.
-PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd dropout network onnx_files package \
+PORTABLE_ARGS ?= $(addprefix tests/,adapters boxes calibration classes crowd dropout network onnx_files package \
 	propagation streams terms test_metrics.py test_ranking.py)
 SETTINGS := "" "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
 	"ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE" "OMP_NUM_THREADS=2"
@@ -84,7 +84,7 @@ portable: $(VENV)/.dev  ## run the numeric tests with other instruction sets and
 skips:  ## say what the last `make test` and `make slow` left out, and why; fail where .ci/skips.txt does not list it
 	$(PY) .ci/skips.py build
 
-fuzz: $(VENV)/.dev  ## try damaged files, odd requests and random models for ten minutes; FUZZ=60 for an hour
+fuzz: $(VENV)/.dev  ## try damaged files, odd requests and random models for ten minutes; FUZZ=150 for an hour
 	LATEDROP_FUZZ=$(FUZZ) LATEDROP_FUZZ_SEED=$(FUZZ_SEED) $(PY) -m pytest -n 0 -q --durations=10 tests/fuzz $(TEST_ARGS)
 
 lint: $(VENV)/.dev  ## check style, formatting and types

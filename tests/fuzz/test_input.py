@@ -1,7 +1,7 @@
 """Damaged files and odd requests: each is understood, or refused in our words; nothing else is raised.
 
 Seeded, and a fixed number of tries: about half a minute here; `make fuzz` tries ten times as many, and `make fuzz
-FUZZ=60` for an hour. What once went wrong is tried first, every time.
+FUZZ=150` for an hour. What once went wrong is tried first, every time.
 """
 
 from __future__ import annotations

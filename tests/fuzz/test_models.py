@@ -1,7 +1,7 @@
 """Random small architectures: the invariants of docs/design.md hold for whatever is put together.
 
-A few seconds, always the same models. `make fuzz` tries ten times as many, some of them as traced programs too,
-which take twenty times as long; `make fuzz FUZZ=60` for an hour.
+A few seconds, always the same models. `make fuzz` tries more of them, some of them as traced programs too,
+which take twenty times as long; `make fuzz FUZZ=150` for an hour.
 """
 
 from __future__ import annotations
