@@ -146,6 +146,6 @@ $(VENV)/.docs: $(VENV)/.torch $(PROJECTS)
 $(BENCH_VENV)/.peers: constraints.txt $(PROJECTS) benchmarks/peers.txt
 	test -x $(BENCH_PY) || $(PYTHON) -m venv $(BENCH_VENV)
 	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) torch
-	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) -e ".[pandas]" -e ./crowd
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) -e ".[pandas,plots]" -e ./crowd
 	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
 	touch $@

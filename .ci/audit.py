@@ -41,17 +41,8 @@ def audit() -> tuple[int, list[str]]:
     if not PYTHON.exists():
         _run(sys.executable, "-m", "venv", HOME).check_returncode()
     _run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", "pip-audit").check_returncode()
-    words: list[str | Path] = [
-        "-r",
-        ROOT / "constraints.txt",
-        "--no-deps",
-        "--disable-pip",
-        "--progress-spinner",
-        "off",
-        "-f",
-        "json",
-    ]
-    done = _run(PYTHON, "-m", "pip_audit", *words)  # 1 where something is found
+    options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "-f", "json"]
+    done = _run(PYTHON, "-m", "pip_audit", "-r", ROOT / "constraints.txt", *options)  # 1 where something is found
     if not done.stdout.strip():
         raise ValueError(done.stderr)
     packages = [package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package]

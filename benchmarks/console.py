@@ -1,8 +1,7 @@
 """Rules of the console: alarms by probability against a plain threshold, and labels picked or at random.
 
-    python -m benchmarks.console --data ../shared/data        # writes results/console.json
-    python -m benchmarks.console --part elsewhere             # counters that come to another camera
-    python -m benchmarks.console --part processes             # CPU time and memory of the commands
+    python -m benchmarks.console
+    python -m benchmarks.console --parts processes  # of rows, elsewhere (another camera), processes (CPU and memory)
 
 The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
 pass, with the zones' shares measured on each tenth frame. Limits are quantiles of the true counts. A *miss* is a frame
@@ -12,7 +11,6 @@ is an alarm.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.timing import RESULTS, machine, markdown_table, write
+from benchmarks.timing import by_parts, markdown_table
 from latedrop.progress import shown_on
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.calibration.recalibration import fit_recalibration, t_quantile
-from latedrop_crowd.console.counter import LiveCounter
 from latedrop_crowd.console.zones import Amount, Rule, Shares, cells_of, probability_above
 from latedrop_crowd.layouts import open_as_trained
 from latedrop_crowd.mcnn import faster, load_weights, shipped
@@ -39,6 +35,8 @@ from latedrop_crowd.regions import to_cells
 from latedrop_crowd.scenes import make_scenes
 
 SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
+DATA = Path(__file__).parents[2] / "shared" / "data"
+EVERY = 5
 Z90 = 1.6448536269514722
 
 
@@ -62,17 +60,17 @@ NUMBER = 20
 PARTS = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
 
 
-def measured(name: str, data: Path, every: int) -> list[dict[str, Any]]:
-    """Counts, variances and true counts of the test frames of a set, whole and by zone."""
-    trained = faster(load_weights(shipped(name)))
-    counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
-    crowd_set = open_as_trained(name, data / SETS[name], trained)
+def measured(counter: str, name: str) -> list[dict[str, Any]]:
+    """Return counts, variances and true counts of the test frames of a set, whole and by zone."""
+    trained = faster(load_weights(shipped(counter)))
+    calibration = load_calibration(shipped(counter, ".calibration.json"), trained)
+    crowd_set = open_as_trained(name, DATA / SETS[name], trained)
     rows, shares = [], None
-    for number, index in enumerate(shown_on(crowd_set.test[::every], name, unit="frames", show=True)):
+    for number, index in enumerate(shown_on(crowd_set.test[::EVERY], f"{counter} on {name}", unit="frames", show=True)):
         image = crowd_set.image(index, trained.channels)
-        reading = counter.calibration.read(trained, image, deviations=False)
+        reading = calibration.read(trained, image, deviations=False)
         if number % 10 == 0:
-            shares = Shares.measured(trained, counter.calibration, image, reading.density, list(ZONES.values()))
+            shares = Shares.measured(trained, calibration, image, reading.density, list(ZONES.values()))
         assert shares is not None
         amounts = shares.amounts(Amount(reading.mean, reading.variance, reading.dof), reading.density)
         shape = reading.density.shape
@@ -82,30 +80,10 @@ def measured(name: str, data: Path, every: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "frame": crowd_set.frames[index].name,
-                "strangeness": round(reading.strangeness, 4),
                 "mean": [round(a.mean, 4) for a in amounts],
                 "variance": [round(a.variance, 5) for a in amounts],
-                "truth": truth,
-            }
-        )
-    return rows
-
-
-def elsewhere(counter: str, name: str, data: Path, every: int) -> list[dict[str, Any]]:
-    """Count whole pictures by the counter of another scene."""
-    trained = faster(load_weights(shipped(counter)))
-    calibration = load_calibration(shipped(counter, ".calibration.json"), trained)
-    crowd_set, rows = open_as_trained(name, data / SETS[name], trained), []
-    for index in shown_on(crowd_set.test[::every], f"{counter} on {name}", unit="frames", show=True):
-        reading = calibration.read(trained, crowd_set.image(index, trained.channels), deviations=False)
-        rows.append(
-            {
-                "frame": crowd_set.frames[index].name,
-                "strangeness": round(reading.strangeness, 4),
-                "mean": [round(reading.mean, 4)],
-                "variance": [round(reading.variance, 5)],
                 "fitted": [round(reading.fitted_variance, 5)],
-                "truth": [len(crowd_set.heads(index))],
+                "truth": truth,
             }
         )
     return rows
@@ -290,24 +268,15 @@ def zone_table(record: dict[str, Any]) -> str:
     return markdown_table(heads, rows.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Alarms, zones and labels of the console.")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--part", choices=("sets", "elsewhere", "processes"), default="sets", help="what is measured")
-    words = parser.parse_args()
-    path = RESULTS / "console.json"
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if words.part == "processes":
-        record["processes"] = processes()
-    elif words.part == "elsewhere":
-        pairs = {f"{one} on {name}": elsewhere(one, name, words.data, words.every) for one, name in ELSEWHERE}
-        record["elsewhere"] = pairs
-    else:
-        record |= {"every": words.every, "machine": machine(torch.device("cpu"))}
-        record["rows"] = {name: measured(name, words.data, words.every) for name in SETS}
-    write("console", record)
+def sets() -> dict[str, list[dict[str, Any]]]:
+    """Count the frames of every set by its own counter."""
+    return {name: measured(name, name) for name in SETS}
+
+
+def elsewhere() -> dict[str, list[dict[str, Any]]]:
+    """Count the frames of another camera."""
+    return {f"{counter} on {name}": measured(counter, name) for counter, name in ELSEWHERE}
 
 
 if __name__ == "__main__":
-    main()
+    by_parts("console", {"rows": sets, "elsewhere": elsewhere, "processes": processes})

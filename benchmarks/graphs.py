@@ -10,8 +10,8 @@ batch tells which entries are whose.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks import timing
-from benchmarks.timing import interval, machine, write
+from benchmarks.timing import interval, machine, markdown_table, passes, write
 
 GRAPHS, ROWS, INPUTS, EDGE_INPUTS, ROUNDS = 128, 200, 16, 5, 15
 WIDTHS = (64, 128)
@@ -28,8 +27,7 @@ WIDTHS = (64, 128)
 if find_spec("torch_geometric") is not None:  # the table is drawn without it
     from torch_geometric.data import Batch, Data
     from torch_geometric.loader import DataLoader
-    from torch_geometric.nn import GATConv, GCNConv, NNConv, SchNet, global_add_pool
-    from torch_geometric.utils import to_dense_batch
+    from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 
 
 class Convolutions(nn.Module):
@@ -65,33 +63,6 @@ class EdgeNetworks(nn.Module):
         return self.out(h if self.nodes else global_add_pool(h, data.batch))  # type: ignore[no-any-return]
 
 
-class EdgeWeights(nn.Module):
-    """Three rounds of NNConv, whose weights are made for every edge."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        weights = nn.Sequential(nn.Linear(EDGE_INPUTS, width), nn.ReLU(), nn.Linear(width, width * width))
-        self.enter, self.conv, self.out = nn.Linear(INPUTS, width), NNConv(width, width, weights), nn.Linear(width, 1)
-
-    def forward(self, data: Any) -> Tensor:
-        h = self.enter(data.x).relu()
-        for _ in range(3):
-            h = h + self.conv(h, data.edge_index, data.edge_attr).relu()
-        return self.out(global_add_pool(h, data.batch))  # type: ignore[no-any-return]
-
-
-class Near(nn.Module):
-    """Pairs of near atoms of one graph, made inside of the model."""
-
-    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        places, real = to_dense_batch(pos, batch)
-        near = (torch.cdist(places, places) < 1) & real[:, :, None] & real[:, None] & ~torch.eye(places.shape[1]).bool()
-        number = real.flatten().cumsum(0).reshape(real.shape) - 1
-        graph, a, b = near.nonzero().T
-        i, j = number[graph, a], number[graph, b]
-        return torch.stack([j, i]), (pos[i] - pos[j]).norm(dim=1)
-
-
 def attention(size: int, width: int) -> nn.Module:
     return GATConv(size, width // 4, heads=4)  # type: ignore[no-any-return]
 
@@ -99,8 +70,6 @@ def attention(size: int, width: int) -> nn.Module:
 NETWORKS: dict[str, tuple[str, int, Callable[[int], nn.Module]]] = {
     "GCN": ("graphs", 3, lambda width: Convolutions(GCNConv, width, nodes=False)),
     "GAT": ("graphs", 3, lambda width: Convolutions(attention, width, nodes=False)),
-    "NNConv, half as wide": ("graphs", 3, lambda width: EdgeWeights(width // 2)),
-    "SchNet": ("graphs", 3, lambda width: SchNet(width, width, 3, 25, 1.0, interaction_graph=Near())),
     "networks on edges": ("graphs", 12, lambda width: EdgeNetworks(width, nodes=False)),
     "GCN, 3 neighbors": ("nodes", 3, lambda width: Convolutions(GCNConv, width, nodes=True)),
     "GCN, 12 neighbors": ("nodes", 12, lambda width: Convolutions(GCNConv, width, nodes=True)),
@@ -118,8 +87,8 @@ def graphs(count: int, neighbors: int, seed: int) -> list[Any]:
         pos, x = torch.randn(nodes, 3, generator=g), torch.randn(nodes, INPUTS, generator=g)
         near = torch.cdist(pos, pos).fill_diagonal_(torch.inf).topk(neighbors, largest=False).indices
         edges = torch.stack([near.flatten(), torch.arange(nodes).repeat_interleave(neighbors)])
-        z, edge_attr = torch.randint(1, 9, (nodes,), generator=g), torch.randn(edges.shape[1], EDGE_INPUTS, generator=g)
-        made.append(Data(x=x, z=z, pos=pos, edge_index=edges, edge_attr=edge_attr))
+        edge_attr = torch.randn(edges.shape[1], EDGE_INPUTS, generator=g)
+        made.append(Data(x=x, pos=pos, edge_index=edges, edge_attr=edge_attr))
     return made
 
 
@@ -145,7 +114,7 @@ def measured() -> dict[str, Any]:
             model, batch = network(width).eval(), Batch.from_data_list(new)
             valid, reference = (DataLoader(part, 50) for part in (labelled(model, val), train))
             uq = latedrop.calibrate(model, valid, reference=reference, progress=False)
-            ratios = ratios_of(lambda uq=uq, batch=batch: uq.predict(batch), lambda m=model, b=batch: plain(m, b))
+            ratios = passes(partial(uq.predict, batch), partial(plain, model, batch), ROUNDS)
             record["ratios"].setdefault(name, []).append(interval(ratios))
             record["made_of"].setdefault(name, []).append(uq.calibration.terms.choice)
             print(name, width, f"{statistics.median(ratios):.1f}", uq.calibration.terms.choice, flush=True)
@@ -154,20 +123,7 @@ def measured() -> dict[str, Any]:
 
 @torch.no_grad()
 def plain(model: nn.Module, batch: Any) -> Tensor:
-    return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)  # type: ignore[no-any-return]
-
-
-def ratios_of(predict: Callable[[], object], once: Callable[[], object]) -> list[float]:
-    """Return CPU time of one call in units of the other, by rounds after two that are not counted."""
-    calls, made = (predict, once), []
-    for number in range(ROUNDS + 2):
-        times = {}
-        for call in calls[:: -1 if number % 2 else 1]:
-            start = time.process_time()
-            call()
-            times[call] = time.process_time() - start
-        made.append(times[predict] / times[once])
-    return made[2:]
+    return model(batch)  # type: ignore[no-any-return]
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -177,7 +133,7 @@ def markdown(record: dict[str, Any]) -> str:
         pairs = zip(ratios, record["made_of"][name], strict=True)
         cells = [f"{m:.1f} ({low:.1f} to {high:.1f}){'' if 'forest' in of else ' *'}" for (low, m, high), of in pairs]
         rows.append([name, NETWORKS[name][0], *cells])
-    return timing.markdown_table(["network", "rows", *(f"width {width}" for width in record["widths"])], rows, words=2)
+    return markdown_table(["network", "rows", *(f"width {width}" for width in record["widths"])], rows, words=2)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ Medians over the sets that served no choice, and over the networks of `benchmark
 
 from __future__ import annotations
 
-import json
 from statistics import median
 
 from benchmarks import speed
-from benchmarks.instead import APART, RESULTS, Figures, figures
-from benchmarks.timing import markdown_table
+from benchmarks.instead import APART, Figures, figures
+from benchmarks.timing import markdown_table, stored
 
 LIBRARIES = {
     "MAPIE": ("MAPIE, one width", "MAPIE, normalised"),
@@ -23,7 +22,7 @@ LIBRARIES = {
 
 def headline() -> str:
     """Return one row for each thing to compare with."""
-    record = json.loads((RESULTS / "instead.json").read_text(encoding="utf-8"))
+    record = stored("instead")
 
     def measured(method: str) -> tuple[Figures, Figures]:
         """Return the figures in distribution and under shift."""

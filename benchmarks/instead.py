@@ -2,7 +2,7 @@
 
     python -m benchmarks.instead                   # all sets; measures what the JSON lacks
     python -m benchmarks.instead --half chosen     # the sets on which choices were made; --half apart, --half others
-    python -m benchmarks.instead --page            # page and picture, from the JSON alone
+    python -m benchmarks.instead --figure          # the picture, from the JSON alone
 
 A unit is one set and one seed: five networks are trained for each situation (`instead_sets`), every method
 (`instead_methods`) is fitted to some validation rows and judged on test rows, in standardised units of the target. A
@@ -23,7 +23,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import instead_sets
@@ -40,16 +39,15 @@ from benchmarks.instead_methods import (
     LEAST,
     METHODS,
     PEERS,
+    Bounds,
     Case,
     Judged,
-    Predicted,
     Rule,
     measures,
     peer_versions,
     suits,
 )
-from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, SIZES, STEPS
-from benchmarks.sets import HIDDEN
+from benchmarks.instead_sets import APART, CHOSEN_ON, HIDDEN, MEMBERS, MOST_ROWS, OTHERS, STEPS
 from benchmarks.timing import RESULTS, first_line, machine, markdown_table
 from latedrop import plots
 from latedrop.files import write_aside
@@ -90,48 +88,40 @@ def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, F
     begin, case = time.perf_counter(), situation.case
     try:
         if method not in rules:
-            rule = _at_least(ALL[method](case), LEAST * float(case.error.square().mean()))
-            rules[method] = rule, time.perf_counter() - begin
+            rules[method] = ALL[method](case), time.perf_counter() - begin
         rule, seconds = rules[method]
         begin = time.perf_counter()
-        predicted = rule(situation.test[0])
+        predicted = _at_least(rule(situation.test[0]), case)
         seconds = round(seconds + time.perf_counter() - begin, 3)
-        inside = None if situation.inside is None else rule(situation.inside)
+        inside = None if situation.inside is None else _at_least(rule(situation.inside), case)
         return {**measures(predicted, situation.test[1], inside), "seconds": seconds}
     except Exception as error:  # of any library: the others are measured all the same
         return {"error": first_line(error)}
 
 
-def _at_least(rule: Rule, least: float) -> Rule:
-    def lifted(x: Tensor) -> Judged:
-        predicted = rule(x)
-        return (
-            replace(predicted, variance=predicted.variance.clamp_min(least))
-            if isinstance(predicted, Predicted)
-            else predicted
-        )
-
-    return lifted
+def _at_least(predicted: Judged, case: Case) -> Judged:
+    if isinstance(predicted, Bounds):
+        return predicted
+    least = LEAST * float(case.error.square().mean())
+    return replace(predicted, variance=predicted.variance.clamp_min(least))
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     out: Path = options.out or RESULTS / "instead.json"
     record = _read(out)
-    if not options.page:
-        halves = [options.half] if options.half else list(HALVES)
-        units = [(name, seed) for seed in range(options.seeds) for half in halves for name in HALVES[half]]
-        wanted = [
-            (name, seed, measured)
-            for name, seed in units
-            if options.only in (None, name)
-            and not _complete(measured := record["units"].setdefault(name, {}).get(str(seed), {}))
-        ]
-        _measure(wanted, record, out, options.jobs)
-    if options.page:
-        PAGE.write_text(page(record), encoding="utf-8")
+    if options.figure:
         figure(record, IMAGE)
-    print(page(record))
+        return
+    halves = [options.half] if options.half else list(HALVES)
+    units = [(name, seed) for seed in range(options.seeds) for half in halves for name in HALVES[half]]
+    wanted = [
+        (name, seed, measured)
+        for name, seed in units
+        if options.only in (None, name)
+        and not _complete(measured := record["units"].setdefault(name, {}).get(str(seed), {}))
+    ]
+    _measure(wanted, record, out, options.jobs)
 
 
 def _measure(wanted: list[tuple[str, int, dict[str, Any]]], record: dict[str, Any], out: Path, jobs: int) -> None:
@@ -227,37 +217,10 @@ def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: s
     return Figures(len(per_set), worst=per_set[worst]["gain"], worst_set=worst, coverage=coverage, **ratios)
 
 
-PAGE = RESULTS / "instead.md"
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "evidence.png"
-TITLES = {
-    "chosen": "Tables on which choices were made",
-    "apart": "Tables that served no choice",
-    "others": "Images and texts, which served no choice",
-}
-
-
-def tables(record: dict[str, Any], halves: Mapping[str, Sequence[str]]) -> str:
-    """Return Markdown tables of every half, situation and number of validation rows."""
-    lines = []
-    for half, names in halves.items():
-        measured = [name for name in names if record["units"].get(name)]
-        if not measured:
-            continue
-        lines += [f"## {TITLES[half]}", "", ", ".join(measured) + ".", ""]
-        for title, shifted, size in (
-            ("under shift, all validation rows", True, "all"),
-            *((f"in distribution, {size} validation rows", False, size) for size in ("all", *map(str, SIZES))),
-        ):
-            base = figures(record, measured, shifted, size, "constant")
-            if base is not None:
-                lines += [f"### {title[0].upper()}{title[1:]}, {base.sets} sets", ""]
-                lines += [table(record, measured, shifted, size), ""]
-    return "\n".join(lines)
-
-
-def table(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str) -> str:
-    """Return a row for each method that was measured."""
-    rows = [(method, figures(record, names, shifted, size, method)) for method in ALL]
+def table(record: dict[str, Any], half: str, size: str) -> str:
+    """Return a row for each method that was measured, with so many validation rows or, with all, under `shift`."""
+    shifted = size == "shift"
+    rows = [(method, figures(record, HALVES[half], shifted, "all" if shifted else size, method)) for method in ALL]
     heads = ["method", "gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking"]
     heads += [*(["AUROC"] if shifted else []), "seconds"]
     return markdown_table(heads, [[method, *_cells(row, shifted)] for method, row in rows if row is not None])
@@ -275,37 +238,7 @@ def _number(value: float, digits: int) -> str:
     return "" if math.isnan(value) else "endless" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def page(record: dict[str, Any]) -> str:
-    """Return the page of tables."""
-    head = [
-        "# What one would use instead",
-        "",
-        "One trained network with its validation rows, beside a constant, the paper's method, other libraries and five "
-        "networks. `python -m benchmarks.instead` measures it, and `--page` writes this page from the results.",
-        "",
-        f"Networks for tables have three hidden layers of {HIDDEN[0]} units, those for images and texts convolutions "
-        "(`benchmarks/instead_sets.py`). A fifth of the rows is for testing, a fifth of the rest for validation. Under "
-        "shift, networks and calibrations see the rows on one side of a quantile of an input, and test rows lie on the "
-        "other; or test rows are noisy images, another photograph, longer texts. All numbers are medians over sets, "
-        "each the mean over its splits.",
-        "",
-        "- *gain*: nats by which the likelihood of test rows is better than that of one constant Gaussian variance.",
-        "- *CRPS*, *score* (interval score at 90 %) and *width* (of 90 % intervals) are divided by the constant's.",
-        "- *50 %* to *99 %*: share of test rows, in percent, inside intervals of that level.",
-        "- *ranking*: rank correlation of width and absolute error. *AUROC*: how well widths tell shifted rows from "
-        "others. *seconds*: to fit and to predict.",
-        "- *latedrop* is `calibrate` with training inputs as reference rows. *alone*: one column with a floor, a guard "
-        "and a Student t, and the mean of the one network.",
-        "- MAPIE, crepes, NGBoost, DEUP and laplace-torch are the libraries themselves, see "
-        "`benchmarks/instead_methods.py`; intervals without a density have no gain. DEUP divides errors by the squared "
-        "errors that it predicts, its default, which makes its intervals wide.",
-        "- The tables that served no choice had been looked at once before, with other choices: held were 69 % then.",
-        "",
-        *([record["note"], ""] if "note" in record else []),
-    ]
-    return "\n".join([*head, tables(record, HALVES)]) + "\n"
-
-
+IMAGE = Path(__file__).parents[1] / "docs" / "images" / "evidence.png"
 _DRAWN = {
     "paper": ("paper", "#999999", "s"),
     "constant + t": ("constant + t", "#56B4E9", "^"),
@@ -356,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
     parser.add_argument("--only", help="the name of one set")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
-    parser.add_argument("--page", action="store_true", help="write the page from the JSON; measure nothing")
+    parser.add_argument("--figure", action="store_true", help="draw the picture from the JSON; measure nothing")
     return parser
 
 

@@ -7,8 +7,6 @@ Other libraries are called as their own documentation says, on the one network:
 - `crepes`: `ConformalPredictiveSystem` with the errors of the 25 nearest validation rows as difficulty, each row left
   out for itself. Intervals and distributions without a density.
 - `NGBoost`: a Gaussian for the validation errors, with a mean of its own; a fifth of the rows says when to stop.
-- `DEUP`: its error model learns the squared errors of half of the validation rows, and the other half is for its
-  normalised conformal intervals. Intervals alone. It divides errors by squared errors, hence their width.
 - `Laplace`: laplace-torch, fitted to the training rows. `last layer`: prior and noise by marginal likelihood, as in its
   example. `tuned`: prior and noise by the likelihood of the validation rows. `all weights`: the full matrix.
 
@@ -23,7 +21,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,24 +48,6 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 COMPONENTS = 32
 LEAST = 1e-4
 """A variance is at least this part of the mean squared validation error."""
-
-
-class Judged(Protocol):
-    """Predictions of n rows."""
-
-    mean: Tensor
-
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return both ends, `(n,)` each."""
-
-    def nll(self, y: Tensor) -> float:
-        """Return the mean, NaN where there is no density."""
-
-    def crps(self, y: Tensor) -> float:
-        """Return the mean, NaN where there is no distribution."""
-
-
-Rule = Callable[[Tensor], Judged]
 
 
 @dataclass(frozen=True)
@@ -113,6 +93,10 @@ class Bounds:
         ranks = 2 * torch.arange(1, count + 1, dtype=torch.float64) - count - 1
         apart = ordered @ ranks / count**2  # half the mean distance of two points
         return float(((ordered - y[:, None]).abs().mean(1) - apart).mean())
+
+
+Judged = Predicted | Bounds
+Rule = Callable[[Tensor], Judged]
 
 
 @dataclass(frozen=True)
@@ -208,16 +192,10 @@ Method = Callable[[Case], Rule]
 _SKETCH = 256
 
 
-def constant(case: Case) -> Rule:
-    """The mean squared validation error for every row."""
+def constant(case: Case, *, tailed: bool = False) -> Rule:
+    """The mean squared validation error for every row, perhaps with a Student t."""
     level = case.error.square().mean()
-    return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean))
-
-
-def constant_tail(case: Case) -> Rule:
-    """The mean squared validation error with a Student t."""
-    level = case.error.square().mean()
-    tail = fit_tail(case.error / level.sqrt())
+    tail = fit_tail(case.error / level.sqrt()) if tailed else Tail()
     return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean), tail)
 
 
@@ -230,11 +208,6 @@ def _calibrated(case: Case, **options: Any) -> Rule:
         return Predicted(p.mean[:, 0].double(), p.variance[:, 0].double(), tail)
 
     return rule
-
-
-def paper(case: Case) -> Rule:
-    """Draws at the rate with the best scaled likelihood, times the scale: no floor."""
-    return _calibrated(case, method="sample")
 
 
 def default(case: Case, *, reference: bool = True, **options: Any) -> Rule:
@@ -356,8 +329,8 @@ COLUMNS: dict[str, Method] = {f"{name} alone": partial(alone, kind=name) for nam
 
 METHODS: dict[str, Method] = {
     "constant": constant,
-    "constant + t": constant_tail,
-    "paper": paper,
+    "constant + t": partial(constant, tailed=True),
+    "paper": partial(_calibrated, method="sample"),  # the rate with the best scaled likelihood, times the scale
     "latedrop": default,
     "latedrop, no reference": partial(default, reference=False),
     "latedrop, no forest": partial(default, terms=["dropout", "leverage", "gradients"]),
@@ -459,24 +432,6 @@ def ngboost(case: Case) -> Rule:
     return rule
 
 
-def deup(case: Case) -> Rule:
-    """Direct epistemic uncertainty prediction, with its conformal intervals."""
-    library = imported("deup")
-    x, y = _rows(case, case.x_val), case.y_val.numpy()
-    seen = np.random.default_rng(0).permutation(len(x)) % 2 == 0
-    model = library.DEUPRegressor(base_model=Known(), random_state=0).fit(x[seen], y[seen])
-
-    def rule(rows: Tensor) -> Bounds:
-        wanted, ends = _rows(case, rows), []
-        for level in LEVELS:
-            model.calibrate(x[~seen], y[~seen], alpha=1 - level)
-            intervals = model.predict_interval(wanted)
-            ends.append(np.stack([intervals.lower, intervals.upper], 1))
-        return _bounds(output(case.net, rows), ends)
-
-    return rule
-
-
 def laplace(case: Case, *, every: bool = False, tuned: bool = False) -> Rule:
     """A Gaussian of weights around those of the network, of the last layer or of all."""
     fitted, device = _posterior(case, every)
@@ -545,14 +500,13 @@ PEERS: dict[str, Callable[[Case], Rule]] = {
     "MAPIE, normalised": partial(mapie, normalised=True),
     "crepes": crepes,
     "NGBoost": ngboost,
-    "DEUP": deup,
     "Laplace, last layer": laplace,
     "Laplace, last layer, tuned": partial(laplace, tuned=True),
     "Laplace, all weights, tuned": partial(laplace, every=True, tuned=True),
 }
-NEEDS = {"crepes": 30, "NGBoost": 60, "DEUP": 60, "Laplace, all weights, tuned": 60}
+NEEDS = {"crepes": 30, "NGBoost": 60, "Laplace, all weights, tuned": 60}
 """The least number of validation rows."""
-_PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
+_PACKAGES = ("mapie", "crepes", "ngboost", "laplace-torch", "datamol", "vaderSentiment")
 
 
 def suits(method: str, case: Case) -> bool:

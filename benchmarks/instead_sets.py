@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolate, pad
 
 from benchmarks.instead_methods import Case
-from benchmarks.sets import SHARED, Part, Rows, cuts, packaged, pair, standardised, table, trained
+from benchmarks.sets import SHARED, cuts, packaged, pair, standardised, table
+from benchmarks.small import Rows, mlp, trained
 
 CHOSEN_ON = (
     *("boston-housing", "energy", "kin8nm", "wine-quality-red"),
@@ -43,7 +44,7 @@ APART = (
 SIZES = (10, 20, 30, 60, 100, 1000)
 """Validation rows in situation `in` of tables, beside all there are; the others have all."""
 MOST_ROWS = 10_000
-MEMBERS, STEPS = 5, 2000
+MEMBERS, STEPS, HIDDEN = 5, 2000, (50, 50, 50)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Situation:
     name: str
     size: str
     case: Case
-    test: Part
+    test: Rows
     inside: Tensor | None
 
 
@@ -72,19 +73,23 @@ def situations(name: str, seed: int) -> Iterator[Situation]:
 
 def _tables(name: str, seed: int) -> Iterator[Situation]:
     whole = table(name, MOST_ROWS)
-    rows: dict[str, Rows] = cuts(whole, seed)
-    data = {key: standardised(whole, part) for key, part in rows.items()}
-    jobs = [(pair(data[key], rows[key].fit), pair(data[key], rows[key].stop)) for key in data for _ in range(MEMBERS)]
-    nets: list[Any] = trained(jobs, seed, steps=STEPS)
-    for place, (key, part) in enumerate(rows.items()):
-        train = pair(data[key], np.concatenate([part.fit, part.stop]))
-        x, y = pair(data[key], part.validation)
+    for place, (key, rows) in enumerate(cuts(whole, seed).items()):
+        data = standardised(whole, rows)
+        torch.manual_seed(seed)
+        fit, stop = pair(data, rows.fit), pair(data, rows.stop)
+        seeds = [1000 * seed + MEMBERS * place + member for member in range(MEMBERS)]
+        nets = [trained(mlp(fit[0].shape[1], hidden=HIDDEN), fit, stop, seed=each, steps=STEPS) for each in seeds]
+        x, y = pair(data, rows.validation)
         shared: dict[str, Any] = {}
-        inside = None if key == "in" else pair(data[key], part.inside)[0]
+        inside = None if key == "in" else pair(data, rows.inside)[0]
         for size in (*[size for size in SIZES if size < len(x) and key == "in"], len(x)):
-            case = Case(nets[MEMBERS * place : MEMBERS * (place + 1)], *train, x[:size], y[:size].double(), shared)
+            case = Case(nets, *_joined(fit, stop), x[:size], y[:size].double(), shared)
             called = "all" if size == len(x) else str(size)
-            yield Situation(key, called, case, pair(data[key], part.test), inside)
+            yield Situation(key, called, case, pair(data, rows.test), inside)
+
+
+def _joined(first: Rows, second: Rows) -> Iterator[Tensor]:
+    return (torch.cat(both) for both in zip(first, second, strict=True))
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,8 @@ class Kind:
         groups: `(n,)`; rows of one group are not divided. None: each row is one.
     """
 
-    rows: Part
-    shifts: Callable[[Part, torch.Generator], dict[str, Part]]
+    rows: Rows
+    shifts: Callable[[Rows, torch.Generator], dict[str, Rows]]
     network: Callable[[], nn.Module]
     groups: Tensor | None = None
 
@@ -118,37 +123,17 @@ def _others(name: str, seed: int) -> Iterator[Situation]:
     seen = y[parts["s"] | parts["f"]]
     center, spread = seen.mean(), seen.std()
 
-    def part(which: Tensor) -> Part:
+    def part(which: Tensor) -> Rows:
         return x[which], ((y[which] - center) / spread).float()
 
     torch.manual_seed(seed)
     fit_rows, stop_rows = part(parts["f"]), part(parts["s"])
-    nets = [_trained(kind.network(), fit_rows, stop_rows, 100 * seed + member) for member in range(MEMBERS)]
+    nets = [trained(kind.network(), fit_rows, stop_rows, seed=100 * seed + member) for member in range(MEMBERS)]
     test, (x_val, y_val) = part(parts["t"]), part(parts["v"])
-    case = Case(nets, *(torch.cat(both) for both in zip(fit_rows, stop_rows, strict=True)), x_val, y_val.double())
+    case = Case(nets, *_joined(fit_rows, stop_rows), x_val, y_val.double())
     yield Situation("in", "all", case, test, None)
     for shift, (x_other, y_other) in kind.shifts((x[parts["t"]], y[parts["t"]]), dice).items():
         yield Situation(shift, "all", case, (x_other, (y_other - center) / spread), test[0])
-
-
-def _trained(net: nn.Module, rows: Part, stop: Part, seed: int, steps: int = 1000) -> nn.Module:
-    dice = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(net.parameters(), 2e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    best, state = math.inf, {key: value.clone() for key, value in net.state_dict().items()}
-    for step in range(steps):
-        batch = torch.randint(len(rows[1]), (64,), generator=dice)
-        optimiser.zero_grad()
-        (net(rows[0][batch])[:, 0] - rows[1][batch]).square().mean().backward()
-        optimiser.step()
-        schedule.step()
-        if (step + 1) % 50 == 0:
-            with torch.no_grad():
-                now = float((net(stop[0])[:, 0] - stop[1]).square().mean())
-            if now < best:
-                best, state = now, {key: value.clone() for key, value in net.state_dict().items()}
-    net.load_state_dict(state)
-    return net.eval().requires_grad_(False)
 
 
 def _image_net(side: int) -> nn.Module:
@@ -189,7 +174,7 @@ def _angle(seed: int) -> Kind:
     x = grid_sample(x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False)
     known = torch.tensor(labels) < 7
 
-    def shifts(test: Part, dice: torch.Generator) -> dict[str, Part]:
+    def shifts(test: Rows, dice: torch.Generator) -> dict[str, Rows]:
         images, y = test
         noisy = (images + 0.3 * torch.randn(images.shape, generator=dice)).clamp(0, 1)
         return {
@@ -203,7 +188,7 @@ def _angle(seed: int) -> Kind:
 
 
 def _hidden_middle(seed: int) -> Kind:
-    def patches(name: str) -> Part:
+    def patches(name: str) -> Rows:
         from sklearn.datasets import load_sample_image
 
         image = torch.tensor(load_sample_image(name), dtype=torch.float32).mean(2) / 255
@@ -223,7 +208,7 @@ def _people(seed: int) -> Kind:
 
 
 @cache
-def _squares() -> tuple[Part, Part, Tensor]:
+def _squares() -> tuple[Rows, Rows, Tensor]:
     """Squares of Mall's frames, at a quarter of their size, with counts; and of which frame those of the first are."""
     from PIL import Image
     from scipy.io import loadmat

@@ -1,14 +1,14 @@
-"""Tables of up to ten million rows: calibrating them, `latedrop predict` on a large csv file, predictions on Ray.
+"""Tables of up to ten million rows: calibrating them, and `latedrop predict` on a large csv file.
 
-    python -m benchmarks.long_tables                  # all three; JSON to benchmarks/results
-    python -m benchmarks.long_tables --part predict   # one of calibrate, predict, ray
+    python -m benchmarks.long_tables                  # both; JSON to benchmarks/results
+    python -m benchmarks.long_tables --part predict   # one of them
     python -m benchmarks.long_tables --share 0.01     # a hundredth of the rows, and writes nothing
 
 Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
 
 *calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
 reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
-the same functions. *ray*: what one worker does in a second, which is what a cluster is a multiple of.
+the same functions.
 """
 
 from __future__ import annotations
@@ -19,28 +19,20 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import latedrop
+from benchmarks.serve import prepared
 from benchmarks.timing import machine, markdown_table, write
 
-ROWS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
-FILE_ROWS, RAY_ROWS, BILLION = 15_000_000, 2_000_000, 1_000_000_000
+ROWS = (100_000, 1_000_000, 10_000_000)
+FILE_ROWS = 15_000_000
 BATCH, PART = 8192, 20
 WAYS = ("reading", "plain passes", "calibrate")
 NAMES = [f"x{i}" for i in range(13)]
-NETWORK = """
-import torch
-from torch import nn
-torch.set_num_threads(1)
-torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
-"""
 CALIBRATE = """
 import json, re, sys, time, warnings
 import torch
@@ -81,7 +73,7 @@ import sys
 import torch
 from latedrop.cli.tables import choose, open_table, read_batches
 from latedrop.cli.writing import write_rows
-from tiny import net
+from served import net
 data, out, size = sys.argv[1:]
 table = open_table(data)
 with torch.no_grad(), write_rows(out) as append:
@@ -100,8 +92,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def main() -> None:
-    work = {"calibrate": calibrate, "predict": predict, "ray": ray}
-    parser = argparse.ArgumentParser(description="Long tables: calibrate, predict, Ray.")
+    work = {"calibrate": calibrate, "predict": predict}
+    parser = argparse.ArgumentParser(description="Long tables: calibrate, predict.")
     parser.add_argument("--part", choices=work, help="measure this part alone")
     parser.add_argument("--share", type=float, default=1.0, help="of the rows")
     options = parser.parse_args()
@@ -127,10 +119,22 @@ def calibrate(folder: Path, share: float) -> dict[str, Any]:
 def predict(folder: Path, share: float) -> dict[str, Any]:
     """Measure the command, on the whole file and on a part of it, beside a plain pass."""
     rows = round(share * FILE_ROWS)
-    tiny(folder)
+    prepared(folder, 50)
     made(folder / "all.csv", rows)
     made(folder / "part.csv", rows // PART)
-    words = ["-c", COMMAND, "predict", "tiny:net", "cal.json", "--keep", "id", "--untrained", "-o", "out.csv", "--data"]
+    words = [
+        "-c",
+        COMMAND,
+        "predict",
+        "served:net",
+        "cal.json",
+        "--keep",
+        "id",
+        "--untrained",
+        "-o",
+        "out.csv",
+        "--data",
+    ]
     ways = {
         "plain pass": (rows, ["-c", PLAIN, "all.csv", "plain.csv", str(BATCH)]),
         "latedrop predict": (rows, [*words, "all.csv"]),
@@ -140,50 +144,6 @@ def predict(folder: Path, share: float) -> dict[str, Any]:
         name: {"rows": count, **run(folder, ["-c", WATCH, sys.executable, *w])} for name, (count, w) in ways.items()
     }
     return {"rows": rows, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
-
-
-def ray(folder: Path, share: float) -> dict[str, Any]:
-    """Measure one worker in this process, and the same files through Ray with one worker and with two."""
-    import pyarrow
-    import pyarrow.parquet
-
-    from latedrop.adapters.ray import Asked, Predictions, predict_folder
-
-    rows = round(share * RAY_ROWS)
-    tiny(folder)
-    data = folder / "data"
-    data.mkdir()
-    dice = np.random.default_rng(1)
-    for i in range(8):
-        columns = {name: dice.normal(size=rows // 8) for name in NAMES}
-        pyarrow.parquet.write_table(pyarrow.table({**columns, "id": np.arange(rows // 8)}), data / f"{i}.parquet")
-    given: dict[str, Any] = {"inputs": tuple(NAMES), "keep": ("id",), "folder": str(folder), "device": "cpu"}
-    asked = Asked("tiny:net", str(folder / "cal.json"), untrained=True, **given)
-    predictions = Predictions(asked)
-    predictions(pyarrow.parquet.read_table(data / "0.parquet").slice(0, 10))
-    start = time.process_time()
-    for file in sorted(data.glob("*.parquet")):
-        pyarrow.parquet.write_table(predictions(pyarrow.parquet.read_table(file)), folder / "one.parquet")
-    taken = time.process_time() - start
-    clocks = []
-    for workers in (1, 2):
-        begin = time.perf_counter()
-        predict_folder(asked, str(data), str(folder / f"out{workers}"), workers=workers)
-        clocks.append({"workers": workers, "seconds": time.perf_counter() - begin})
-    return {"rows": rows, "worker": {"cpu_seconds": taken, "rows_per_second": rows / taken}, "ray": clocks}
-
-
-def tiny(folder: Path) -> None:
-    """Write the network's code and its calibration to the folder."""
-    (folder / "tiny.py").write_text(NETWORK)
-    names: dict[str, Any] = {}
-    exec(NETWORK, names)
-    dice = np.random.default_rng(0)
-    x = dice.normal(size=(1000, 13)).astype(np.float32)
-    with torch.no_grad():
-        mean = names["net"](torch.from_numpy(x)).numpy()
-    y = mean + 0.1 * (1 + np.abs(x[:, :1])) * dice.normal(size=(1000, 1))
-    latedrop.calibrate(names["net"], (x, y), progress=False).save(folder / "cal.json")
 
 
 def made(path: Path, rows: int) -> None:
@@ -234,18 +194,6 @@ def predict_table(record: dict[str, Any]) -> str:
         lines.append([name, *cells, f"{way['megabytes']:.0f}"])
     heads = ["way", "rows", "CPU seconds", "rows per CPU second", "against a plain pass", "most memory [MB]"]
     return markdown_table(heads, lines)
-
-
-def ray_table(record: dict[str, Any]) -> str:
-    """Return what a billion rows take on so many workers, from one worker's speed."""
-    speed = record["worker"]["rows_per_second"]
-    lines = []
-    for workers in (1, 16, 64, 256):
-        wall = BILLION / speed / workers
-        shown = f"{wall / 3600:.1f} h" if wall > 3600 else f"{wall / 60:.1f} min"
-        lines.append([workers, f"{speed * workers:,.0f}", shown, f"{BILLION / speed / 3600:.2f}"])
-    heads = ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"]
-    return markdown_table(heads, lines, 0)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from latedrop import Site
-from latedrop.errors import ArgumentError
 
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -249,45 +245,6 @@ def speed_nets(kind: str) -> list[Net]:
         Net("mcnn", _counter, crowd_task(480, 640), batches=batches(8, None)),
         Net("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches=batches(1024, 64)),
     ]
-
-
-def timed_nets(classes: int) -> list[tuple[str, nn.Module, Tensor]]:
-    """Return classifiers with random weights, on which time does not depend, and rows for each."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    residual, transformer = Residual(32, 3), ViT(64, 8, 128, 4, 4)
-    residual.head, transformer.head = nn.Linear(32, classes), nn.Linear(128, classes)
-    hidden = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()
-    made: list[tuple[str, nn.Module, Tensor]] = [
-        ("MLP", nn.Sequential(nn.Flatten(), *hidden, nn.Linear(512, classes)), table_task(512, generator)[0]),
-        ("residual CNN", residual, image_task(32)(8, generator)[0]),
-        ("transformer", transformer, image_task(64)(8, generator)[0]),
-    ]
-    return [(name, net.eval().requires_grad_(False), x) for name, net, x in made]
-
-
-def twin(model: nn.Module, sites: Sequence[Site], rate: float) -> nn.Module:
-    """A copy with an `nn.Dropout` in front of every site's layer, as the other libraries need it; in eval mode."""
-    copy = duplicate(model)
-    for site in sites:
-        if site.weight is not None or site.kind != "element":
-            raise ArgumentError(
-                f"expected sites with element masks that are layers; found {site.name!r}, a {site.kind} site of "
-                f"{site.layer}. Leave it out with select=, or use kind='element'."
-            )
-        parent, _, name = site.name.rpartition(".")
-        holder = copy.get_submodule(parent)
-        setattr(holder, name, nn.Sequential(nn.Dropout(rate), holder.get_submodule(name)))
-    return copy.eval()
-
-
-def duplicate(model: nn.Module) -> nn.Module:
-    """A deep copy whose recurrent weights lie in one piece again, as cuDNN wants them."""
-    copy = deepcopy(model)
-    for module in copy.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
-    return copy
 
 
 def _hidden(inputs: int, width: int) -> nn.Module:

@@ -10,9 +10,7 @@ Under shift rows are noisy, turned, blurred or larger, and have their labels. Th
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import ViT, timed_nets
+from benchmarks.nets import Residual, ViT, image_task, table_task
 from benchmarks.sets import SHARED
-from benchmarks.timing import machine, markdown_table, write
+from benchmarks.small import Rows, mlp, trained
+from benchmarks.timing import by_seeds, markdown_table, passes
 from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses
 from latedrop.calibration.guard import upper_quantile
@@ -37,8 +36,6 @@ from studies.classification.data import blurred, letters, noisy, turned
 
 CHOICE = ("digits, MLP", "digits, CNN", "two digits, MLP", "tumours, MLP")
 OTHER = ("letters, MLP", "letters, CNN", "letters, transformer", "wine, MLP", "wine quality, MLP")
-SEEDS = 3
-Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,19 +50,13 @@ class Split:
     shifted: dict[str, Rows]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.novelty", description="Scores of novel rows of classifiers.")
-    parser.add_argument("--sets", choices=("choice", "other"), nargs="+", default=["choice", "other"])
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "seeds": options.seeds, "sets": {}}
-    for name in (*(CHOICE if "choice" in options.sets else ()), *(OTHER if "other" in options.sets else ())):
-        record["sets"][name] = mean([measured(NETS[name](seed)) for seed in range(options.seeds)])
-        print(name, record["sets"][name], flush=True)
-    record["cost"] = {name: cost(net, x) for name, net, x in timed_nets(10)}
-    print(record["cost"])
-    write("novelty", record)
+def everything(seeds: int) -> dict[str, Any]:
+    """Measure every set, and what predictions cost."""
+    sets = {}
+    for name in (*CHOICE, *OTHER):
+        sets[name] = mean([measured(NETS[name](seed)) for seed in range(seeds)])
+        print(name, sets[name], flush=True)
+    return {"sets": sets, "cost": {name: cost(net, x) for name, net, x in timed_nets(10)}}
 
 
 def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[str, float]:
@@ -74,23 +65,34 @@ def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[st
     many = torch.randn(rows * (64 if x.dim() == 2 else 1), *x.shape[1:], generator=dice)
     labels = torch.randint(10, (rows,), generator=dice)
     uq = calibrate(net, (many[:rows], labels), progress=False)
-    passes = {}
-    for name, batch in (("many", many), ("one", many[:1])):
 
-        def plain(batch: Tensor = batch) -> Any:
-            with torch.no_grad():
-                return net(batch)
+    def repeated(function: Callable[[Tensor], object], rows: Tensor, times: int) -> None:
+        for _ in range(times):
+            function(rows)
 
-        runs: dict[str, Callable[[], Any]] = {"plain": plain, "predict": partial(uq.predict, batch)}
-        times: dict[str, list[float]] = {run: [] for run in runs}
-        for turn in range(repeats + 1):
-            for run, function in runs.items():
-                start = time.process_time()
-                for _ in range(1 if name == "many" else 20):
-                    function()
-                times[run] += [time.process_time() - start] if turn else []
-        passes[name] = statistics.median(times["predict"]) / statistics.median(times["plain"])
-    return {"rows": len(many), **{name: round(value, 1) for name, value in passes.items()}}
+    @torch.no_grad()
+    def plain(rows: Tensor) -> Tensor:
+        return net(rows)  # type: ignore[no-any-return]
+
+    costs = {}
+    for name, batch, times in (("many", many, 1), ("one", many[:1], 20)):
+        runs = (partial(repeated, function, batch, times) for function in (uq.predict, plain))
+        costs[name] = round(statistics.median(passes(*runs, repeats)), 1)
+    return {"rows": len(many), **costs}
+
+
+def timed_nets(classes: int) -> list[tuple[str, nn.Module, Tensor]]:
+    """Return classifiers with random weights, on which time does not depend, and rows for each."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    residual, transformer = Residual(32, 3), ViT(64, 8, 128, 4, 4)
+    residual.head, transformer.head = nn.Linear(32, classes), nn.Linear(128, classes)
+    made: list[tuple[str, nn.Module, Tensor]] = [
+        ("MLP", _mlp(64, classes, 512), table_task(512, generator)[0]),
+        ("residual CNN", residual, image_task(32)(8, generator)[0]),
+        ("transformer", transformer, image_task(64)(8, generator)[0]),
+    ]
+    return [(name, net.eval().requires_grad_(False), x) for name, net, x in made]
 
 
 def measured(split: Split) -> dict[str, Any]:
@@ -161,13 +163,7 @@ def mean(records: list[Any]) -> Any:
 
 
 def _trained(net: nn.Module, rows: Rows, steps: int, seed: int) -> nn.Module:
-    optimiser, dice = torch.optim.Adam(net.parameters(), 2e-3), torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        batch = torch.randint(len(rows[0]), (64,), generator=dice)
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(net(rows[0][batch]), rows[1][batch]).backward()
-        optimiser.step()
-    return net.eval().requires_grad_(False)
+    return trained(net, rows, seed=seed, steps=steps, loss=nn.functional.cross_entropy, decay=False)
 
 
 def _images(
@@ -213,7 +209,9 @@ def _table(x: Tensor, y: Tensor, unseen: Tensor, sizes: tuple[int, int], steps: 
     draw = torch.randn(values.shape, generator=dice)
     shifted = {f"noise {s}": (values + s * draw, test[1]) for s in (0.5, 1.0)}
     shifted["larger"] = 2 * values, test[1]
-    net = _trained(_mlp(x.shape[1], int(y.max()) + 1), train, steps, seed)
+    net = trained(
+        _mlp(x.shape[1], int(y.max()) + 1), train, seed=seed, steps=steps, loss=nn.functional.cross_entropy, decay=False
+    )
     return Split(net, train, validation, test, novel, shifted)
 
 
@@ -295,8 +293,7 @@ def _wine_quality(seed: int) -> Split:
 
 
 def _mlp(inputs: int, classes: int, width: int = 64) -> nn.Module:
-    hidden = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes))
+    return nn.Sequential(nn.Flatten(), *mlp(inputs, classes, (width, width)))
 
 
 def _cnn(side: int, classes: int) -> nn.Module:
@@ -362,4 +359,4 @@ def _at(values: dict[str, float], shifted: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    by_seeds("novelty", everything, seeds=3)

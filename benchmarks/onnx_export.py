@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, markdown_table, medians, turns_within, write
+from benchmarks.timing import machine, markdown_table, medians, stored, turns_within, write
 from latedrop.data.rows import tensors
 from latedrop.dropout.sampling import own_output
 
@@ -53,11 +53,10 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    path = RESULTS / "onnx_cpu.json"
     record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "rows": ROWS, "architectures": {}}
     record["machine"] |= {"onnxruntime": onnxruntime.__version__}
-    if options.only and path.exists():
-        record["architectures"] = json.loads(path.read_text(encoding="utf-8"))["architectures"]
+    if options.only:
+        record["architectures"] = stored("onnx_cpu").get("architectures", {})
     counter = Architecture("MCNN, the sum of its map", "torch", MCNN, images(80, channels=1))
     for architecture in (*ARCHITECTURES, counter):
         wanted = options.only or [architecture.name]

@@ -5,7 +5,6 @@ A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -13,45 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    asked,
+    acquire,
+    boxes,
     console,
     crowd_regions,
-    gpu_round,
     graphs,
     hops,
     instead,
+    labels,
+    language,
     linear,
     long_tables,
     novelty,
     onnx_export,
+    population,
     potentials,
+    regions,
     serve,
     soak,
     speed,
+    steps,
     stream,
     trained,
 )
 from benchmarks.headline import headline
-from benchmarks.timing import RESULTS
+from benchmarks.instead_sets import SIZES
+from benchmarks.timing import stored
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "variance", "evidence", "stream", "console", "trained")
-_NAMES += (
-    "serving",
-    "command_line",
-    "cluster",
-    "onnx",
-    "crowd",
-    "classification",
-    "potentials",
-    "several_outputs",
-    "another_population",
-    "several_labels",
-    "active_learning",
-    "language_models",
-)
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
-_BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- table: (headline|benchmarks\.\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_ALL = (ROOT / "README.md", *sorted((ROOT / "benchmarks").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+PAGES = tuple(path for path in _ALL if _BLOCK.search(path.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -62,63 +53,56 @@ def main() -> None:
 
 def filled(text: str) -> str:
     """Return the page with every table as the results have it."""
-    return _BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}", text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{_table(match[2])}\n{match[3]}", text)
 
 
-def _of(name: str, table: Callable[[dict[str, Any]], str]) -> str:
-    return table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+def _table(name: str) -> str:
+    if name == "headline":
+        return headline()
+    if name == "benchmarks.speed":
+        return speed.markdown()
+    result, table = TABLES[name.removeprefix("benchmarks.")]
+    return table(stored(result))
 
 
-TABLES: dict[str, Callable[[], str]] = {
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "acquire": ("acquire", acquire.table),
+    "boxes.scores": ("boxes", boxes.score_table),
+    "boxes.std": ("boxes", boxes.std_table),
+    "console.alarms": ("console", console.alarm_table),
+    "console.processes": ("console", console.process_table),
+    "console.recalibration": ("console", console.recalibration_table),
+    "console.zones": ("console", console.zone_table),
+    "crowd_regions": ("crowd_regions", crowd_regions.region_table),
+    "graphs": ("graphs", graphs.markdown),
+    "hops": ("hops", hops.table),
     **{
-        f"benchmarks.instead.{name}": partial(
-            _of, "instead", partial(instead.table, names=instead.HALVES[half], shifted=shifted, size=size)
-        )
-        for name, half, shifted, size in (
-            ("in", "apart", False, "all"),
-            ("20", "apart", False, "20"),
-            ("shift", "apart", True, "all"),
-            ("others", "others", False, "all"),
-            ("others.shift", "others", True, "all"),
-        )
+        f"instead.{half}.{size}": ("instead", partial(instead.table, half=half, size=size))
+        for half in instead.HALVES
+        for size in ("shift", "all", *map(str, SIZES))
     },
-    "headline": headline,
-    "benchmarks.speed": speed.markdown,
-    "benchmarks.potentials": partial(_of, "potentials", potentials.markdown),
-    "benchmarks.novelty.choice": partial(_of, "novelty", lambda record: novelty.table(record, novelty.CHOICE)),
-    "benchmarks.novelty.other": partial(_of, "novelty", lambda record: novelty.table(record, novelty.OTHER)),
-    **{
-        f"benchmarks.{name}": partial(_of, result, table)
-        for name, result, table in (
-            ("linear.ranks", "linear", linear.markdown),
-            ("console.alarms", "console", console.alarm_table),
-            ("console.zones", "console", console.zone_table),
-            ("console.recalibration", "console", console.recalibration_table),
-            ("console.processes", "console", console.process_table),
-            ("crowd_regions", "crowd_regions", crowd_regions.region_table),
-            ("novelty.cost", "novelty", novelty.cost_table),
-            ("onnx", "onnx_cpu", onnx_export.markdown),
-            ("stream.crowd", "stream", stream.crowd_table),
-            ("stream.uci_alarms", "stream", stream.uci_alarm_table),
-            ("stream.uci", "stream", stream.uci_table),
-            ("trained.home", "trained", trained.home_table),
-            ("trained.sets", "trained", trained.set_table),
-            ("soak", "soak", soak.markdown),
-            ("serve", "serve", serve.markdown),
-            ("long_tables.calibrate", "long_tables_calibrate", long_tables.calibrate_table),
-            ("long_tables.predict", "long_tables_predict", long_tables.predict_table),
-            ("long_tables.ray", "long_tables_ray", long_tables.ray_table),
-            ("gpu_round", "gpu_round", gpu_round.step_table),
-            ("graphs", "graphs", graphs.markdown),
-            ("hops", "hops", hops.table),
-            ("asked.regions", "asked_regions", asked.regions_table),
-            ("asked.shift", "asked_shift", asked.shift_table),
-            ("asked.labels", "asked_labels", asked.labels_table),
-            ("asked.acquire", "asked_acquire", asked.acquire_table),
-            ("asked.language", "asked_language", asked.language_table),
-        )
-    },
+    "labels": ("labels", labels.table),
+    "language": ("language", language.table),
+    "linear.ranks": ("linear", linear.markdown),
+    "long_tables.calibrate": ("long_tables_calibrate", long_tables.calibrate_table),
+    "long_tables.predict": ("long_tables_predict", long_tables.predict_table),
+    "novelty.choice": ("novelty", partial(novelty.table, names=novelty.CHOICE)),
+    "novelty.cost": ("novelty", novelty.cost_table),
+    "novelty.other": ("novelty", partial(novelty.table, names=novelty.OTHER)),
+    "onnx": ("onnx_cpu", onnx_export.markdown),
+    "population": ("population", population.table),
+    "potentials": ("potentials", potentials.markdown),
+    "regions": ("regions", regions.table),
+    "serve": ("serve", serve.markdown),
+    "soak": ("soak", soak.markdown),
+    "steps": ("steps", steps.step_table),
+    "stream.crowd": ("stream", stream.crowd_table),
+    "stream.uci": ("stream", stream.uci_table),
+    "stream.uci_alarms": ("stream", stream.uci_alarm_table),
+    "trained.home": ("trained", trained.home_table),
+    "trained.sets": ("trained", trained.set_table),
 }
+"""By name, where the numbers are, and what writes the table."""
 
 
 if __name__ == "__main__":

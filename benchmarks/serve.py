@@ -33,7 +33,7 @@ import torch
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+net = nn.Sequential(nn.Linear(13, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
 """
 CONCURRENCY = (1, 4, 16, 64, 256)
 LOADS = ((1, "application/json"), (64, "application/x-npy"))
@@ -70,11 +70,12 @@ def measured(folder: Path, seconds: float) -> dict[str, Any]:
     return {"machine": {**machine(torch.device("cpu")), "cores": os.cpu_count()}, "seconds": seconds, "loads": loads}
 
 
-def prepared(folder: Path) -> tuple[Any, Any]:
+def prepared(folder: Path, width: int = 64) -> tuple[Any, Any]:
     """Write a calibrated network's code and calibration to the folder; return its predictor, and rows."""
-    (folder / "served.py").write_text(CODE)
+    code = CODE.replace("WIDTH", str(width))
+    (folder / "served.py").write_text(code)
     names: dict[str, Any] = {}
-    exec(CODE, names)
+    exec(code, names)
     dice = np.random.default_rng(0)
     x = dice.normal(size=(1000, 13)).astype(np.float32)
     y = np.sin(x[:, :1]) + 0.2 * dice.normal(size=(1000, 1))

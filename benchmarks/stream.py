@@ -1,8 +1,7 @@
 """Coverage of the intervals of streams, and how soon alarms come.
 
-    python -m benchmarks.stream              # measure; JSON to benchmarks/results
-    python -m benchmarks.stream --part uci   # one part again: crowd or uci
-    python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
+    python -m benchmarks.stream              # crowd and uci; draws docs/images/stream_*.png, too
+    python -m benchmarks.stream --parts uci  # one part again
 
 Counts are those of `python -m studies crowd` (studies/results/crowd) with the scaled variance that the study chose on
 validation frames, a label every tenth or every 25th frame; all frames are judged. The interval score of Winkler (1972)
@@ -14,7 +13,6 @@ on one side of a cut through an input (`benchmarks.sets`); a stream has held-out
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -28,8 +26,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 import latedrop
-from benchmarks.sets import cuts, pair, standardised, table, trained
-from benchmarks.timing import RESULTS, machine, markdown_table, write
+from benchmarks.sets import cuts, pair, standardised, table
+from benchmarks.small import Rows, mlp, trained
+from benchmarks.timing import by_parts, markdown_table
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
 from latedrop.streams.monitor import Usual, from_curve
@@ -47,23 +46,6 @@ TITLES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009"}
 KINDS = ("errors", "strangeness", "shares")
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    work = {"crowd": streams, "uci": uci}
-    parser = argparse.ArgumentParser(description="Streams: coverage, width, and delay of alarms.")
-    parser.add_argument("--part", choices=work, help="measure this part alone")
-    parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
-    options = parser.parse_args(arguments)
-    path = RESULTS / "stream.json"
-    record = json.loads(path.read_text(encoding="utf-8")) if options.part or options.figures else {}
-    if not options.figures:
-        torch.set_num_threads(1)
-        record |= {part: work[part]() for part in ([options.part] if options.part else work)}
-        record["machine"] = machine(torch.device("cpu"))
-        write("stream", record)
-    for image in figures(record):
-        print(image)
 
 
 @dataclass(frozen=True)
@@ -198,23 +180,23 @@ def uci(seeds: int = 3) -> dict[str, Any]:
     return sets
 
 
-Part = tuple[Tensor, Tensor]
-
-
-def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Part, Part]]:
+def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Rows, Rows]]:
     """Yield, for each side of a cut, a predictor and held-out rows of both sides."""
     data = table(name)
-    rows = {side: each for side, each in cuts(data, seed).items() if side != "in"}
-    scaled = {side: standardised(data, each) for side, each in rows.items()}
-    jobs = [(pair(scaled[side], each.fit), pair(scaled[side], each.stop)) for side, each in rows.items()]
-    for net, (side, each) in zip(trained(jobs, seed), rows.items(), strict=True):
-        reference = pair(scaled[side], np.concatenate([each.fit, each.stop]))[0]
-        x, y = pair(scaled[side], each.validation)
+    for side, rows in cuts(data, seed).items():
+        if side == "in":
+            continue
+        scaled = standardised(data, rows)
+        torch.manual_seed(seed)
+        fit, stop = pair(scaled, rows.fit), pair(scaled, rows.stop)
+        net = trained(mlp(fit[0].shape[1], hidden=(50, 50, 50)), fit, stop, seed=seed, steps=3000)
+        x, y = pair(scaled, rows.validation)
+        reference = torch.cat([fit[0], stop[0]])
         predictor = latedrop.calibrate(net, (x, y[:, None]), reference=reference, progress=False)
-        yield predictor, pair(scaled[side], each.inside), pair(scaled[side], each.test)
+        yield predictor, pair(scaled, rows.inside), pair(scaled, rows.test)
 
 
-def _add_alarms(predictor: latedrop.Predictor, parts: list[Part], delays: dict[str, Any]) -> None:
+def _add_alarms(predictor: latedrop.Predictor, parts: list[Rows], delays: dict[str, Any]) -> None:
     before = len(parts[0][0])
     for change in delays:
         stream = predictor.stream(level=LEVEL, alarm=ALARM)
@@ -227,7 +209,7 @@ def _add_alarms(predictor: latedrop.Predictor, parts: list[Part], delays: dict[s
             delays[change][kind].append(raised.get(kind))
 
 
-def compared(predictor: latedrop.Predictor, parts: list[Part]) -> list[dict[str, float]]:
+def compared(predictor: latedrop.Predictor, parts: list[Rows]) -> list[dict[str, float]]:
     """Measure the predictor's own intervals and those of a stream, before and after the change."""
     stream, number, sides = predictor.stream(level=LEVEL), 0, []
     for x, y in parts:
@@ -328,4 +310,5 @@ def _found(alarms: dict[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    figures(by_parts("stream", {"crowd": streams, "uci": uci}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -9,8 +10,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from math import comb
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import latedrop
-from studies.pages import table
+from studies.pages import order_interval, table
 
 Result = TypeVar("Result")
 
@@ -64,13 +64,8 @@ def interval(values: list[float]) -> list[float]:
     >>> interval([3.0, 1.0, 2.0])
     [1.0, 2.0, 3.0]
     """
-    ordered, n = sorted(values), len(values)
-    below, cut = 0.0, 0
-    while cut < n // 2 and below + comb(n, cut) / 2**n <= 0.05:
-        below += comb(n, cut) / 2**n
-        cut += 1
-    cut = max(cut - 1, 0)
-    return [ordered[cut], statistics.median(ordered), ordered[n - 1 - cut]]
+    low, high = order_interval(values) or (min(values), max(values))
+    return [low, statistics.median(values), high]
 
 
 def first_line(error: BaseException) -> str:
@@ -146,6 +141,47 @@ def write(name: str, record: dict[str, Any]) -> Path:
     aside.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
     aside.replace(path)
     return path
+
+
+def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int = 5) -> None:
+    """Measure on one thread for the number of seeds that the command line names, and write the result."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
+    parser.add_argument("--seeds", type=int, default=seeds)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.process_time()
+    record = {"machine": machine(torch.device("cpu")), "seeds": options.seeds, **measured(options.seeds)}
+    write(name, record | {"cpu_seconds": round(time.process_time() - start)})
+
+
+def by_parts(name: str, parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Measure the parts that the command line names, write each when it is there, and return the whole record."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts), help="the others stay as they are")
+    record = stored(name)
+    for part in parser.parse_args().parts:
+        record |= {part: parts[part](), "machine": machine(torch.device("cpu"))}
+        write(name, record)
+    return record
+
+
+def stored(name: str) -> dict[str, Any]:
+    """Read a result; an empty record where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def passes(predict: Callable[[], object], plain: Callable[[], object], rounds: int) -> list[float]:
+    """Return CPU time of one call in units of another, by rounds in turns, after two that are not counted."""
+    calls, ratios = (predict, plain), []
+    for number in range(rounds + 2):
+        times = {}
+        for call in calls[:: -1 if number % 2 else 1]:
+            start = time.process_time()
+            call()
+            times[call] = time.process_time() - start
+        ratios.append(times[predict] / times[plain])
+    return ratios[2:]
 
 
 def _another(rounds: int, taken: float, repeats: int, seconds: float) -> bool:

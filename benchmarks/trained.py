@@ -15,7 +15,6 @@ test rows. The other rows are of kinds that no fit has seen.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import warnings
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, markdown_table, write
+from benchmarks.timing import machine, markdown_table, stored, write
 from latedrop import metrics
 from latedrop.data.rows import take_rows
 from latedrop.evaluation.evaluation import likelihood
@@ -72,8 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     if missing:
         raise SystemExit(f"expected mag-net and h5py; not installed: {', '.join(missing)}. Install them, see above.")
     torch.set_num_threads(1)
-    path = RESULTS / "trained.json"
-    measured = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else {}
+    measured = stored("trained").get("networks", {})
     names = [(f"{material} {kind}", material, kind) for kind in KINDS for material in MATERIALS]
     for name, material, kind in names:
         if any(fnmatchcase(name, pattern) for pattern in options.networks):

@@ -3,11 +3,7 @@
 With `u_ij >= 0` the columns (the sites' first-order variances, and ones for the floor) the likelihood of squared errors
 `e2_i` under the variances `w_i = sum_j theta_j u_ij` has
 
-    NLL = mean(e2 / w + log w) / 2,      expected curvature  H = U' diag(1 / w^2) U / (2 n).
-
-Fisher scoring minimises the quadratic model with curvature H under `theta >= 0`, which is a non-negative least squares
-problem, and then walks towards that minimum only as far as the NLL falls. The sequence of NLLs therefore falls to a
-stationary point, and no step is random.
+    NLL = mean(e2 / w + log w) / 2.
 
 Per-site coefficients are measured in units of the fit with one common rate and pulled towards it, by
 `sum_s (theta_s - 1)^2 / (2 n)`: the weight of one row for each site, which fades with the rows and makes more sites
@@ -17,8 +13,11 @@ than rows harmless. As the pull is zero at the common rate, the fit never has a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from latedrop.calibration.scale import fit_floor
@@ -26,7 +25,6 @@ from latedrop.metrics import nll
 
 __all__ = ["SiteFit", "fit_sites", "scored"]
 
-_STEPS = 100
 _NOMINAL_ODDS = 0.01
 
 
@@ -65,7 +63,8 @@ def fit_sites(error: Tensor, by_site: Tensor) -> SiteFit:
     for factor, constant in ((float((error.square() / total).mean()), None), (scale, floor)):
         candidates += [_fit(factor, constant or 0.0, ones), _per_site(error, by_site, factor, constant)]
     size = float(error.square().mean())
-    return min(candidates, key=lambda fit: _nll(error / size**0.5, fit.variance(by_site) / size))
+    # Rounded, so that a smaller model wins where the larger one gains nothing but rounding.
+    return min(candidates, key=lambda fit: round(_nll(error / size**0.5, fit.variance(by_site) / size), 9))
 
 
 def _fit(scale: float, floor: float, odds: Tensor) -> SiteFit:
@@ -90,59 +89,19 @@ def _per_site(error: Tensor, by_site: Tensor, scale: float, floor: float | None)
 
 
 def scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor, charge: Tensor | None = None) -> Tensor:
-    """Fisher scoring with non-negative steps and backtracking.
+    """Minimise `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)` over `theta >= 0`."""
+    u, squares, first, strength = (value.cpu().numpy() for value in (columns, e2, start, pull))
+    price = np.zeros_like(first) if charge is None else charge.cpu().numpy()
 
-    Minimises `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)`.
-    """
-    price = torch.zeros_like(pull) if charge is None else charge
+    def objective(theta: Any) -> tuple[float, Any]:
+        w = np.maximum(u @ theta, 1e-12)
+        off = theta - first
+        value = (np.mean(squares / w + np.log(w)) + strength @ off**2) / 2 + price @ theta
+        return value, u.T @ ((1 - squares / w) / w) / (2 * len(w)) + strength * off + price
 
-    def objective(theta: Tensor) -> float:
-        w = columns @ theta
-        if bool((w <= 0).any()):
-            return float("inf")
-        value = ((e2 / w + w.log()).mean() + (pull * (theta - start).square()).sum()) / 2 + price @ theta
-        return float(value)
-
-    theta, value = start.clone(), objective(start)
-    for _ in range(_STEPS):
-        weight = (columns @ theta).reciprocal()
-        scaled = columns * weight[:, None]
-        curvature = scaled.T @ scaled / len(e2) + torch.diag(2 * pull)
-        linear = scaled.T @ (e2 * weight) / len(e2) + 2 * pull * start - 2 * price
-        aim = _non_negative(curvature, linear, theta)
-        step = 1.0
-        while step > 1e-6:
-            moved = theta + step * (aim - theta)
-            new = objective(moved)
-            if new < value:
-                break
-            step /= 2
-        else:
-            return theta
-        finished = value - new < 1e-10 * max(1.0, abs(value))
-        theta, value = moved, new
-        if finished:
-            return theta
-    return theta
-
-
-def _non_negative(curvature: Tensor, linear: Tensor, start: Tensor) -> Tensor:
-    """The minimum of `t' A t / 2 - b' t` over `t >= 0`, coordinate by coordinate; most stay at 0, and cost nothing."""
-    a, b, t = (value.cpu().numpy().copy() for value in (curvature, linear, start))
-    diagonal = a.diagonal().tolist()
-    for _ in range(200):
-        change, left = 0.0, b - a @ t
-        for j, size in enumerate(diagonal):
-            if size <= 0:
-                continue
-            move = max(-t[j], left[j] / size)
-            if move:
-                t[j] += move
-                left -= move * a[j]
-                change = max(change, abs(move) * size**0.5)
-        if change < 1e-10:
-            break
-    return torch.from_numpy(t).to(start)
+    options = {"ftol": 1e-14, "gtol": 1e-10, "maxiter": 2000, "maxfun": 4000}
+    best = minimize(objective, first, jac=True, bounds=[(0, None)] * len(first), method="L-BFGS-B", options=options)
+    return torch.from_numpy(best.x).to(start)
 
 
 def _lifted(by_site: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latedrop import metrics
+    from latedrop.boxes.predictor import BoxPrediction, BoxPredictor, calibrate_boxes, load_boxes
+    from latedrop.boxes.record import BoxCalibration
     from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
     from latedrop.calibration.multilabel_record import MultiLabelCalibration
@@ -44,6 +46,9 @@ __all__ = [
     "AdaptedPrediction",
     "AdaptedPredictor",
     "Batches",
+    "BoxCalibration",
+    "BoxPrediction",
+    "BoxPredictor",
     "Calibration",
     "ClassCalibration",
     "ClassPrediction",
@@ -72,6 +77,7 @@ __all__ = [
     "Standardized",
     "Terms",
     "calibrate",
+    "calibrate_boxes",
     "calibrate_cross_fitted",
     "calibrate_multilabel",
     "find_sites",
@@ -79,6 +85,7 @@ __all__ = [
     "inject",
     "linearize",
     "load",
+    "load_boxes",
     "load_multilabel",
     "load_onnx",
     "load_program",
@@ -92,6 +99,8 @@ __all__ = [
 __version__ = "0.3.0"
 
 _HOMES = {
+    "boxes.predictor": ("BoxPrediction", "BoxPredictor", "calibrate_boxes", "load_boxes"),
+    "boxes.record": ("BoxCalibration",),
     "calibration.class_record": ("ClassCalibration",),
     "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
     "prediction.prediction": ("ClassPrediction", "Explanation", "Prediction"),

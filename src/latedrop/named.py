@@ -31,7 +31,7 @@ from latedrop.programs import load_program
 from latedrop.terminal import listed
 from latedrop.weights import weight_marks
 
-__all__ = ["as_arguments", "example_inputs", "input_names", "load_function", "load_model"]
+__all__ = ["as_arguments", "example_inputs", "input_names", "load_function", "load_model", "readout_of"]
 
 _log = logging.getLogger(__name__)
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -73,6 +73,13 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(target):
         raise ArgumentError(f"expected a function at {name}; found {type(target).__name__}.")
     return target  # type: ignore[no-any-return]
+
+
+def readout_of(text: str | int | None) -> Any:
+    """Return the readout that a text means: a function where it names one, an index, or a name."""
+    if not isinstance(text, str):
+        return text
+    return load_function(text) if ":" in text else int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:

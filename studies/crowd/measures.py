@@ -24,11 +24,11 @@ from torch import Tensor
 from latedrop import optimal_scale, relaxed_scale
 from latedrop.calibration.scale import fit_floor, lifted
 from latedrop.errors import DataError
-from latedrop.metrics import rank_correlation
+from latedrop.metrics import ideal_nll, rank_correlation
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
 from latedrop_crowd.blocks import block_means
 from studies.driver import rounded
-from studies.regression.scores import conformal_reach, ideal_nll
+from studies.regression.scores import conformal_reach
 from studies.site_rates import scored
 
 Measures: TypeAlias = dict[str, Any]
@@ -152,7 +152,7 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
     measures: Measures = {
         "rmse": float(error.square().mean().sqrt()),
         "mae": float(error.abs().mean()),
-        "nll_ideal": float(ideal_nll(error)),
+        "nll_ideal": float(ideal_nll(torch.zeros_like(error), None, error, constant=False)),
         "zero_variances": zeros,
         "entries": len(error),
         "curves": {},

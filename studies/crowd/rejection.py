@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from latedrop.metrics import auroc
 from latedrop.records import plain
 from latedrop_crowd.blocks import block_size, blocks_of
 from latedrop_crowd.regions import NEAR, Floats, Maps, Policy, RegionTable, fit_table, usual_threshold
@@ -179,13 +181,10 @@ def error_summary(errors: Floats) -> dict[str, Any]:
 
 
 def auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Area under the ROC curve by ranks, ties shared; None where one kind is missing."""
-    number = int(positive.sum())
-    if not number or number == len(positive):
+    """Return the area under the ROC curve; None where one kind is missing."""
+    if positive.all() or not positive.any():
         return None
-    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[positive].sum() - number * (number + 1) / 2) / (number * (len(positive) - number)))
+    return float(auroc(torch.from_numpy(np.asarray(score, dtype=float)), torch.from_numpy(positive)))
 
 
 def _discriminant(values: Floats, positive: npt.NDArray[np.bool_]) -> Floats | None:

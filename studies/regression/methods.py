@@ -34,7 +34,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from latedrop import calibrate
+import latedrop
+from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.devices import one_thread
 from latedrop.errors import LatedropWarning
 from latedrop.metrics import rank_correlation
@@ -46,12 +47,9 @@ from studies.regression.scores import (
     Member,
     Predicted,
     conformal_reach,
-    first_order,
     hidden_units,
-    mask_numbers,
     processed,
     rate_measures,
-    sampled,
 )
 from studies.regression.training import Concrete, GaussianTraining, Plan, Stack, heads, key, train, train_concrete
 from studies.site_rates import fit_sites
@@ -181,11 +179,12 @@ class Network:
 
 
 def network(member: Member, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Network:
-    """Run a network on every part."""
-    outputs = {part: first_order(member, rows) for part, rows in x.items()}
-    return Network(
-        member, x, {part: mean for part, (mean, _) in outputs.items()}, {part: v for part, (_, v) in outputs.items()}, y
-    )
+    """Run a network on every part, by `latedrop.linearize`."""
+    model = latedrop.Network(_sequential(member))
+    sites = find_sites(model, next(iter(x.values()))[:2])
+    outputs = {part: linearize(model, rows, sites) for part, rows in x.items()}
+    mean = {part: linear.mean[:, 0] for part, linear in outputs.items()}
+    return Network(member, x, mean, {part: linear.variance_by_site[:, 0] for part, linear in outputs.items()}, y)
 
 
 def dropout(
@@ -196,7 +195,7 @@ def dropout(
     Args:
         net: the network.
         rates: of the sites.
-        draws: masks, in float32; None: to first order, which is exact for one hidden layer.
+        draws: masks of `latedrop.sample`, in float32; None: to first order, which is exact for one hidden layer.
         seed: of the masks, the same numbers for every rate.
         noise: variance that is added.
         parts: those wanted; all but the training rows where empty.
@@ -206,9 +205,11 @@ def dropout(
         odds = net.by_site["validation"].new_tensor([rate / (1 - rate) for rate in rates])
         return {part: (net.mean[part], net.by_site[part] @ odds + noise) for part in parts}
     member = [(weight.float(), bias.float()) for weight, bias in net.member] if len(net.member) > 2 else net.member
-    numbers = mask_numbers(member, draws, seed)
-    drawn = {part: sampled(member, net.x[part].to(member[0][0]), rates, numbers) for part in parts}
-    return {part: (mean.double(), variance.double() + noise) for part, (mean, variance) in drawn.items()}
+    model, rows = latedrop.Network(_sequential(member)), {part: net.x[part].to(member[0][0]) for part in parts}
+    sites = find_sites(model, next(iter(rows.values()))[:2])
+    by_site = {site.name: rate for site, rate in zip(sites, rates, strict=True)}
+    drawn = {part: sample(model, x, by_site, draws, seed, sites) for part, x in rows.items()}
+    return {part: (each.mean[:, 0].double(), each.variance[:, 0].double() + noise) for part, each in drawn.items()}
 
 
 def rate_in(net: Network) -> Moments:
@@ -278,7 +279,7 @@ def per_site(net: Network) -> Moments:
 
 def default(net: Network, *, reference: bool) -> Moments:
     """Calibrate by `latedrop.calibrate` without options, or with the training inputs as reference rows alone."""
-    model, device = _sequential(net.member), net.mean["validation"].device
+    model, device = _sequential(net.member).cpu().float(), net.mean["validation"].device
     x = {part: rows.cpu().float() for part, rows in net.x.items()}
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore", LatedropWarning)  # that it is little better than a constant is what is measured
@@ -326,8 +327,9 @@ def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: flo
 def _sequential(member: Member) -> nn.Sequential:
     layers: list[nn.Module] = []
     for weight, bias in member:
-        layer = nn.Linear(*weight.shape)
-        layer.weight.data, layer.bias.data = weight.T.cpu().float().contiguous(), bias.cpu().float()
+        inputs, outputs = weight.shape
+        layer = nn.Linear(inputs, outputs, device=weight.device, dtype=weight.dtype)
+        layer.weight.data, layer.bias.data = weight.T.contiguous(), bias
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1]).eval()
 

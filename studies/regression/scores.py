@@ -5,7 +5,7 @@ With inverted dropout before the last of `L` linear layers and before others fur
     Var y = rate / (1 - rate) · sum_s v_s,     v_s = sum over the units i of site s of (a_i · dy/da_i)^2,
 
 which for one hidden layer (a single site before the output layer) is exact: no draws are needed, the mean is the plain
-network's, and the scaled variance does not depend on the rate. `sampled` draws masks instead, as the paper does.
+network's, and the scaled variance does not depend on the rate. The paper draws masks instead.
 
 A *measure* is, for each part of the rows, a mean and a raw variance of K networks `(K, n)`. On the validation rows are
 fitted, with `e2 = (target - mean)^2`,
@@ -32,16 +32,8 @@ from torch import Tensor
 
 from latedrop import metrics
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
-from latedrop.dropout.masks import draw_keys, hashes, keys_on
 from latedrop.errors import ArgumentError
 from latedrop.quantiles import ConformalScores
-
-
-def ideal_nll(error: Tensor) -> Tensor:
-    """`mean(1 + log(e^2)) / 2` over the last axis; an error of exactly 0 counts as the smallest that is not."""
-    size = error.abs()
-    least = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
-    return torch.maximum(size, least).log().mean(-1) + 0.5
 
 
 def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
@@ -67,8 +59,6 @@ def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
 Member: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 LEVEL = 0.9
 
-_CHUNK_FLOATS = 8_000_000
-
 
 @dataclass(frozen=True)
 class Predicted:
@@ -89,61 +79,6 @@ def hidden_units(member: Member, x: Tensor) -> list[Tensor]:
     for weight, bias in member[:-1]:
         units.append(torch.relu(units[-1] @ weight + bias))
     return units[1:]
-
-
-def first_order(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The output `(n,)`, and the variance of each site per unit of `rate / (1 - rate)`, `(n, sites)`.
-
-    >>> ones = torch.ones
-    >>> mean, variance = first_order([(ones(1, 2), 0 * ones(2)), (ones(2, 1), ones(1))], ones(1, 1))
-    >>> mean, variance
-    (tensor([3.]), tensor([[2.]]))
-    """
-    units = hidden_units(member, x)
-    weight, bias = member[-1]
-    mean = units[-1] @ weight + bias
-    gradient, variances = weight.T, []
-    for a, (weight, _) in zip(reversed(units), reversed(member[:-1]), strict=True):
-        # Of a layer's weight, the way back to what entered it; relu lets through where it was above 0.
-        variances.append((a * gradient).square().sum(1))
-        gradient = (gradient * (a > 0)) @ weight.T
-    return mean[:, 0], torch.stack(variances[::-1], 1)
-
-
-def mask_numbers(member: Member, draws: int, seed: int) -> list[Tensor]:
-    """Return uniform numbers of each site, `(draws, units)`, those of the library's masks, which serve every rate."""
-    return [
-        _uniforms(seed, draws, str(site), len(weight)).to(weight.device) for site, (weight, _) in enumerate(member[1:])
-    ]
-
-
-def _uniforms(seed: int, draws: int, site: str, units: int) -> Tensor:
-    """Return the numbers in [0, 1) that masks compare with a rate, `(draws, units)` in float64."""
-    keys = keys_on(draw_keys(seed, range(draws), site, 0), torch.device("cpu"))
-    return (hashes(keys, units).double() + 2**31) / 2**32
-
-
-def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance `(n,)` over thinned networks, whose masks are cut from `numbers` at the rate of each site."""
-    first = hidden_units(member, x)[0]
-    plain = first_order(member, x)[0]
-    draws, widest = len(numbers[0]), max(weight.shape[1] for weight, _ in member[1:])
-    chunk = max(1, _CHUNK_FLOATS // (len(x) * widest))
-    total, squares = torch.zeros_like(plain), torch.zeros_like(plain)
-    for start in range(0, draws, chunk):
-        a = first
-        for (weight, bias), site, rate in zip(member[1:], numbers, rates, strict=True):
-            masks = (site[start : start + chunk] >= rate).to(weight.dtype) / (1 - rate)
-            thinned = masks[:, :, None] * weight
-            if a.dim() == 2:
-                z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
-            else:
-                z = torch.baddbmm(bias, a, thinned)
-            a = torch.relu(z)
-        off = z[..., 0] - plain
-        total += off.sum(0)
-        squares += off.square().sum(0)
-    return plain + total / draws, (squares - total.square() / draws) / (draws - 1)
 
 
 def scores(predicted: Predicted) -> dict[str, Tensor]:
@@ -220,9 +155,9 @@ def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor
     fitted |= {"floor_scale": floor.scale, "floor": floor.floor}
     rows = {}
     for name, part in measure.items():
-        error = part.target - part.mean
         share = floor.floor / (floor.scale * part.variance.mean(1) + floor.floor)
-        row = {"nll_ideal": ideal_nll(error), **fitted, "floor_share": share}
+        ideal = metrics.ideal_nll(*part.columns(), per_output=True, constant=False)
+        row = {"nll_ideal": ideal, **fitted, "floor_share": share}
         row["ranking"] = metrics.rank_correlation(*part.columns(), per_output=True)
         for how, fit in fitted_by.items():
             measured = scores(fit.applied(part, least))

@@ -5,8 +5,7 @@ A stack has a member for each (split, rate): ReLU layers with dropout at its rat
     a_0 = x,   a_l = relu(a_{l-1} W_l + b_l) · keep_l,   y = a_L W / (1 - rate) + b,
 
 its own rows, masks and Adam state. The mean squared errors of all members are independent of one another, so one
-backward pass, written out by hand, gives every member's gradient. All parameters lie in one flat tensor: an
-optimiser step is one fused Adam.
+backward pass of their sum gives every member's gradient.
 
 The result of a member does not depend on who is trained beside it. Initial weights, the order of the rows and the
 numbers that masks are cut from come from generators seeded by the split alone. The rates of one split share
@@ -26,8 +25,8 @@ standard deviation `1 / l`,
     loss = mean( e^2 / (2 s2) + log(s2) / 2 )
          + ( l^2 |W_1|^2 / 2 + sum_s ( l^2 |W_{s+1}|^2 / (2 (1 - p_s)) - H_s · entropy(p_s) ) ) / n
 
-is the negative evidence bound per row of a network with H_s units at site s. The rates and the noise have a learning
-rate of their own: at the study's small ones they would hardly leave where they start.
+is the negative evidence bound per row of a network with H_s units at site s; W_1 has its bias in it. The rates and the
+noise have a learning rate of their own: at the study's small ones they would hardly leave where they start.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ from studies.regression.scores import Member, hidden_units
 T = TypeVar("T")
 
 _GROUP_FLOATS = 400_000
-_LARGE = 2.0**100
 
 
 @dataclass(frozen=True)
@@ -168,46 +166,37 @@ def train(
 class Training:
     """One stack in training: its parameters, buffers and generators. `run` it once."""
 
-    unit = _LARGE  # of the numbers that masks are cut from
     outputs = 1
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        plan: Plan,
-        seeds: Sequence[int],
-        tick: Callable[[int], object],
-        *,
-        masked: bool | None = None,
-    ) -> None:
-        self.plan, self.tick, device = plan, tick, x.device
+    def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], object]) -> None:
+        self.plan, self.tick, self.x, self.y = plan, tick, x, y
         self.splits, self.rows, inputs = x.shape
-        self.members = self.splits * len(plan.rates)
-        # A column of ones makes the first bias a row of the first weight, and its gradient part of the same product.
-        self.x, self.y = torch.cat([x, torch.ones_like(x[..., :1])], -1), y
-        self.sizes = (inputs, *plan.hidden, self.outputs)
-        self.flat, self.layers = self._drawn_weights(seeds)
-        self.gradient = torch.zeros_like(self.flat)
-        self.gradients = self._views(self.gradient)
-        self.flat.grad = self.gradient
-        self.optimiser = torch.optim.Adam([self.flat], lr=plan.learning_rate, fused=True, capturable=x.is_cuda)
-        rates = torch.tensor(plan.rates, device=device)
-        self.thresholds = rates.view(1, -1, 1, 1) * _LARGE
-        self.inverse = (1 / (1 - rates)).repeat(self.splits).view(-1, 1, 1)
-        self.masked = any(plan.rates) if masked is None else masked
-        self.orders = [torch.Generator(device).manual_seed(key(seed, "order")) for seed in seeds]
-        self.masks = [torch.Generator(device).manual_seed(key(seed, "masks")) for seed in seeds]
-        self.order = torch.empty(self.splits, self.rows, device=device)
-        self.numbers = torch.empty(self.splits, self.rows, sum(plan.hidden) if self.masked else 0, device=device)
-        self.xs, self.ys = torch.empty_like(self.x), torch.empty_like(self.y)
-        self.buffers: dict[tuple[int, int, str], Tensor] = {}
+        self.layers = [
+            Layer(*(each.to(x.device).repeat_interleave(len(plan.rates), 0).requires_grad_() for each in same))
+            for same in _initial_layers((inputs, *plan.hidden, self.outputs), seeds)
+        ]
+        self.parameters = [part for layer in self.layers for part in (layer.weight, layer.bias)]
+        self.optimiser = torch.optim.Adam(self.parameters, lr=plan.learning_rate, fused=True, capturable=x.is_cuda)
+        self.rates = torch.tensor(plan.rates, device=x.device).view(1, -1, 1, 1)
+        self.orders = [torch.Generator(x.device).manual_seed(key(seed, "order")) for seed in seeds]
+        self.masks = [torch.Generator(x.device).manual_seed(key(seed, "masks")) for seed in seeds]
+        self.order = torch.empty(self.splits, self.rows, device=x.device)
+        width = sum(plan.hidden) if self.masked else 0
+        self.numbers = torch.empty(self.splits, self.rows, width, device=x.device)
+        self.xs, self.ys = torch.empty_like(x), torch.empty_like(y)
         self.snapshots: list[list[Layer]] = []
 
+    @property
+    def masked(self) -> bool:
+        """Return True if any member has masks."""
+        return any(self.plan.rates)
+
     def run(self) -> list[Layer]:
-        """All epochs; the layers at their end."""
+        """Train for all epochs; return the layers at their end."""
         replay: Callable[[], None] | None = None
         remembered = _last_quarter(self.plan)
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
         for epoch in range(self.plan.epochs):
             self._draw()
             if replay is not None:
@@ -224,47 +213,16 @@ class Training:
         return self._now()
 
     def _now(self) -> list[Layer]:
-        first, *others = self.layers
-        weight = first[0].detach().clone()
-        layers = [Layer(weight[:, :-1], weight[:, -1:])]
-        return layers + [Layer(w.detach().clone(), b.detach().clone()) for w, b in others]
-
-    def _drawn_weights(self, seeds: Sequence[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        inputs, *others = self.sizes
-        pairs = zip([inputs + 1, *others[:-1]], others, strict=True)
-        count = self.members * sum(i * o + (o if n else 0) for n, (i, o) in enumerate(pairs))
-        flat = torch.empty(count, device=self.x.device)
-        views = self._views(flat)
-        for split, seed in enumerate(seeds):
-            members = slice(split * len(self.plan.rates), (split + 1) * len(self.plan.rates))
-            for (weight, bias), (w, b) in zip(views, initial(self.sizes, seed), strict=True):
-                if bias.numel():
-                    weight[members], bias[members] = w.to(flat), b.to(flat)
-                else:
-                    weight[members] = torch.cat([w, b[None]]).to(flat)
-        return flat, views
-
-    def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Weights and biases as parts of the flat tensor; the first layer's bias is in its weight."""
-        views, at = [], 0
-        for index, (inputs, outputs) in enumerate(pairwise(self.sizes)):
-            pair = []
-            for rows in (inputs, 1) if index else (inputs + 1, 0):
-                count = self.members * rows * outputs
-                pair.append(flat[at : at + count].view(self.members, rows, outputs))
-                at += count
-            views.append((pair[0], pair[1]))
-        return views
+        return [Layer(layer.weight.detach().clone(), layer.bias.detach().clone()) for layer in self.layers]
 
     def _draw(self) -> None:
-        """The epoch's order of the rows and its uniform numbers, in (0, 1]."""
+        """Draw the epoch's order of the rows and its uniform numbers, in (0, 1]."""
         for row, generator in zip(self.order, self.orders, strict=True):
             row.uniform_(generator=generator)
         if self.masked:
             for block, generator in zip(self.numbers, self.masks, strict=True):
                 block.uniform_(generator=generator)
             self.numbers.neg_().add_(1)
-            self.numbers.mul_(self.unit)
         order = self.order.argsort(1)
         torch.gather(self.x, 1, order[..., None].expand_as(self.x), out=self.xs)
         torch.gather(self.y, 1, order, out=self.ys)
@@ -285,65 +243,35 @@ class Training:
 
     def _epoch(self) -> None:
         for start in range(0, self.rows, self.plan.batch):
-            self._step(slice(start, min(start + self.plan.batch, self.rows)))
+            loss = self._loss(slice(start, min(start + self.plan.batch, self.rows)))
+            for parameter, gradient in zip(self.parameters, torch.autograd.grad(loss, self.parameters), strict=True):
+                parameter.grad.copy_(gradient)  # type: ignore[union-attr]
             self.optimiser.step()
 
-    def _step(self, rows: slice) -> None:
-        """The gradient of every member's mean squared error on some rows."""
-        batch, rates = rows.stop - rows.start, len(self.plan.rates)
-        x = self._stacked(self.xs[:, rows], self._buffer(batch, self.sizes[0] + 1, "x"))
-        activations, weights, at = [x], [self.layers[0][0]], 0
-        for index, width in enumerate(self.plan.hidden):
-            a, spare = self._buffer(batch, width, f"a{index}"), self._buffer(batch, width, f"g{index + 1}")
-            if index:
-                torch.baddbmm(self.layers[index][1], activations[-1], weights[-1], out=a)
-            else:
-                torch.bmm(x, weights[0], out=a)
+    def _loss(self, rows: slice) -> Tensor:
+        """Return the sum of all members' losses on some rows."""
+        each, at = len(self.plan.rates), 0
+        a = self.xs[:, rows].repeat_interleave(each, 0)
+        for site, layer in enumerate(self.layers[:-1]):
+            a = layer(a).relu()
             if self.masked:
-                # Where a unit is dropped the difference is far below 0, and relu does the rest: no slow bool mask.
-                numbers = self.numbers[:, None, rows, at : at + width]
-                torch.sub(numbers, self.thresholds, out=spare.view(self.splits, rates, batch, width))
-                torch.minimum(a, spare, out=a)
-                at += width
-            activations.append(a.relu_())
-            weight = self.layers[index + 1][0]
-            weights.append(weight * self.inverse if self.masked else weight)
-        g = self._loss_gradient(torch.baddbmm(self.layers[-1][1], activations[-1], weights[-1]), rows)
-        for index in range(len(self.layers) - 1, -1, -1):
-            weight, bias = self.gradients[index]
-            a = activations[index]
-            torch.bmm(a.transpose(1, 2), g, out=weight)
-            if index == 0:
-                return
-            if self.masked:
-                weight.mul_(self.inverse)
-            torch.sum(g, 1, keepdim=True, out=bias)
-            # Each layer has its own buffer: a product must not be written over what it is made of.
-            back = self._buffer(batch, a.shape[2], f"g{index}")
-            if g.shape[2] == 1:
-                torch.mul(g, weights[index].transpose(1, 2), out=back)
-            else:
-                torch.bmm(g, weights[index].transpose(1, 2), out=back)
-            # The derivative of relu and the mask: what came out as 0 sends nothing back.
-            g = torch.ops.aten.threshold_backward.grad_input(back, a, 0.0, grad_input=back)
+                a = a * self._mask(site, self.numbers[:, rows, at : at + a.shape[2]])
+                at += a.shape[2]
+        return self._losses(self.layers[-1](a), self.ys[:, rows].repeat_interleave(each, 0)).mean(1).sum()
 
-    def _loss_gradient(self, output: Tensor, rows: slice) -> Tensor:
-        """Of the mean squared error with respect to the output `(members, batch, 1)`."""
-        batch = rows.stop - rows.start
-        output.view(self.splits, -1, batch).sub_(self.ys[:, None, rows])
-        return output.mul_(2 / batch)
+    def _mask(self, site: int, numbers: Tensor) -> Tensor:
+        """Return masks `(members, batch, units)` of a site from numbers `(splits, batch, units)`."""
+        return ((numbers[:, None] > self.rates) / (1 - self.rates)).flatten(0, 1)
 
-    def _stacked(self, part: Tensor, out: Tensor) -> Tensor:
-        """A split's rows for each of its members."""
-        out.view(self.splits, -1, *part.shape[1:]).copy_(part[:, None])
-        return out
+    def _losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of every row, `(members, batch)`."""
+        return (output[..., 0] - target).square()
 
-    def _buffer(self, batch: int, width: int, name: str) -> Tensor:
-        buffer = self.buffers.get((batch, width, name))
-        if buffer is None:
-            buffer = torch.empty(self.members, batch, width, device=self.x.device)
-            self.buffers[batch, width, name] = buffer
-        return buffer
+
+def _initial_layers(sizes: Sequence[int], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Return weights `(splits, inputs, outputs)` and biases `(splits, 1, outputs)` of each layer."""
+    members = zip(*(initial(sizes, seed) for seed in seeds), strict=True)
+    return [(torch.stack([w for w, _ in same]), torch.stack([b[None] for _, b in same])) for same in members]
 
 
 def in_groups(
@@ -447,59 +375,37 @@ def train_concrete(
 class _ConcreteTraining(Training):
     """As the other stacks, with more parameters for each member: `logit p` of every site, and `log s2`."""
 
-    unit = 1.0
+    masked = True
 
     def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], object]) -> None:
-        super().__init__(x, y, replace(plan, rates=(0.0,), snapshots=0), seeds, tick, masked=True)
+        super().__init__(x, y, replace(plan, rates=(0.0,), snapshots=0), seeds, tick)
         first = math.log(_FIRST_RATE / (1 - _FIRST_RATE))
         start = torch.tensor([first] * len(plan.hidden) + [0.0], device=x.device)
-        self.own = start[:, None].repeat(1, len(x))
-        self.own.grad = torch.zeros_like(self.own)
-        self.widths = torch.tensor(plan.hidden, device=x.device)[:, None] / self.rows
+        self.own = start[:, None].repeat(1, len(x)).requires_grad_()
+        self.parameters.append(self.own)
         self.optimiser.add_param_group({"params": [self.own], "lr": _LEARNING_RATE})
 
     def _draw(self) -> None:
         super()._draw()
-        self.numbers.logit_(eps=1e-6).div_(_TEMPERATURE)
+        self.numbers.logit_(eps=1e-6)
 
-    def _step(self, rows: slice) -> None:
-        batch, prior = rows.stop - rows.start, _LENGTH**2 / self.rows
-        theta, precision = self.own[:-1, :, None, None], (-self.own[-1]).exp()
-        rate, keep = theta.sigmoid(), 1 + theta.exp()  # keep is 1 / (1 - rate)
-        shift, pull = theta / _TEMPERATURE, prior * keep
-        x = self.xs[:, rows]
-        inputs, at = [x], 0
-        sites: list[tuple[Tensor, Tensor, Tensor]] = []
-        for index, width in enumerate(self.plan.hidden):
-            weight, bias = self.layers[index]
-            a = torch.baddbmm(bias, inputs[-1], weight) if index else torch.bmm(x, weight)
-            q = torch.add(self.numbers[:, rows, at : at + width], shift[index]).sigmoid_()
-            mask = torch.rsub(q, 1).mul_(keep[index])
-            inputs.append(a.relu_() * mask)
-            sites.append((a, q, mask))
-            at += width
-        weight, bias = self.layers[-1]
-        error = torch.baddbmm(bias, inputs[-1], weight).sub_(self.ys[:, rows, None])
-        g = error * (precision / batch).view(-1, 1, 1)
-        by_rate: list[Tensor] = []
-        squares: list[Tensor] = []
-        for index in range(len(sites), 0, -1):
-            weight, (a, q, mask) = self.layers[index][0], sites[index - 1]
-            torch.bmm(inputs[index].transpose(1, 2), g, out=self.gradients[index][0]).addcmul_(weight, pull[index - 1])
-            torch.sum(g, 1, keepdim=True, out=self.gradients[index][1])
-            back = torch.bmm(g, weight.transpose(1, 2))
-            # d mask / d logit p = mask (p - q / temperature).
-            slope = torch.add(rate[index - 1], q, alpha=-1 / _TEMPERATURE).mul_(inputs[index])
-            by_rate.insert(0, slope.mul_(back).sum((1, 2)))
-            squares.insert(0, weight.square().sum((1, 2)))
-            # The derivative of relu: what came out as 0 sends nothing back.
-            g = torch.ops.aten.threshold_backward(back.mul_(mask), a, 0.0)
-        torch.bmm(x.transpose(1, 2), g, out=self.gradients[0][0]).add_(self.layers[0][0], alpha=prior)
-        theta, rate, keep = (values[:, :, 0, 0] for values in (theta, rate, keep))
-        entropy = self.widths * rate * (1 - rate) * theta
-        assert self.own.grad is not None
-        self.own.grad[:-1] = torch.stack(by_rate) + prior / 2 * torch.stack(squares) * (keep - 1) + entropy
-        self.own.grad[-1] = 0.5 - error.square().mean((1, 2)) * precision / 2
+    def _mask(self, site: int, numbers: Tensor) -> Tensor:
+        theta = self.own[site, :, None, None]
+        return (1 - ((theta + numbers) / _TEMPERATURE).sigmoid()) * (1 + theta.exp())  # 1 / (1 - rate)
+
+    def _losses(self, output: Tensor, target: Tensor) -> Tensor:
+        log_noise = self.own[-1, :, None]
+        return (super()._losses(output, target) * (-log_noise).exp() + log_noise) / 2
+
+    def _loss(self, rows: slice) -> Tensor:
+        rate = self.own[:-1].sigmoid()
+        (first, *others), prior = self.layers, _LENGTH**2 / (2 * self.rows)
+        penalty = prior * (first.weight.square().sum() + first.bias.square().sum())
+        for site, (p, layer) in enumerate(zip(rate, others, strict=True)):
+            penalty = penalty + prior * (layer.weight.square().sum((1, 2)) / (1 - p)).sum()
+            entropy = torch.special.entr(p) + torch.special.entr(1 - p)
+            penalty = penalty - self.plan.hidden[site] / self.rows * entropy.sum()
+        return super()._loss(rows) + penalty
 
 
 _LIMIT = 12.0
@@ -510,14 +416,11 @@ class GaussianTraining(Training):
 
     outputs = 2
 
-    def _loss_gradient(self, output: Tensor, rows: slice) -> Tensor:
-        batch, each = rows.stop - rows.start, len(self.plan.rates)
-        target = self.ys[:, rows].repeat_interleave(each, 0) if each > 1 else self.ys[:, rows]
-        error = output[..., 0] - target
-        # Within bounds, so that one far row cannot overflow the others' gradient.
-        precision = output[..., 1].clamp(-_LIMIT, _LIMIT).neg().exp()
-        weighted = error * precision
-        return torch.stack([weighted, (1 - error * weighted) / 2], -1).div_(batch)
+    def _losses(self, output: Tensor, target: Tensor) -> Tensor:
+        mean, log_variance = output.unbind(2)
+        # Within bounds, so that one far row cannot overflow the others' gradient; the gradient passes them.
+        bounded = log_variance + (log_variance.clamp(-_LIMIT, _LIMIT) - log_variance).detach()
+        return ((target - mean).square() * (-bounded).exp() + bounded) / 2
 
 
 def heads(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ between two order statistics, as of the sign test: it assumes nothing but indepe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,19 @@ import numpy as np
 
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY, style_of
-from studies.pages import SHORT, Results, captioned, captions, counted, one_legend, run_where, table, words, written
+from studies.pages import (
+    SHORT,
+    Results,
+    captioned,
+    captions,
+    counted,
+    one_legend,
+    order_interval,
+    run_where,
+    table,
+    words,
+    written,
+)
 from studies.shift.claims import claims_page, slope, values
 from studies.uci.pages import group
 
@@ -27,7 +39,6 @@ if TYPE_CHECKING:
 
 _KINDS = ("floor", "scaled", "raw", "intervals")
 _MEDIANS = ("nll", "crps", "width", "rmse")
-_LEAST_LEVEL = 0.9
 
 _TABLES: dict[str, tuple[tuple[str, str], ...]] = {
     "Do the intervals hold?": (
@@ -65,20 +76,6 @@ def by_set(record: Mapping[str, Any], method: str, measure: str) -> float | None
     if by_cut is None:
         return None
     return float(np.median(by_cut) if measure.removeprefix("inside_") in _MEDIANS else by_cut.mean())
-
-
-def order_interval(numbers: Sequence[float]) -> tuple[float, float] | None:
-    """The narrowest interval between order statistics that holds the median with at least 90 %; None for fewer than 5.
-
-    >>> order_interval([3.0, 1.0, 2.0, 8.0, 5.0, 6.0, 7.0, 4.0])
-    (2.0, 7.0)
-    """
-    count, ordered, ends = len(numbers), sorted(numbers), None
-    for k in range(1, count // 2 + 1):
-        outside = 2 * sum(math.comb(count, i) for i in range(k)) / 2**count
-        if 1 - outside >= _LEAST_LEVEL:
-            ends = ordered[k - 1], ordered[-k]
-    return ends
 
 
 def method_names(results: Results) -> list[str]:

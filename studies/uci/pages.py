@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from scipy.stats import rankdata
 
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY
@@ -102,8 +103,7 @@ def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callabl
     """
     names = list(next(iter(cells.values()), {}))
     losses = np.array([[loss(float(np.mean(by_set[name]))) for name in names] for by_set in cells.values()])
-    less, equal = losses[:, None] > losses[None], losses[:, None] == losses[None]
-    ranks = (less.sum(1) + (equal.sum(1) + 1) / 2).mean(-1) if len(cells) else []
+    ranks = rankdata(losses, axis=0).mean(-1) if len(cells) else []
     return {method: float(rank) for method, rank in zip(cells, ranks, strict=True)}
 
 

@@ -153,7 +153,7 @@ class TestLightning:
         callback = predict_callback(calibrated(net), level=0.5)
         loader = DataLoader(rows(10)[0], batch_size=5)
         assert trainer(callback).predict(module, loader, return_predictions=False) is None
-        assert callback._found == []
+        assert callback._predictions == []
         assert pickle.loads(pickle.dumps(callback)).settings == callback.settings
 
 

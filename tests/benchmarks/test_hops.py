@@ -2,57 +2,36 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from benchmarks.hops import cases, entered, walked
 
-ONE = """
-def start(other):
+SOURCE = """
+def start():
     for _ in range(2):
-        other.middle(inside)
-    return [other.leaf() for _ in range(3)]
-
-def inside():
-    return 1
-"""
-TWO = """
-def middle(back):
-    leaf()
-    return back()
+        leaf()
+    return [leaf() for _ in range(3)]
 
 def leaf():
     return 0
 """
 
 
-@pytest.fixture
-def modules(tmp_path: Path) -> list[ModuleType]:
-    modules = []
-    for name, text in (("one", ONE), ("two", TWO)):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        modules.append(importlib.util.module_from_spec(spec))
-        spec.loader.exec_module(modules[-1])
-    return modules
-
-
-def test_functions_of_a_folder_are_counted_once(modules: list[ModuleType], tmp_path: Path) -> None:
-    one, two = modules
-    seen = entered(lambda: one.start(two), tmp_path)
-    assert {code.co_name for code in seen} == {"start", "middle", "leaf", "inside"}
-    assert {Path(code.co_filename).name for code in seen} == {"one.py", "two.py"}
+def test_functions_of_a_folder_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counted_once.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("counted_once")
+    seen = entered(module.start, tmp_path)
+    assert {code.co_name for code in seen} == {"start", "leaf"}
     before = sys.getprofile()
     with pytest.raises(ZeroDivisionError):
-        entered(lambda: one.start(two) and 1 / 0, tmp_path / "elsewhere")
+        entered(lambda: module.leaf() or 1 / 0, tmp_path)
     assert sys.getprofile() is before
-    assert entered(lambda: one.start(two), tmp_path / "elsewhere") == set()
+    assert entered(module.start, tmp_path / "elsewhere") == set()
 
 
 @pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")

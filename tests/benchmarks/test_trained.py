@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import timing, trained
 from benchmarks.trained import KINDS, MATERIALS, inputs, network, percent, table, task, waves
 from latedrop import find_sites, linearize, sample
 from latedrop.network.network import call
@@ -77,19 +74,3 @@ def test_waves_are_what_the_networks_were_trained_on() -> None:
         for x, y in (made.home, *made.shifted.values()):
             with torch.no_grad():
                 assert float((percent(call(made.model, x)) - y).square().mean().sqrt()) < 25
-
-
-def test_some_networks_can_be_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained, "RESULTS", tmp_path)
-    monkeypatch.setattr(timing, "RESULTS", tmp_path)
-    monkeypatch.setattr(trained, "DRAWS", 10)
-    monkeypatch.setattr(trained, "task", lambda material, kind: task(material, kind, rows=330))
-    for pattern in ("N87 Sin*", "3C90 Sin*"):
-        trained.main(["--networks", pattern])
-    record = json.loads((tmp_path / "trained.json").read_text(encoding="utf-8"))
-    assert list(record["networks"]) == ["3C90 Sinusoidal", "N87 Sinusoidal"]
-    assert record["networks"]["N87 Sinusoidal"]["home"]["rows"] == 110
-    for found in record["networks"]["N87 Sinusoidal"].values():
-        assert set(found["methods"]) == set(trained.METHODS)
-    assert trained.home_table(record).count("\n") == 1 + len(trained.METHODS)
-    assert trained.set_table(record).count("\n") == 1 + len(record["networks"]["N87 Sinusoidal"])

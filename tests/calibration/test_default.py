@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop import calibrate, metrics
-from latedrop.calibration.cross_validation import crossed, folds
+from latedrop.calibration.cross_validation import CrossValidation, crossed
 from latedrop.calibration.verdict import judged
 from latedrop.errors import DataError
 from latedrop.evaluation.evaluation import compare, verdict
@@ -218,7 +218,7 @@ class TestVerdict:
         crossed(error, fit, per_output=True)
         assert all(not (rest & held) for rest, held in seen)
         assert set().union(*(held for _, held in seen)) == set(range(25))
-        assert sorted(folds(25).bincount().tolist()) == [2] * 5 + [3] * 5
+        assert sorted(CrossValidation().folds(25).bincount().tolist()) == [2] * 5 + [3] * 5
 
     @pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
     def test_every_method_is_compared_with_a_constant(self, method: str) -> None:

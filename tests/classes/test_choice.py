@@ -38,7 +38,7 @@ def test_a_small_lead_adds_nothing() -> None:
     left, home = CrossValidation(), torch.zeros(ROWS)
     for gain, name in ((0.0009, "home"), (0.0011, "other")):
         scores = {"home": home, "other": home + gain}  # without any standard error
-        assert leading(scores, "home", left, least=0.001) == name
+        assert leading(scores, "home", left) == name
 
 
 def test_without_a_guard_one_temperature_is_left() -> None:

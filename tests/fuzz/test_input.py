@@ -157,7 +157,10 @@ def promising(shape: tuple[int, ...]) -> bytes:
 
 CSV = "a,b,y\n" + "".join(f"{i / 3},{-i}e-3,{i}\n" for i in range(40))
 TABLES = {
-    ".csv": [CSV.encode(), b"\xef\xbb\xbfa;b\n1,5;2\n", b'a,b\n"1\n2",3\n', b"a,b\r1,2\r3,4", CSV.encode("utf-16")],
+    ".csv": [
+        *(CSV.encode(), CSV.encode("utf-16"), b"\xef\xbb\xbfa;b\n1,5;2\n", b'a,b\n"1\n2",3\n', b"a,b\r1,2\r3,4"),
+        b"a,b\n" + b"1" * 200_000 + b",2\n",
+    ],
     ".npz": [npz(x=X), npz(x=X, y=X[:, 0]), npz(x=np.asfortranarray(X)), promising((10**15, 3)), promising((-1, -8))],
 }
 

@@ -203,7 +203,8 @@ def other_type(model: Any) -> None:
 
 
 def external_weights(model: Any) -> None:
-    weights = model.graph.initializer[0]
+    weights = max(model.graph.initializer, key=lambda values: len(values.raw_data))
+    Path("weights.bin").write_bytes(weights.raw_data)
     weights.ClearField("raw_data")
     weights.data_location = onnx.TensorProto.EXTERNAL
     weights.external_data.add(key="location", value="weights.bin")
@@ -222,13 +223,24 @@ def external_weights(model: Any) -> None:
     ],
 )
 def test_what_somebody_edited_and_sealed_again_is_refused_in_our_words(
-    edit: Any, words: str, written: tuple[Any, Path], tmp_path: Path, capfd: Any
+    edit: Any, words: str, written: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     model = onnx.load(written[1])
     edit(model)
     (tmp_path / "edited.onnx").write_bytes(sealed(model.SerializeToString()))
     with pytest.raises(FileError, match=words):
         latedrop.load_onnx(tmp_path / "edited.onnx")
+
+
+@pytest.mark.parametrize("text", [b'"regression"', b"latedrop.calibration", b"rows", b"mean"])
+def test_names_and_metadata_have_to_be_text(text: bytes, written: tuple[Any, Path], tmp_path: Path) -> None:
+    content = written[1].read_bytes()
+    model = content[: len(content) - len(sealed(b""))]
+    assert text in model
+    (tmp_path / "other.onnx").write_bytes(sealed(model.replace(text, text[:2] + b"\xff" + text[3:])))
+    with pytest.raises(FileError, match=r"onnxruntime can run .*can't decode byte 0xff"):
+        latedrop.load_onnx(tmp_path / "other.onnx")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ ROOMS = [
     {"calibration"},
     {"detection"},
     {"prediction"},
-    {"evaluation", "named"},
+    {"boxes", "evaluation", "named"},
     {"report"},
     {"adapters", "serving"},
     {"cli"},

@@ -28,6 +28,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print; the numbers themselves may differ in the last digits from machine to machine.
 HEADLINES = {
     "another_population": "of the new machines",
+    "boxes": "within the margins of 90 %",
     "band": "in the gap     the 90 % interval holds",
     "count_people": "the 90 % interval holds",
     "conformal": "share of 5000 fresh rows inside the interval",

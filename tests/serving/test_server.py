@@ -175,6 +175,33 @@ def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkey
     assert taken == clients.answered == clients.sent
 
 
+def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from latedrop.web import listening
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    servers: list[Any] = []
+    monkeypatch.setattr(listening, "LAST_CALL", 20.0)
+    monkeypatch.setattr(listening._Server, "run", lambda self, found: (servers.append(self), RUN(self, found)))
+    found, _ = listening.listening("127.0.0.1", 0)
+    thread = Thread(target=listening.serve_on, args=(found, app))
+    wire = http.client.HTTPConnection(*found.getsockname(), timeout=30)
+    thread.start()
+    wire.request("GET", "/")
+    assert wire.getresponse().read() == b"ok"
+    servers[0].handle_exit(signal.SIGTERM, None)
+    time.sleep(0.5)  # the server has noticed
+    wire.request("GET", "/")
+    answer = wire.getresponse()
+    assert (answer.read(), answer.headers["connection"]) == (b"ok", "close")
+    wire.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     from latedrop.web import listening
 

@@ -1,11 +1,9 @@
-"""The fit of the sites' odds against scipy, its nesting, and hard cases."""
+"""The fit of the sites' odds: its nesting, the truth, and hard cases."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 from torch import Tensor
 
 from latedrop.calibration.scale import fit_floor
@@ -32,27 +30,6 @@ def test_it_never_ends_worse_than_one_common_rate_with_a_floor(rows: int, sites:
     assert fit.floor >= 0
     own, common = (float(nll(zero, v, error)) for v in (fit.variance(by_site), scale * by_site.sum(1) + floor))
     assert own <= common + 1e-9
-
-
-def test_against_scipy_with_the_same_pull() -> None:
-    error, by_site, _ = data(400, 5)
-    fit = fit_sites(error, by_site)
-    e2, u = error.square().numpy(), by_site.numpy()
-    start = float(fit_floor(torch.zeros_like(error), by_site.sum(1), error)[0])
-
-    def objective(theta: np.ndarray) -> float:
-        w = u @ theta[:-1] * start + theta[-1]
-        return float(np.mean(e2 / w + np.log(w)) + np.sum((theta[:-1] - 1) ** 2) / len(e2))
-
-    found = [
-        minimize(objective, np.append(np.full(5, a), b), bounds=[(0, None)] * 5 + [(1e-6, None)], method="L-BFGS-B")
-        for a in (0.3, 1.0, 3.0)
-        for b in (0.05, 0.5)
-    ]
-    best = min(found, key=lambda result: result.fun)
-    assert objective(np.append(fit.odds.numpy() / start, fit.floor)) <= best.fun + 1e-7
-    # Near its best the cost is flat: the two searches end apart.
-    np.testing.assert_allclose(fit.odds.numpy() / start, best.x[:-1], atol=2e-2)
 
 
 def test_it_finds_the_truth_given_enough_rows() -> None:

@@ -14,11 +14,11 @@ from sklearn.ensemble import RandomForestRegressor
 from torch import Tensor, nn
 
 import latedrop
-from latedrop import find_sites
+from latedrop import Network, find_sites
 from latedrop.errors import DataError
 from latedrop.records import FieldError
 from latedrop.terms import BatchContext, ErrorForest
-from latedrop.terms.forest import Trees
+from latedrop.terms.forest import Trees, grow
 from rounding import assert_same_up_to_rounding
 
 
@@ -33,7 +33,9 @@ def batch(x: np.ndarray, outputs: int = 1, weights: np.ndarray | None = None, *,
     """Rows whose table is x and whose prediction is 0; the validation rows themselves where they are to be fitted."""
     net = nn.Sequential(nn.Linear(x.shape[1], 3), nn.Tanh(), nn.Linear(3, outputs))
     table = torch.from_numpy(np.float32(x))
-    rows = BatchContext(net, table, find_sites(net, table[:2]), None, None, torch.arange(len(x)) if fitted else None)
+    rows = BatchContext(
+        Network(net), table, find_sites(net, table[:2]), None, None, torch.arange(len(x)) if fitted else None
+    )
     rows.remember(mean=torch.zeros(len(x), outputs), table=table)
     rows.weights = None if weights is None else torch.from_numpy(weights)
     return rows
@@ -65,6 +67,20 @@ def test_trees_predict_what_scikit_learn_predicts() -> None:
     trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 30, 4)
     new = np.random.default_rng(1).normal(size=(300, 4)) * 2
     assert_same_up_to_rounding(sums(trees, new), torch.from_numpy(model.predict(new)))
+
+
+@pytest.mark.parametrize("count", [100, 700])
+def test_the_forest_is_the_one_that_scikit_learn_grows(count: int) -> None:
+    """Both draw rows and inputs by the same numbers, on one thread or on several."""
+    x, y = (np.round(part * 2**16) / 2**16 for part in rows_of(count))
+    y = np.concatenate([y, x[:, 1:2]], 1) ** 2
+    x = np.float32(x)
+    trees, out_of_bag = grow(x, y, None, 30, 5)
+    least = max(5, round(0.01 * count))
+    options = {"min_samples_leaf": least, "max_depth": 8, "oob_score": True, "random_state": 5}
+    model = RandomForestRegressor(30, **options).fit(x, np.round(y * 2**16) / 2**16)
+    assert_same_up_to_rounding(sums(trees, x), torch.from_numpy(model.predict(x)))
+    assert_same_up_to_rounding(out_of_bag, model.oob_prediction_)
 
 
 def test_values_at_a_threshold_go_where_scikit_learn_sends_them() -> None:

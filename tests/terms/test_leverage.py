@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import find_sites, linearize
+from latedrop import Network, find_sites, linearize
 from latedrop.errors import DataError
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import folded
@@ -32,13 +32,15 @@ class Cnn(nn.Module):
 
 
 def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    rows = BatchContext(model, x, find_sites(model, x), None, None, gradients=True)
+    rows = BatchContext(Network(model), x, find_sites(model, x), None, None, gradients=True)
     return rows.mean, rows.gradients
 
 
 def measured(term: GradientLeverage, phi: Tensor, *, own: bool = False) -> Tensor:
     """The leverage `(n, K)` of mask gradients `(n, K, D)`."""
-    rows = BatchContext(mlp(), None, find_sites(mlp(), torch.ones(2, 3)), None, None, torch.zeros(1) if own else None)
+    rows = BatchContext(
+        Network(mlp()), None, find_sites(mlp(), torch.ones(2, 3)), None, None, torch.zeros(1) if own else None
+    )
     rows.remember(mean=torch.zeros(phi.shape[:2]), gradients=phi)
     return term.values(rows)
 

@@ -1,5 +1,7 @@
 """First order and features are taken in one pass of the network, and each is what it is alone."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -38,6 +40,19 @@ class Counting(nn.Module):
         return self.middle(h).relu()
 
 
+MEETING: list[Barrier] = []
+"""Where passes of two threads wait for each other."""
+
+
+class Meeting(nn.Linear):
+    """A layer that waits, where it is told to, for a pass of another thread."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for barrier in MEETING:
+            barrier.wait(timeout=20)
+        return super().forward(x)
+
+
 class Packed(nn.Module):
     """Sequences of different lengths, packed."""
 
@@ -73,7 +88,7 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     sites = Sites(find_sites(model, x))
     wanted = Features.all(sites)
     assert wanted is not None
-    rows = BatchContext(model, x, sites, None, wanted)
+    rows = BatchContext(Network.of(model), x, sites, None, wanted)
     first = latedrop.linearize(model, x, sites)
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
     assert_same_up_to_rounding(rows.linear.mean, first.mean)
@@ -92,3 +107,27 @@ def test_a_prediction_runs_the_network_once() -> None:
     found = uq.predict(x[:7])
     assert found.novelty is not None
     assert RUNS == [7]
+
+
+def test_calibrating_runs_each_batch_once() -> None:
+    x = torch.randn(1024, 4, generator=torch.Generator().manual_seed(0))
+    net = Counting()
+    noise = 0.1 * torch.randn(1024, 1, generator=torch.Generator().manual_seed(1))
+    y = net(x).detach() + noise
+    RUNS.clear()
+    latedrop.calibrate(net, (x, y), reference=x + 0.01, progress=False)
+    # Four batches each of validation and reference rows; two passes more of the first tell which features can be had.
+    assert RUNS.count(256) == 4 + 4 + 2
+
+
+def test_batches_of_two_networks_run_at_the_same_time() -> None:
+    model, x = nn.Sequential(Meeting(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
+    networks, sites = [Network(model), Network(model)], find_sites(model, x)
+    MEETING.append(Barrier(2))
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            linear = pool.map(lambda network: BatchContext(network, x, sites, None, None).linear, networks)
+            one, other = (each.variance_by_site for each in linear)
+    finally:
+        MEETING.clear()
+    assert_same_up_to_rounding(one, other)

@@ -33,7 +33,7 @@ def mlp(outputs: int = 1) -> nn.Module:
 
 def rows_of(model: nn.Module, x: Any, readout: Any = None, index: Tensor | None = None) -> BatchContext:
     sites = find_sites(model, x)
-    return BatchContext(model, x, sites, readout, Features.all(sites), index)
+    return BatchContext(Network.of(model), x, sites, readout, Features.all(sites), index)
 
 
 def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -218,12 +218,12 @@ class TestInACalibration:
 
 class TestBlocks:
     def test_runs_of_rows_are_left_out_together(self) -> None:
-        from latedrop.calibration.cross_validation import CrossValidation, folds, standard_error
+        from latedrop.calibration.cross_validation import CrossValidation, standard_error
 
-        fold = folds(25, "blocks")
+        fold = CrossValidation("blocks").folds(25)
         assert fold.tolist() == sorted(fold.tolist())
         assert fold.unique().tolist() == list(range(10))
-        assert folds(3, "blocks").tolist() == [0, 1, 2]
+        assert CrossValidation("blocks").folds(3).tolist() == [0, 1, 2]
         walk = torch.randn(500, generator=torch.Generator().manual_seed(0)).cumsum(0)
         assert standard_error(walk, CrossValidation("blocks")) > 3 * standard_error(walk)  # neighbours are alike
 

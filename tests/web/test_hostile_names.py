@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Thread
@@ -25,10 +26,12 @@ from torch import nn
 import latedrop
 import small_files
 from chromium import launch, needs_chromium
+from latedrop.calibration.verdict import Finding
 from latedrop.cli import main
 from latedrop.evaluation.evaluation import compare
 from latedrop.files import write_aside
-from latedrop.report import write_class_report, write_report
+from latedrop.report import html, write_class_report, write_report
+from latedrop.report.svg import Axis, Plot
 
 uvicorn = pytest.importorskip("uvicorn", reason="pages are extras")
 testclient = pytest.importorskip("fastapi.testclient", reason="httpx asks")
@@ -59,10 +62,10 @@ class Page:
     ready: str
 
 
-def report(folder: Path) -> Page:
-    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
+def report(folder: Path, outputs: int = 2) -> Page:
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
     x = torch.randn(180, 3, generator=torch.Generator().manual_seed(0))
-    y = x[:, :2].sin()
+    y = x[:, :outputs].sin()
     uq = latedrop.calibrate(net, (x[:120], y[:120]), progress=False)
     prediction, target = uq.predict(x[120:]), y[120:]
     rows = [replace(row, label=LONG) for row in compare(prediction, target)]
@@ -73,7 +76,7 @@ def report(folder: Path) -> Page:
         calibration=prediction.calibration,
         title=LONG,
         unit=LONG,
-        names=[LONG, EVIL],
+        names=[LONG, EVIL][:outputs],
         inputs={LONG: torch.arange(60.0)},
         about=LONG,
         evaluations=rows,
@@ -114,7 +117,12 @@ def day(folder: Path) -> Page:
     return Page(str(folder / "day.html"), LONG)
 
 
-WRITTEN: dict[str, Callable[[Path], Page]] = {"report": report, "classes": class_report, "day": day}
+WRITTEN: dict[str, Callable[[Path], Page]] = {
+    "report": report,
+    "one output": partial(report, outputs=1),
+    "classes": class_report,
+    "day": day,
+}
 
 
 class Evil(HTMLParser):
@@ -141,6 +149,29 @@ def test_pages_that_are_written_have_names_as_text(kind: str, tmp_path: Path) ->
     found = Evil(Path(page.address).read_text(encoding="utf-8"))
     assert found.found == []
     assert page.ready in found.texts
+
+
+def test_pieces_of_a_page_take_any_text() -> None:
+    """Those of a figure, too, whose names are often too long to be shown whole."""
+    mark = "<b class=evil>\" onload='"
+    axis = Axis(0.0, 1.0, mark, ticks=((0.5, mark),))
+    plot = Plot(axis, axis)
+    plot.line([0, 1], [0, 1], "first", mark)
+    plot.dot(0.5, 0.5, "target", mark)
+    plot.band(0.2, 0.3, mark)
+    pieces = [
+        plot.svg(mark),
+        html.heading(mark, 2, mark),
+        html.paragraph(mark),
+        html.light("good", mark),
+        html.lights([Finding(mark, "good", mark, mark, mark)]),
+        html.table([[mark, mark], [mark, mark]], mark),
+        html.figures([html.Figure(mark, mark, "", {"line": mark})]),
+    ]
+    expected = [7, 1, 1, 1, 3, 5, 3]
+    pages = [Evil(piece) for piece in pieces]
+    assert [page.found for page in pages] == [[]] * len(pieces)
+    assert [page.texts.count(mark) for page in pages] == expected
 
 
 @contextmanager

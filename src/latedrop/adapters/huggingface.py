@@ -96,29 +96,18 @@ def predict_with(
         targets.append(batch[labelled[0]] if labelled else None)
         inputs = {name: value for name, value in batch.items() if name not in trainer.label_names}
         parts.append(predictor.predict(inputs).cpu())
-    found = (ClassPrediction if isinstance(predictor, ClassPredictor) else Prediction).joined(parts)
+    p = (ClassPrediction if isinstance(predictor, ClassPredictor) else Prediction).joined(parts)
+    outputs = (p.logits if isinstance(p, ClassPrediction) else p.mean).numpy()
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
-    if isinstance(found, ClassPrediction):
-        return _classes(trainer, found, labels, level, metric_key_prefix)
-    named = {name: value.numpy() for name, value in found.to_dict(level).items()}
-    measured = {} if labels is None else _measured(trainer, found, labels, level)
-    prefixed = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
-    return UncertainOutput(named.pop("mean"), None if labels is None else labels.numpy(), prefixed, **named)
+    measured = {} if labels is None else _measured(trainer, outputs, labels) | _scores(p, labels, level)
+    label_ids = None if labels is None else labels.numpy()
+    about = (outputs, label_ids, {f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
+    named = {name: value.numpy() for name, value in p.to_dict(level).items() if name != "mean"}
+    return (ClassOutput if isinstance(p, ClassPrediction) else UncertainOutput)(*about, **named)
 
 
-def _classes(trainer: Any, found: ClassPrediction, labels: Tensor | None, level: float, prefix: str) -> ClassOutput:
-    logits = found.logits.numpy()
-    measured: dict[str, float] = {}
-    if labels is not None:
-        scored = judge_classes(found, labels).scores[0]
-        own = {"nll": scored.nll, "accuracy": scored.accuracy, "ece": scored.ece}
-        measured = {**_theirs(trainer, logits, labels), **own}
-    named = {name: value.numpy() for name, value in found.to_dict(level).items()}
-    prefixed = {f"{prefix}_{name}": value for name, value in measured.items()}
-    return ClassOutput(logits, None if labels is None else labels.numpy(), prefixed, **named)
-
-
-def _theirs(trainer: Any, predictions: Array, labels: Tensor) -> dict[str, float]:
+def _measured(trainer: Any, predictions: Array, labels: Tensor) -> dict[str, float]:
+    """Return what the trainer's own `compute_metrics` makes of means or logits."""
     if trainer.compute_metrics is None:
         return {}
     both = import_module("transformers.trainer_utils").EvalPrediction
@@ -126,12 +115,11 @@ def _theirs(trainer: Any, predictions: Array, labels: Tensor) -> dict[str, float
     return measured
 
 
-def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> dict[str, float]:
-    theirs = _theirs(trainer, found.mean.numpy(), labels)
-    target = metrics.align_target(found.mean, labels)
-    low, high = found.interval(level)
-    return {
-        **theirs,
-        "nll": likelihood(found, target),
-        "coverage": float(((low <= target) & (target <= high)).double().mean()),
-    }
+def _scores(p: Prediction | ClassPrediction, labels: Tensor, level: float) -> dict[str, float]:
+    """Return the NLL, and the coverage of the intervals, or accuracy and calibration error."""
+    if isinstance(p, ClassPrediction):
+        scored = judge_classes(p, labels).scores[0]
+        return {"nll": scored.nll, "accuracy": scored.accuracy, "ece": scored.ece}
+    target = metrics.align_target(p.mean, labels)
+    low, high = p.interval(level)
+    return {"nll": likelihood(p, target), "coverage": float(((low <= target) & (target <= high)).double().mean())}

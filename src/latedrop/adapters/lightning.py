@@ -12,12 +12,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
-from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.wrappers import bare
 
@@ -57,7 +56,7 @@ class _Hooks:
 
     def __init__(self, predictor: Predictor | ClassPredictor, settings: dict[str, Any]) -> None:
         self.predictor, self.settings = predictor, settings
-        self._found: list[list[Any]] = []
+        self._predictions: list[list[Any]] = []
 
     def __reduce__(self) -> Any:
         return partial(predict_callback, **self.settings), (self.predictor,)
@@ -69,7 +68,7 @@ class _Hooks:
                 f"expected a predictor of {type(pl_module).__name__} or of a network inside it; found one of another "
                 f"{type(bare(self.predictor.model)).__name__}. Calibrate the module that the trainer predicts with."
             )
-        self._found = []
+        self._predictions = []
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -79,21 +78,19 @@ class _Hooks:
             return
         unpack = self.settings["unpack"]
         inputs = inputs_of(batch, self.predictor.model) if unpack is None else unpack(batch)
-        self._found += [[] for _ in range(dataloader_idx + 1 - len(self._found))]
-        self._found[dataloader_idx].append(self._kept(self.predictor.predict(inputs)))
+        self._predictions += [[] for _ in range(dataloader_idx + 1 - len(self._predictions))]
+        p = self.predictor.predict(inputs).cpu()
+        self._predictions[dataloader_idx].append(p.to_dict(self.settings["level"]) if self.settings["as_dict"] else p)
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Replace the module's results by ours."""
-        if not self._found:
+        if not self._predictions:
             return
-        kept = trainer.predict_loop.predictions
-        for theirs, ours in zip([kept] if len(self._found) == 1 else kept, self._found, strict=True):
-            theirs[:] = ours
-        self._found = []
-
-    def _kept(self, found: Prediction | ClassPrediction) -> Prediction | ClassPrediction | dict[str, Tensor]:
-        found = found.cpu()
-        return found.to_dict(self.settings["level"]) if self.settings["as_dict"] else found
+        loaders = trainer.predict_loop.predictions
+        loaders = [loaders] if len(self._predictions) == 1 else loaders
+        for outputs, predictions in zip(loaders, self._predictions, strict=True):
+            outputs[:] = predictions
+        self._predictions = []
 
 
 def _callback_class() -> Any:

@@ -26,8 +26,8 @@ import torch
 from latedrop import errors
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.metrics.levels import checked_level
-from latedrop.named import load_function, load_model
-from latedrop.onnx_files.predictor import OnnxPrediction, OnnxPredictor, load_onnx
+from latedrop.named import load_model, readout_of
+from latedrop.onnx_files.predictor import OnnxPredictor, load_onnx
 from latedrop.prediction.prediction import Prediction
 from latedrop.prediction.predictor import Predictor, load
 from latedrop.terminal import listed, need
@@ -73,42 +73,42 @@ class Asked:
     def predictor(self) -> Predictor | OnnxPredictor:
         """Load the model with its calibration."""
         if self.model.endswith(".onnx"):
-            return self._onnx()
-        if self.folder is not None and self.folder not in sys.path:
-            sys.path.insert(0, self.folder)
-        network = load_model(self.model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained)
-        named = isinstance(self.readout, str) and ":" in self.readout
-        found = load(self.calibration, network, load_function(str(self.readout)) if named else self.readout)
-        if not isinstance(found, Predictor):
+            others = {"calibration": self.calibration, "weights": self.weights, "readout": self.readout}
+            given = [name for name, value in others.items() if value not in ("", None)]
+            if given:
+                raise ArgumentError(
+                    f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it "
+                    "out."
+                )
+            uq: Any = load_onnx(self.model, threads=1, batch_size=self.batch_size)
+            outputs = {output.name: tuple(output.shape[1:]) for output in uq.session.get_outputs()}
+            shape, apart = outputs.get("mean"), True
+        else:
+            if self.folder is not None and self.folder not in sys.path:
+                sys.path.insert(0, self.folder)
+            network = load_model(
+                self.model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained
+            )
+            uq = load(self.calibration, network, readout_of(self.readout))
+            uq.batch_size = self.batch_size
+            c, is_regression = uq.calibration, isinstance(uq, Predictor)
+            shape = c.output_shape if is_regression else None
+            apart = not is_regression or (c.shared and not any(site.coupled for site in c.sites))
+        if shape is None:
             raise ArgumentError(
                 "expected the calibration of a regression; found one of classes. Call predict yourself."
             )
-        if not found.calibration.shared or any(site.coupled for site in found.calibration.sites):
+        if not apart:
             raise ArgumentError(
                 "expected rows that do not depend on those beside them; with shared=False, and in a model whose rows "
                 "see each other, they do, and the result would depend on how the data are cut. Predict on one machine."
             )
-        if len(found.calibration.output_shape) > 1:
+        if len(shape) > 1:
             raise ArgumentError(
-                f"expected one value or a vector per row for a table; found outputs of shape "
-                f"{found.calibration.output_shape}. Calibrate with a readout."
+                f"expected one value or a vector per row for a table; found outputs of shape {shape}. Calibrate with "
+                "a readout."
             )
-        found.batch_size = self.batch_size
-        return found
-
-    def _onnx(self) -> OnnxPredictor:
-        others = {"calibration": self.calibration, "weights": self.weights, "readout": self.readout}
-        given = [name for name, value in others.items() if value not in ("", None)]
-        if given:
-            raise ArgumentError(
-                f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it out."
-            )
-        found = load_onnx(self.model, threads=1, batch_size=self.batch_size)
-        if found.record.task != "regression":
-            raise ArgumentError(
-                "expected the calibration of a regression; found one of classes. Call predict yourself."
-            )
-        return found
+        return uq  # type: ignore[no-any-return]
 
 
 class Predictions:
@@ -154,21 +154,18 @@ class Predictions:
         size, rows = self._asked.batch_size, len(x)
         fill = -rows % size if rows else size
         filled = np.concatenate([x, np.zeros((fill, x.shape[1])) if not rows else np.repeat(x[:1], fill, 0)])
-        found = self._predictor.predict(filled)
-        columns = found._columns(self._asked.level) if isinstance(found, Prediction) else self._flat(found)
+        p, level = self._predictor.predict(filled), self._asked.level
+        columns = p._columns(level) if isinstance(p, Prediction) else _flat(p.to_dict(level))
         return {name: values[:rows].astype(self._dtype) for name, values in columns.items()}
 
-    def _flat(self, found: OnnxPrediction) -> dict[str, npt.NDArray[Any]]:
-        if found.mean.ndim > 2:
-            raise ArgumentError(
-                f"expected one value or a vector per row for a table; found outputs of shape "
-                f"{found.mean.shape[1:]}. Calibrate with a readout."
-            )
-        columns: dict[str, npt.NDArray[Any]] = {}
-        for name, values in found.to_dict(self._asked.level).items():
-            parts = values.reshape(len(values), -1).T
-            columns |= {name if len(parts) == 1 else f"{name}_{k}": part for k, part in enumerate(parts)}
-        return columns
+
+def _flat(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Name the columns of arrays `(N, K)` by numbers where there are several."""
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name, values in arrays.items():
+        parts = values.reshape(len(values), -1).T
+        columns |= {name if len(parts) == 1 else f"{name}_{k}": part for k, part in enumerate(parts)}
+    return columns
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
@@ -206,7 +203,12 @@ def predict_folder(
         How many rows were written.
     """
     need("ray", "ray", "pyarrow")
-    _check_output(output)
+    from pyarrow import parquet
+
+    if Path(output).exists():
+        raise FileError(f"expected no {output} yet; found one. Pass another folder, or remove it.")
+    if not Path(output).absolute().parent.is_dir():
+        raise FileError(f"expected the folder of {output}; it is not there. Make it, or pass another path.")
     part = Path(output).with_name(f".{Path(output).name}.{secrets.token_hex(8)}.part")
     with connected(address) as ray:
         try:
@@ -225,7 +227,7 @@ def predict_folder(
                 **_workers(ray, workers, gpu=asked.device.startswith("cuda")),
             )
             made.write_parquet(str(part.absolute()))
-            count = _counted(part)
+            count: int = sum(parquet.read_metadata(file).num_rows for file in part.glob("*.parquet"))
             part.rename(output)
             return count
         except ray.exceptions.RayError as error:
@@ -255,14 +257,6 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _check_output(output: str) -> None:
-    where = Path(output)
-    if where.exists():
-        raise FileError(f"expected no {output} yet; found one. Pass another folder, or remove it.")
-    if not where.absolute().parent.is_dir():
-        raise FileError(f"expected the folder of {output}; it is not there. Make it, or pass another path.")
 
 
 def _workers(ray: Any, workers: int | None, *, gpu: bool) -> dict[str, Any]:
@@ -295,18 +289,11 @@ def _read(ray: Any, asked: Asked, data: str) -> Any:
     return ray.data.read_csv(paths, convert_options=csv.ConvertOptions(column_types=types))
 
 
-def _counted(folder: Path) -> int:
-    from pyarrow import parquet
-
-    return sum(parquet.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
-
-
 def cause(error: Exception) -> LatedropError:
     """Restore the error of a worker from its text, which is all that Ray passes on."""
-    said = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
-    if said:
-        kind, message = said[-1]
-        found: LatedropError = getattr(errors, kind, LatedropError)(message)
-        return found
+    raised = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+    if raised:
+        kind, message = raised[-1]
+        return getattr(errors, kind, LatedropError)(message)
     lines = [line for line in str(error).splitlines() if line.strip()]
     return LatedropError(f"expected Ray to finish; it failed: {lines[-1] if lines else type(error).__name__}")

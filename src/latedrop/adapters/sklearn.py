@@ -78,17 +78,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.predictor_: Any = calibrate(self.model, (x, target), **options)
         return self
 
-    def _training_rows(self, X: Any, y: Any) -> tuple[Array, Array, str]:  # noqa: N803
-        """Return inputs, targets and the task for `calibrate`."""
-        raise NotImplementedError
-
     def _predicted(self, X: Any) -> Any:  # noqa: N803
         check_is_fitted(self)
-        return self._predictor.predict(self._checked(X))
-
-    @property
-    def _predictor(self) -> Any:
-        return self.model if isinstance(self.model, Calibrated) else self.predictor_
+        uq = self.model if isinstance(self.model, Calibrated) else self.predictor_
+        return uq.predict(self._checked(X))
 
     def _checked(self, X: Any, *y: Any, reset: bool = False, **options: Any) -> Any:  # noqa: N803
         if isinstance(self.model, Calibrated) and is_table(X):  # which knows the order of columns itself

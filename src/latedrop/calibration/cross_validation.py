@@ -19,7 +19,7 @@ from latedrop.records import Limits, record
 
 __all__ = [
     *("LEAST_GAIN", "Candidate", "CrossValidated", "CrossValidatedClasses", "CrossValidation", "Folds", "crossed"),
-    *("effective_rows", "folds", "leading", "share_error", "standard_error"),
+    *("effective_rows", "leading", "share_error", "standard_error"),
 ]
 
 Folds: TypeAlias = Literal["shuffled", "blocks"]
@@ -119,11 +119,19 @@ class CrossValidation:
         return total / weights.sum()
 
     def folds(self, rows: int) -> Tensor:
-        """A fold for each row, `(rows,)`."""
-        if self.groups is None:
-            return folds(rows, self.kind) % self.count
-        members, place = self.groups.unique(return_inverse=True)
-        return (folds(len(members), self.kind) % self.count)[place]
+        """Return a fold for each row, `(rows,)`: every tenth of a fixed shuffle, or a run of a tenth of the rows each.
+
+        Where rows are few there is one fold per row.
+        """
+        if self.groups is not None:
+            members, place = self.groups.unique(return_inverse=True)
+            return replace(self, groups=None).folds(len(members))[place]
+        if self.kind == "blocks":
+            return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows) % self.count
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
+        fold = torch.empty(rows, dtype=torch.long)
+        fold[order] = torch.arange(rows) % min(_FOLDS, rows) % self.count
+        return fold
 
     def splits(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The places of the rows to fit to, and of those that are left out, fold by fold."""
@@ -142,21 +150,15 @@ class CrossValidation:
         return Candidate(name, float(self.mean(gain)), standard_error(gain, self))
 
 
-def leading(
-    scores: Mapping[str, Tensor],
-    home: str,
-    left: CrossValidation,
-    among: Iterable[str] | None = None,
-    least: float = LEAST_GAIN,
-) -> str:
-    """The candidate in use: `home`, unless another leads by more than a standard error, and by the `least` gain.
+def leading(scores: Mapping[str, Tensor], home: str, left: CrossValidation, among: Iterable[str] | None = None) -> str:
+    """Return the candidate in use: `home`, unless another leads by more than a standard error, and by `LEAST_GAIN`.
 
     `scores` `(N,)` are large where a candidate is good; `among` are those that may be taken.
     """
 
     def lead(name: str) -> float:
         ahead = scores[name] - scores[home]
-        return float(left.mean(ahead)) - max(standard_error(ahead, left), least) if bool(ahead.any()) else 0.0
+        return float(left.mean(ahead)) - max(standard_error(ahead, left), LEAST_GAIN) if bool(ahead.any()) else 0.0
 
     return max(scores if among is None else among, key=lead)
 
@@ -223,16 +225,3 @@ def crossed(
         constant[out] = torch.maximum(size, least).expand_as(constant[out])
         variance[out] = fit(rest)(out).to(variance) if bool(size.all()) else constant[out]
     return variance, constant
-
-
-def folds(rows: int, kind: Folds = "shuffled") -> Tensor:
-    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few.
-
-    Of blocks, a run of a tenth of the rows each.
-    """
-    if kind == "blocks":
-        return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
-    fold = torch.empty(rows, dtype=torch.long)
-    fold[order] = torch.arange(rows) % min(_FOLDS, rows)
-    return fold

@@ -159,6 +159,8 @@ def judge(rows: TermRows, picked: Picked) -> Verdict:
 def described(rows: TermRows, picked: Picked) -> FittedTerms:
     """Make the record of the terms with their coefficients."""
     fit = picked.fit
+    rest = fit.without
+    without = [] if rest is None else torch.cat([rest.coefficients, rest.floors[:, None]], 1).tolist()
     parts = [*(rows.stacked * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
     named = dict(zip([*rows.columns, "floor"], parts, strict=True))
     total = torch.stack(parts).sum(0)
@@ -168,7 +170,7 @@ def described(rows: TermRows, picked: Picked) -> FittedTerms:
         columns=tuple(rows.columns),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
-        without=() if fit.without is None else fit.without.with_floors(),
+        without=tuple(map(tuple, without)),
         shares=shares,
         guard=rows.guard,
         features=rows.features,

@@ -203,18 +203,14 @@ class FittedTerms:
         if self.without and not usual:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
             without = self._weighted(columns, mean, theta, floors)[1].sum(0)
-        if self._corrects:
-            mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
+        if self.correction is not None and self._corrects:
+            forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
+            assert isinstance(forest, ErrorForest)
+            assert isinstance(metric, GradientLeverage)
+            added = self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))  # of usual rows
+            mean = mean + (added / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
         variance = total if usual else self.guard.grown(total, novelty, mean, without)
         return mean, variance, finite(novelty), shares
-
-    def _correction(self, rows: BatchContext) -> Tensor:
-        """Return what is added to the mean of usual rows, `(N, K)`."""
-        forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
-        assert isinstance(forest, ErrorForest)
-        assert isinstance(metric, GradientLeverage)
-        assert self.correction is not None
-        return self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
@@ -390,10 +386,6 @@ class TermFit:
         """The fitted variance `(n, K, ...)` from `(n, K, ..., J)`."""
         along = [-1, *[1] * (columns.dim() - 3)]
         return torch.einsum("nk...j,kj->nk...", columns, self.coefficients) + self.floors.reshape(along)
-
-    def with_floors(self) -> tuple[tuple[float, ...], ...]:
-        """Coefficients and floors, these last, for each output."""
-        return tuple(tuple(row) for row in torch.cat([self.coefficients, self.floors[:, None]], 1).tolist())
 
 
 def fit_terms(

@@ -263,7 +263,10 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
                 # A term that learns from errors has those of all entries.
                 every = any(term.needs_errors for term in terms)
                 positions = _positions(shape, axis, None if every else choice.expected)
-            batch = {_MEAN: rows.mean} | measured_columns([term for term in terms if not _learns(term)], rows)
+            if gradients:
+                _ = rows.gradients  # whose pass has the mean, the features and dropout, too
+            batch = measured_columns([term for term in terms if not _learns(term)], rows)
+            batch[_MEAN] = rows.mean
             parts = learnable(rows, asked)
             if nodes and chosen is not None:
                 batch, parts = _at(batch, chosen), _at(parts, chosen)
@@ -335,6 +338,13 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     plan, method = measured.plan, measured.plan.method
     assert isinstance(method, Terms)
     terms = list(measured.terms)
+    names = [term.name for term in terms]
+    ordered = [name for name in names if name in ("gradients", "forest")]
+    if method.mean == "corrected" and ordered != ["gradients", "forest"]:
+        raise ArgumentError(
+            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
+            f"at most 4 outputs; found {names}. Leave mean='corrected' out."
+        )
     guard = [term for term in terms if isinstance(term, (Leverage, GradientLeverage))]
     if not guard and measured.features is not None:
         guard = [Leverage()]
@@ -346,8 +356,6 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     rows = whole_batch(network, plan, measured.sites, measured.features, noted, measured.mean)
     rows.weights = plan.weights
     error, columns, correction = measured.target - measured.mean, dict(measured.columns), None
-    if method.mean == "corrected":
-        _check_correctable(terms)
     rows.totals |= by_term(columns)
     for i, term in enumerate(terms):
         if isinstance(term, ErrorForest) and method.mean == "corrected":
@@ -379,16 +387,6 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
         usual_sizes={**sizes, **reference.dropout},
         reference_rows=reference.rows,
     )
-
-
-def _check_correctable(terms: Sequence[Term]) -> None:
-    """Raise `ArgumentError` unless mask gradients come before a forest, which a corrected mean is made of."""
-    names = [term.name for term in terms]
-    if "gradients" not in names or "forest" not in names[names.index("gradients") :]:
-        raise ArgumentError(
-            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
-            f"at most 4 outputs; found {names}. Leave mean='corrected' out."
-        )
 
 
 def _corrected(

@@ -27,7 +27,7 @@ from latedrop.numerals import nats
 from latedrop.records import Limits, record
 
 __all__ = [
-    *("Finding", "Grade", "Slice", "Verdict", "correlation", "gains", "judged", "losses", "off_slices", "said_of_rows"),
+    *("Finding", "Grade", "Slice", "Verdict", "correlation", "judged", "losses", "off_slices", "said_of_rows"),
 ]
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]
@@ -261,7 +261,7 @@ def judged(
     for level in LEVELS:
         inside_interval = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
         shares[level] = inside_interval.double().reshape(len(inside_interval), -1).mean(1)
-    gain = gains(error, variance, constant) if gain is None else gain
+    gain = losses(error, constant) - losses(error, variance) if gain is None else gain
     # A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank
     # the errors the wrong way round. So of several folds variances are ranked in units of each fold's constant,
     # rounded, so that equal ones are equal.
@@ -283,11 +283,6 @@ def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
     """Return the groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
     off = dict.fromkeys(group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD)
     return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in off)
-
-
-def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
-    """By how many nats the variance is better than the constant, per value, of every row `(N,)`."""
-    return losses(error, constant) - losses(error, variance)
 
 
 def losses(error: Tensor, variance: Tensor, tail: Tail | None = None) -> Tensor:

@@ -84,9 +84,9 @@ def command(debug: bool) -> Iterator[TextIO]:
             ) from error
 
 
-def again(command: str, read: Mapping[str, Any]) -> dict[str, str]:
-    """Return the command and the files that it read, for the end of a page."""
-    facts = {"command": command} if command else {}
+def again(read: Mapping[str, Any]) -> dict[str, str]:
+    """Return the command that was typed and the files that it read, for the end of a page."""
+    facts = {"command": typed.get()} if typed.get() else {}
     for name, file in read.items():
         facts[name] = file["path"]
         if file["sha256"]:
@@ -107,8 +107,7 @@ def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
     return facts
 
 
-_NAMES = "method|floor|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"
-_NAMES += "|task|row_weights"
+_NAMES = "method|floor|draws|rates|select|kind|readout|intervals|batch_size|scale|trust|task|row_weights"
 _WORDS = {
     "Pass the same function when loading": "Name it: --readout package.module:function",
     "; batches in a list, or with targets, go to predict_batches(batches, unpack)": "",

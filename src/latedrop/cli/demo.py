@@ -59,7 +59,7 @@ _PARTS = {"train": 903, "validation": 300, "test": 300}
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo chose and measured.
+    """The choices and measurements of the demo.
 
     Attributes:
         seed: fixes the split, the initial weights, the order of the batches and the masks.
@@ -223,7 +223,7 @@ def _parts(seed: int) -> list[Data]:
 
 
 def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:
-    """What else one could do with the same network and the same rows."""
+    """Evaluate other ways with the same network and the same rows."""
     x, y = test
     best = min(chosen.table, key=lambda row: row.nll_unscaled).rate
     unscaled = calibrate(

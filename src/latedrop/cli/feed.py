@@ -175,11 +175,12 @@ class TableBatches:
             if not len(rows):
                 continue
             self.notice(rows)
-            x = arguments(self.model, rows.inputs)
-            if rows.target is None:
-                yield x
-            else:
-                yield x, rows.target if self.source.columns.labels is None else _as_integers(rows.target)
+            x, y = arguments(self.model, rows.inputs), rows.target
+            if y is not None and self.source.columns.labels is not None:
+                # Classes are told from other numbers by their type.
+                whole = y.ndim == 1 and bool(((y == np.round(y)) & (np.abs(y) < 2**53)).all())
+                y = y.astype(np.int64) if whole else y
+            yield x if y is None else (x, y)
 
     @property
     def row_total(self) -> int | None:
@@ -193,12 +194,6 @@ class TableBatches:
     def weights_to_come(self) -> WeightsRead | None:
         """Return the same as an array that can be asked for once the rows were read."""
         return None if self.source.columns.weight is None else WeightsRead(self)
-
-
-def _as_integers(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert whole numbers to integers: that is how classes are told from other numbers."""
-    whole = labels.ndim == 1 and bool(((labels == np.round(labels)) & (np.abs(labels) < 2**53)).all())
-    return labels.astype(np.int64) if whole else labels
 
 
 @dataclass(frozen=True)

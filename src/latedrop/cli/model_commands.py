@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from latedrop.cli import options as opt
 from latedrop.cli.command import again, command, read_files, typed
-from latedrop.cli.options import readout_of, split
+from latedrop.cli.options import split
 from latedrop.cli.printing import broken, print_calibration, print_judgement, print_sites
 from latedrop.errors import ArgumentError
 from latedrop.terminal import need, option
@@ -89,6 +89,7 @@ def calibrate(
         from latedrop.cli.judging import write_page
         from latedrop.cli.tasks import remembering, task_of, with_labels
         from latedrop.cli.writing import check_outputs
+        from latedrop.named import readout_of
 
         read = loading.files(model, data=data, conformal_data=conformal_data, reference=reference)
         check_outputs({"--output": output, "--report": report, "--detector": detector}, read)
@@ -129,7 +130,7 @@ def calibrate(
                 written.append(detector)
         uq.save(output)
         if report is not None:
-            reproduce = again(typed.get(), read_files(read))
+            reproduce = again(read_files(read))
             write_page(report, title=f"Calibration of {model}", calibration=uq.calibration, reproduce=reproduce)
             written.insert(1, report)
         with redirect_stdout(out):
@@ -241,8 +242,8 @@ def evaluate(
         requirements = () if require is None else judgement.require(require)
         facts: dict[str, Any] = {"command": typed.get(), "read": read_files(read), "dropped": rows.dropped}
         if report is not None:
-            reproduce = again(typed.get(), facts["read"])
-            write_page(report, title=f"{model} on {Path(data).name}", judgement=judgement, reproduce=reproduce, **page)
+            page |= {"title": f"{model} on {Path(data).name}", "reproduce": again(facts["read"])}
+            write_page(report, judgement=judgement, **page)
         with redirect_stdout(out):
             print_judgement(judgement, requirements, [report] if report else [], as_json, facts)
         broken(requirements)

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Source
-    from latedrop.network.network import Readout
     from latedrop.prediction.predictor import ClassPredictor, Predictor
 
-__all__ = ["FILES", "LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "readout_of", "split"]
+__all__ = ["FILES", "LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "split"]
 
 LEVEL = 0.9
 """Of intervals, where no level is given."""
@@ -85,6 +84,7 @@ class Loading(NamedTuple):
 
     def load_calibrated(self, model: str, calibration: str, rows: int = 256) -> "Predictor | ClassPredictor":
         """Load the network with its calibration, to be run on `rows` rows at once."""
+        from latedrop.named import readout_of
         from latedrop.prediction.predictor import load
 
         uq: Any = load(calibration, self.load(model), readout_of(self.readout))
@@ -259,15 +259,6 @@ def split(*texts: str | None) -> list[str]:
     """Split names at commas; one that holds a comma stands in double quotes, as in csv."""
     lines = csv.reader([text for text in texts if text], skipinitialspace=True)
     return [name.strip() for line in lines for name in line if name.strip()]
-
-
-def readout_of(text: str | None) -> "Readout":
-    """Return a function, an index, or a name."""
-    if text is not None and ":" in text:
-        from latedrop.named import load_function
-
-        return load_function(text)
-    return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
 
 
 def _random_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:

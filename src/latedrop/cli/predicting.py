@@ -84,10 +84,8 @@ def predicted(
     c, empty = uq.calibration, ~rows.finite
     is_class = isinstance(c, ClassCalibration)
     result = uq.predict(arguments(uq.model, _filled(rows)))
-    arrays = {
-        name: value.cpu().numpy()
-        for name, value in result.to_dict(level if is_class or level is not None else LEVEL).items()  # type: ignore[arg-type]
-    }
+    named = result.to_dict(level if is_class or level is not None else LEVEL)  # type: ignore[arg-type]
+    arrays = {name: value.cpu().numpy() for name, value in named.items()}
     dtype = np.float64 if any(p.dtype == torch.float64 for p in uq.model.parameters()) else np.float32
     columns: dict[str, npt.NDArray[Any]] = {}
     for name, names in output_names(c, level, flat=flat).items():
@@ -109,12 +107,9 @@ def _filled(rows: Rows) -> Any:
     if rows.finite.all():
         return rows.inputs
     index = np.where(rows.finite, np.arange(len(rows)), np.argmax(rows.finite))
-
-    def filled(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return values[index] if rows.finite.any() else np.zeros_like(values)
-
-    inputs = rows.inputs
-    return {name: filled(values) for name, values in inputs.items()} if isinstance(inputs, dict) else filled(inputs)
+    named = rows.inputs if isinstance(rows.inputs, dict) else {"": rows.inputs}
+    filled = {name: part[index] if rows.finite.any() else np.zeros_like(part) for name, part in named.items()}
+    return filled if isinstance(rows.inputs, dict) else filled[""]
 
 
 def _listed(names: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
@@ -182,10 +177,8 @@ def on_ray(
     if local:  # workers have folders of their own
         paths = ("calibration", "weights", *(["model"] if Path(model["model"]).exists() else []))
         model |= {name: str(Path(model[name]).absolute()) for name in paths if model[name] is not None}
-    readout = model.pop("readout")
     asked = Asked(
         **model,
-        readout=int(readout) if readout is not None and readout.lstrip("-").isdecimal() else readout,
         inputs=source.columns.inputs,
         keep=source.columns.kept,
         level=LEVEL if level is None else level,

@@ -74,8 +74,7 @@ def serve(
         check_address(host, token)
         limits = bounds.limits()
         uq = _predictor(model, calibration, loading, limits.batch_rows)
-        options: dict[str, Any] = {"level": level, "stream": stream, "exact": exact, "transform": transform}
-        service = _service(uq, limits, **options)
+        service = _service(uq, limits, level=level, stream=stream, exact=exact, transform=transform)
         listen(make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}"))
 
 
@@ -97,7 +96,7 @@ def _predictor(model: str, calibration: str | None, loading: opt.Loading, rows: 
 
 
 def _service(
-    uq: Any, limits: "Limits", *, level: float, stream: str | None, exact: bool, transform: str | None
+    uq: Any, limits: "Limits", *, level: Any, stream: str | None, exact: bool, transform: str | None
 ) -> "Service":
     """Make a service of anything with `predict(rows)`; a calibrated model of torch also gives its inputs' order."""
     from latedrop.cli.tables import image_transform
@@ -115,17 +114,13 @@ def _service(
         need("images", "PIL")
     made = None if transform is None else image_transform(transform)
     form = Form(tuple(known.get("inputs", ())), made, _inputs(uq))
-    options: dict[str, Any] = {"level": level, "alone": exact}
-    options["stream"] = None if stream is None else uq.stream(level, stream)
-    if hasattr(uq, "model"):
-        order = [*form.inputs]
 
-        def arrange(arrays: "Mapping[str, Array]") -> Any:
-            named = {name: arrays[name] for name in order if name in arrays} if order else arrays
-            return as_arguments(uq.model, named)
+    def arrange(arrays: "Mapping[str, Array]") -> Any:
+        named = {name: arrays[name] for name in form.inputs if name in arrays} if form.inputs else arrays
+        return as_arguments(uq.model, named) if hasattr(uq, "model") else dict(arrays)
 
-        options["arrange"] = arrange
-    return Service(uq, form, limits, **options)
+    followed = None if stream is None else uq.stream(level, stream)
+    return Service(uq, form, limits, level=level, stream=followed, arrange=arrange, alone=exact)
 
 
 def _inputs(uq: Any) -> dict[str, str]:

@@ -71,21 +71,16 @@ class Batches:
                 yield part, y[start : start + row_count(part)]
                 start += row_count(part)
             return
-        data = self.divided(data)
-        if not isinstance(data, Iterable):
+        if not is_dataset(data) and not isinstance(data, Iterable):
             raise DataError(
                 f"expected a pair (x, y) or an iterable of batches such as a DataLoader; found {type(data).__name__}."
             )
-        for batch in data:
+        for batch in dataset_batches(data, self.size) if is_dataset(data) else data:
             x, y = unpacked(batch, self.unpack, model)
             x, y = place(as_items(x, self.collate), model), as_target(y)
             _check_rows(x, y)
             if len(y):
                 yield x, y
-
-    def divided(self, data: Any) -> Any:
-        """Return a data set as an iterable of batches; all else as it is."""
-        return Cut(data, self.size) if is_dataset(data) else data
 
     def is_one_pair(self, data: Any) -> bool:
         """Return True if data are one pair `(x, y)` of all rows, and not an iterable of batches."""
@@ -93,10 +88,10 @@ class Batches:
 
 
 class Peeked:
-    """Batches of which the first was looked at."""
+    """Batches, or a data set in batches, of which the first was looked at."""
 
-    def __init__(self, data: Iterable[Any]) -> None:
-        self._all, self._rest = data, iter(data)
+    def __init__(self, data: Any, batch_size: int) -> None:
+        self._all, self._rest = data, dataset_batches(data, batch_size) if is_dataset(data) else iter(data)
         self.first = next(self._rest, None)
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,21 +101,6 @@ class Peeked:
     def row_total(self) -> int | None:
         """How many rows there are, where the data tell."""
         return row_total(self._all)
-
-
-class Cut:
-    """The batches of a data set, made anew each time."""
-
-    def __init__(self, data: Any, batch_size: int) -> None:
-        self._data, self._size = data, batch_size
-
-    def __iter__(self) -> Iterator[Any]:
-        return dataset_batches(self._data, self._size)
-
-    @property
-    def row_total(self) -> int | None:
-        """How many rows there are, where the data set tells."""
-        return row_total(self._data)
 
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from latedrop.wrappers import bare
 
 __all__ = [
     *("LABELS", "Columns", "Unpack", "dataset_batches", "first_inputs", "gives_batches", "inputs_in", "inputs_loaded"),
-    *("inputs_of", "is_dataset", "is_loader", "labels_apart", "named_inputs", "unpacked"),
+    *("inputs_of", "is_dataset", "is_loader", "named_inputs", "unpacked"),
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str
@@ -31,6 +31,9 @@ Unpack = Callable[[Any], "tuple[Any, Any]"] | str
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Names that targets have in a batch that is a mapping, unless the user says another."""
+
+
+_ROWS = 256
 
 
 class Columns(dict[str, Any]):
@@ -81,18 +84,6 @@ def _stacked(values: Any) -> Any:
     return torch.stack(values) if len({value.shape for value in values}) == 1 else values
 
 
-def labels_apart(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch that is a mapping; the targets are called `name`, or one of `LABELS`."""
-    labels = [key for key in (LABELS if name is None else (name,)) if batch.get(key) is not None]
-    if len(labels) != 1:
-        wanted = f"one of {', '.join(LABELS)}" if name is None else repr(name)
-        raise DataError(
-            f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys {list(batch)}. "
-            "Pass unpack=, the name of the targets, or a function from a batch to (inputs, targets)."
-        )
-    return named_inputs(batch, model, labels[0]), batch[labels[0]]
-
-
 def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> Any:
     """Return the inputs in a batch that is a mapping, without the targets: those that the model knows, or the only one.
 
@@ -120,11 +111,19 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
 
 
 def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch."""
+    """Return inputs and targets of a batch; those of a mapping are called as `unpack` says, or one of `LABELS`."""
     if graphs.is_graph(batch) and not callable(unpack):
         return Graphs(graphs.as_batch(batch)), graphs.target_of(batch, unpack)
     if isinstance(batch, Mapping) and not callable(unpack):
-        return labels_apart(batch, model, unpack)
+        labels = [key for key in (LABELS if unpack is None else (unpack,)) if batch.get(key) is not None]
+        if len(labels) != 1:
+            wanted = f"one of {', '.join(LABELS)}" if unpack is None else repr(unpack)
+            raise DataError(
+                f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys "
+                f"{list(batch)}. Pass unpack=, the name of the targets, or a function from a batch to (inputs, "
+                "targets)."
+            )
+        return named_inputs(batch, model, labels[0]), batch[labels[0]]
     if isinstance(unpack, str):
         raise DataError(
             f"expected batches that are mappings, with the targets under {unpack!r}; found {type(batch).__name__}. "
@@ -194,9 +193,9 @@ def inputs_in(
             yield take(batch)
 
 
-def inputs_loaded(loader: Any, model: nn.Module, batch_size: int = 256) -> Iterator[Any]:
+def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
     """Yield the inputs of every batch of a loader or a data set, of which there must be one."""
-    batches = inputs_in(loader, model, batch_size)
+    batches = inputs_in(loader, model, _ROWS)
     first = list(islice(batches, 1))
     if not first:
         raise DataError("expected a loader or a data set with at least one batch of rows; found none.")

@@ -172,17 +172,10 @@ def _moved(value: Any, model: nn.Module) -> Any:
     return value if moved is None else moved  # some move themselves in place
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """Every tensor inside nested tuples, lists, mappings and dataclasses, in order."""
-    collected: list[Tensor] = []
-    _collect(value, collected, [])
-    return collected
-
-
-def _collect(value: Any, collected: list[Tensor], around: list[Any]) -> None:
+def tensors(value: Any, around: tuple[Any, ...] = ()) -> list[Tensor]:
+    """Return every tensor inside nested tuples, lists, mappings and dataclasses, in order; `around` holds the value."""
     if isinstance(value, Tensor):
-        collected.append(value)
-        return
+        return [value]
     if isinstance(value, Mapping):
         items: Iterable[Any] = value.values()
     elif isinstance(value, (tuple, list)):
@@ -190,12 +183,10 @@ def _collect(value: Any, collected: list[Tensor], around: list[Any]) -> None:
     elif is_dataclass(value) and not isinstance(value, type):
         items = (getattr(value, field.name) for field in fields(value))
     else:
-        return
-    if not any(value is outer for outer in around):  # something may hold itself
-        around.append(value)
-        for item in items:
-            _collect(item, collected, around)
-        around.pop()
+        return []
+    if any(value is outer for outer in around):  # something may hold itself
+        return []
+    return [tensor for item in items for tensor in tensors(item, (*around, value))]
 
 
 def operands(args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:

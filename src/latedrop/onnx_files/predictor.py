@@ -54,6 +54,8 @@ def load_onnx(
     check_seal(content, path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
+    # Weights in other files would be read from the current folder, and the checksum does not cover them.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
         session = onnxruntime.InferenceSession(content, options, providers=list(providers))
         metadata, inputs = session.get_modelmeta().custom_metadata_map, session.get_inputs()
@@ -65,8 +67,8 @@ def load_onnx(
     record = record_in(metadata, path)
     needed = {"probabilities", "label"} if record.task == "classification" else {"mean", "std", "low", "high"}
     if not inputs or any(value.type not in _TYPES for value in inputs) or not needed <= outputs:
-        found = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
-        raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {found}. {AGAIN}")
+        given = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
+        raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {given}. {AGAIN}")
     return OnnxPredictor(session, record, batch_size)
 
 
@@ -93,14 +95,16 @@ class OnnxPredictor:
 
         An `OnnxPrediction`, or an `OnnxClassPrediction` of a classifier.
         """
-        inputs = self._arrays(x)
-        parts = [self._run(part) for part in self._batches(inputs)]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
-        _check_finite(next(found[name] for name in ("location", "mean", "probabilities") if name in found))
-        found = _flagged(found)
-        if isinstance(self.record, ClassRecord):
-            return OnnxClassPrediction(found, self.record)
-        return OnnxPrediction(found, self.record)
+        parts = [self._run(part) for part in self._batches(self._arrays(x))]
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
+        output = next(outputs[name] for name in ("location", "mean", "probabilities") if name in outputs)
+        if not np.isfinite(output).any():
+            raise OutputError(
+                f"expected a finite output; found NaN or inf in all of {len(output)} rows. Check the model on these "
+                "inputs."
+            )
+        kind: Any = OnnxClassPrediction if isinstance(self.record, ClassRecord) else OnnxPrediction
+        return kind(_flagged(outputs), self.record)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{value.name} {value.shape}" for value in self._inputs)
@@ -130,8 +134,9 @@ class OnnxPredictor:
         else:
             given = {names[0]: self._columns(x)} if len(names) == 1 else {}
         if set(given) != set(names):
-            found = list(given) or type(x).__name__
-            raise DataError(f"expected the inputs {names}, by name or in this order; found {found}.")
+            raise DataError(
+                f"expected the inputs {names}, by name or in this order; found {list(given) or type(x).__name__}."
+            )
         arrays = {value.name: _array(given[value.name], value) for value in self._inputs}
         counts = {len(arrays[value.name]) for value in self._inputs if value.shape[:1] == ["rows"]}
         if len(counts) > 1:
@@ -139,26 +144,28 @@ class OnnxPredictor:
         return arrays
 
     def _columns(self, x: Any) -> Any:
-        """A data frame with its columns in the order of the calibration."""
-        known, found = list(self.record.columns), list(getattr(x, "columns", ()))
-        if not known or not found or known == found:
+        """Return a data frame with its columns in the order of the calibration."""
+        known, given = list(self.record.columns), list(getattr(x, "columns", ()))
+        if not known or not given or known == given:
             return x
-        if sorted(map(str, known)) != sorted(map(str, found)):
-            raise DataError(f"expected the columns {known}; found {found}. Select these; their order does not matter.")
+        if sorted(map(str, known)) != sorted(map(str, given)):
+            raise DataError(f"expected the columns {known}; found {given}. Select these; their order does not matter.")
         return x[known]
+
+
+def _output(name: str, about: str) -> Any:
+    """Make a property that gives an output of the file by its name."""
+    return property(lambda prediction: prediction.outputs.get(name), doc=about)
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What predictions of numbers and of classes share."""
+    """Share what predictions of numbers and of classes have in common."""
 
     outputs: dict[str, Array]
     record: Any
 
-    @property
-    def novelty(self) -> Array | None:
-        """`(N,)`, below 1 for 95 % of the reference rows; None where the calibration cannot tell."""
-        return self.outputs.get("novelty")
+    novelty = _output("novelty", "`(N,)`, above 1 for unusual rows; None where the calibration cannot tell.")
 
     def __len__(self) -> int:
         return len(next(iter(self.outputs.values())))
@@ -178,31 +185,20 @@ class OnnxPrediction(_Outputs):
 
     record: RegressionRecord
 
-    @property
-    def mean(self) -> Array:
-        """`(N, ...)`, in the original unit of the targets."""
-        return self.outputs["mean"]
-
-    @property
-    def std(self) -> Array:
-        """`(N, ...)`, the calibrated standard deviation."""
-        return self.outputs["std"]
+    mean = _output("mean", "`(N, ...)`, in the original unit of the targets.")
+    std = _output("std", "`(N, ...)`, the calibrated standard deviation.")
 
     @property
     def variance(self) -> Array:
-        """`(N, ...)`."""
-        return self.std**2
+        """`(N, ...)`, the square of `std`."""
+        return self.std**2  # type: ignore[no-any-return]
 
     def interval(self, level: float | None = None) -> tuple[Array, Array]:
         """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
         level = self.record.level if level is None else checked_level(level)
         if level == self.record.level:
             return self.outputs["low"], self.outputs["high"]
-        return self._at((1 - level) / 2), self._at((1 + level) / 2)
-
-    def quantile(self, q: float) -> Array:
-        """The predicted quantile, `(N, ...)`."""
-        return self._at(checked_level(q))
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def to_dict(self, level: float | None = None) -> dict[str, Array]:
         """Named results, as `Prediction.to_dict` gives them."""
@@ -210,25 +206,22 @@ class OnnxPrediction(_Outputs):
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
         return named if self.novelty is None else {**named, "novelty": self.novelty}
 
-    def _at(self, q: float) -> Array:
-        unit = self.record.target
+    def quantile(self, q: float) -> Array:
+        """Return the predicted quantile, `(N, ...)`."""
+        q, unit, fitted = checked_level(q), self.record.target, self.record.intervals
+        z = [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
         with np.errstate(over="ignore"):
-            found: Array = location + _along(self._quantiles(q), location) * spread
-            found = _known(found, q)
+            end = _known(location + _along(z, location) * spread, q)
             if unit is None:
-                return found
-            wide = found.astype(np.float64)
+                return end
+            wide = end.astype(np.float64)
             if unit.kind == "log":
                 wide = np.exp(wide)
             else:
                 mean, std = (_along(part, wide) for part in (unit.mean, unit.std))
                 wide = wide * std + mean
-            return _known(wide.astype(found.dtype), q)
-
-    def _quantiles(self, q: float) -> list[float]:
-        fitted = self.record.intervals
-        return [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
+            return _known(wide.astype(end.dtype), q)
 
 
 @dataclass(frozen=True, repr=False)
@@ -242,36 +235,17 @@ class OnnxClassPrediction(_Outputs):
 
     record: ClassRecord
 
-    @property
-    def probabilities(self) -> Array:
-        """`(N, K)`, calibrated."""
-        return self.outputs["probabilities"]
-
-    @property
-    def label(self) -> Array:
-        """`(N,)`, the likeliest class."""
-        return self.outputs["label"]
+    probabilities = _output("probabilities", "`(N, K)`, calibrated.")
+    label = _output("label", "`(N,)`, the likeliest class.")
+    confidence = _output("confidence", "`(N,)`, the probability of the likeliest class.")
+    entropy = _output("entropy", "`(N,)` in nats.")
+    energy = _output("energy", "`(N,)`, minus the log of the sum of exponentials of the logits: large if strange.")
 
     @property
     def names(self) -> list[str]:
         """The likeliest class by its name."""
         known = self.record.names or [str(k) for k in range(self.probabilities.shape[1])]
         return [known[k] for k in self.label]
-
-    @property
-    def confidence(self) -> Array:
-        """`(N,)`, the probability of the likeliest class."""
-        return self.outputs["confidence"]
-
-    @property
-    def entropy(self) -> Array:
-        """`(N,)` in nats."""
-        return self.outputs["entropy"]
-
-    @property
-    def energy(self) -> Array:
-        """`(N,)`, minus the log of the sum of exponentials of the logits: large for strange rows."""
-        return self.outputs["energy"]
 
     def kept(self) -> Array:
         """`(N,)`, True for rows that the rule of the file keeps, which `ClassPredictor.reject` made."""
@@ -291,14 +265,16 @@ class OnnxClassPrediction(_Outputs):
                 "Call uq = uq.conformal((x, labels)) and write the file again."
             )
         limits = [conformal_score(part, checked_level(level)) for part in scores]
-        p = self.probabilities.astype(np.float64)
+        p: Array = self.probabilities.astype(np.float64)
         members: Array = 1 - p <= np.array(limits)
-        if self.novelty is None:
+        novelty: Array | None = self.novelty
+        if novelty is None:
             return members
         order = np.argsort(-p, axis=1, kind="stable")
         sums = np.take_along_axis(p, order, 1).cumsum(1)
         before = np.take_along_axis(sums, np.argsort(order, axis=1), 1) - p
-        return members | ((before < level - 1e-6) & (self.novelty > 1)[:, None])
+        members |= (before < level - 1e-6) & (novelty > 1)[:, None]
+        return members
 
     def to_dict(self) -> dict[str, Array]:
         """Named results, as `ClassPrediction.to_dict` gives them."""
@@ -306,10 +282,9 @@ class OnnxClassPrediction(_Outputs):
 
 
 def _known(values: Array, q: float) -> Array:
-    """At most the largest number, which also stands for NaN; of rows of which nothing is known."""
+    """Replace infinite numbers, and the NaN of rows of which nothing is known, by the largest number."""
     most = np.finfo(values.dtype).max
-    found: Array = np.nan_to_num(values, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan)
-    return found
+    return np.asarray(np.nan_to_num(values, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan))
 
 
 def _along(values: Sequence[float], like: Array) -> Any:
@@ -325,28 +300,19 @@ def _check_options(providers: Sequence[str], known: Sequence[str], threads: Any,
             raise ArgumentError(f"expected {name} as a whole number of at least 1; found {value!r}.")
 
 
-def _check_finite(values: Array) -> None:
-    if not np.isfinite(values).any():
-        raise OutputError(
-            f"expected a finite output; found NaN or inf in all of {len(values)} rows. Check the model on these inputs."
-        )
-
-
-def _flagged(found: dict[str, Array]) -> dict[str, Array]:
-    """What the file gave, where nothing is known of rows that are not finite: as `Prediction.unknown` says it."""
-    beyond = np.zeros(len(next(iter(found.values()))), dtype=bool)
-    for values in found.values():
-        beyond |= ~np.isfinite(values).reshape(len(values), -1).all(1)
+def _flagged(outputs: dict[str, Array]) -> dict[str, Array]:
+    """Say that nothing is known of rows that are not finite, as `Prediction.unknown` does."""
+    beyond = np.any([~np.isfinite(values).reshape(len(values), -1).all(1) for values in outputs.values()], axis=0)
     if not beyond.any():
-        return found
-    found = {name: values.copy() for name, values in found.items()}
-    classes = found["probabilities"].shape[1] if "probabilities" in found else 1
+        return outputs
+    outputs = {name: values.copy() for name, values in outputs.items()}
+    classes = outputs["probabilities"].shape[1] if "probabilities" in outputs else 1
     unknown = {"low": -_LARGEST, "mean": np.nan, "location": np.nan, "mutual_information": 0.0, "kept": False}
     unknown |= {"probabilities": 1 / classes, "confidence": 1 / classes, "entropy": math.log(classes), "label": 0}
-    for name, values in found.items():
+    for name, values in outputs.items():
         finite = np.isfinite(values) if name in ("mean", "location") else np.zeros(values.shape, dtype=bool)
         values[~finite & beyond.reshape(-1, *[1] * (values.ndim - 1))] = unknown.get(name, _LARGEST)
-    return found
+    return outputs
 
 
 def _array(value: Any, wanted: Any) -> Array:
@@ -356,10 +322,9 @@ def _array(value: Any, wanted: Any) -> Array:
         raise DataError(f"expected numbers for the input {wanted.name!r}, as many in every row; {error}.") from error
     if array.dtype.kind not in "fiub":
         raise DataError(f"expected numbers for the input {wanted.name!r}; found an array of {array.dtype}.")
-    sizes = [size if isinstance(size, int) else None for size in wanted.shape]
-    fits = len(sizes) == array.ndim and all(a is None or a == b for a, b in zip(sizes, array.shape, strict=True))
-    if not fits:
-        expected = ", ".join("N" if size is None else str(size) for size in sizes)
+    sizes = [size if isinstance(size, int) else "N" for size in wanted.shape]
+    if len(sizes) != array.ndim or any(a not in ("N", b) for a, b in zip(sizes, array.shape, strict=True)):
+        expected = ", ".join(map(str, sizes))
         raise DataError(f"expected the input {wanted.name!r} of shape ({expected}); found {array.shape}.")
     if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
         raise DataError(

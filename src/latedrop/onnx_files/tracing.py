@@ -80,7 +80,7 @@ class _Merge:
 
     def _called(self, target: Any, args: list[Any], kwargs: dict[str, Any], *, double: bool) -> fx.Node:
         """Call an operator; in double precision with tensors for numbers that single precision cannot hold."""
-        kind = _kind_of(target)
+        kind = _kind(target)
         if not double or not any(_is_rounded(value) for value in (*args, *kwargs.values())):
             pass
         elif kind in _FILLED:
@@ -143,8 +143,11 @@ class _Merge:
         return self._nodes[a]
 
     def _buffer(self, value: Tensor) -> fx.Node:
+        def place(tensor: Tensor) -> Any:
+            return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
         for name, known in self._root.named_buffers():
-            if known.data_ptr() == value.data_ptr() and _layout(known) == _layout(value):
+            if place(known) == place(value):
                 return self._graph.get_attr(name)
         name = f"constant_{len(list(self._root.buffers()))}"
         self._root.register_buffer(name, value.detach())
@@ -188,10 +191,6 @@ def _affine(a: int, b: int) -> _Affine:
     return _Affine(times, a - times * _ROWS[0]) if rest == 0 else refuse("whose sizes grow unevenly with the rows")
 
 
-def _layout(tensor: Tensor) -> Any:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
 def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
     try:
         with sdpa_kernel(SDPBackend.MATH), plain_kernels():  # attention by plain operators, too
@@ -230,25 +229,21 @@ def _tidy(module: fx.GraphModule) -> None:
     graph.eliminate_dead_code()
 
 
-def _kind(node: fx.Node) -> str:
-    return _kind_of(node.target)
-
-
-def _kind_of(target: Any) -> str:
+def _kind(target: Any) -> str:
     """Return an operator's name without its variant, such as `add`."""
     return str(target).removeprefix("aten.").partition(".")[0]
 
 
 def _source(node: fx.Node) -> fx.Node | None:
     """Return the node whose value a node repeats."""
-    kind = _kind(node)
+    kind = _kind(node.target)
     if kind in _SAME and isinstance(node.args[0], fx.Node):
         return node.args[0]
     if kind == "slice" and isinstance(node.args[0], fx.Node) and _meta(node.args[0]) == _meta(node):
         return node.args[0]  # of all that there is
     if kind == "mul":  # masks of ones, whose gradients alone were asked for
         for value, ones in (node.args[:2], node.args[1::-1]):
-            unit = isinstance(ones, fx.Node) and _kind(ones) == "full" and ones.args[1] in (1, 1.0)
+            unit = isinstance(ones, fx.Node) and _kind(ones.target) == "full" and ones.args[1] in (1, 1.0)
             if unit and isinstance(value, fx.Node) and _meta(value) == _meta(node):
                 return value
     return None
@@ -265,10 +260,9 @@ def _folded(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor |
     value = node.meta.get("val")
     if not sources or not all(source in fixed for source in sources) or not isinstance(value, Tensor):
         return node
-    kind = _kind(node)
-    if kind in _GROWING:
+    if _kind(node.target) in _GROWING:
         return node
-    if kind in _VIEWS and len(sources) == 1:
+    if _kind(node.target) in _VIEWS and len(sources) == 1:
         fixed[node] = None
         return node
     values = {source: _value(module, source) for source in sources}

@@ -37,6 +37,7 @@ from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import judged
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows
+from latedrop.data.datasets import is_dataset
 from latedrop.data.names import names_of
 from latedrop.data.rows import as_items
 from latedrop.dropout.moments import Engine
@@ -353,12 +354,11 @@ def _running(plan: Plan) -> dict[str, Any]:
 
 def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:
     """Return which task it is, None for numbers; and the data, of which a batch may have been read."""
-    data = plan.batches.divided(data)
     if plan.task != "auto":
         return plan.task if isinstance(plan.task, Classification) else None, data
-    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+    if not (isinstance(data, Iterable) or is_dataset(data)) or hasattr(data, "__array__"):
         return None, data
-    data = data if plan.batches.is_one_pair(data) else Peeked(data)
+    data = data if plan.batches.is_one_pair(data) else Peeked(data, plan.batches.size)
     try:
         labels, output = _first_rows(model, data, plan)
     except Exception:  # told later, by whoever uses these rows

@@ -89,21 +89,17 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         app.add_middleware(_Local)
     door = _Door(service, token)
 
-    def respond(found: tuple[int, bytes, str]) -> Response:
-        status, body, kind = found
+    def respond(status: int, body: bytes, kind: str) -> Response:
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(body, status, headers, kind)
 
-    async def predict(request: Request) -> Response:
-        return respond(await door.answer(request, partial(_predict, service)))
+    def answering(handle: Callable[..., Any]) -> Any:
+        async def answer(request: Request) -> Response:
+            return respond(*await door.answer(request, partial(handle, service)))
 
-    async def update(request: Request) -> Response:
-        return respond(await door.answer(request, partial(_update, service)))
-
-    async def metrics(request: Request) -> Response:
-        return respond(await door.answer(request, partial(_metrics, service)))
+        return answer
 
     async def healthz() -> Response:
         state = {"status": "ok" if service.healthy else "stopping"}
@@ -111,13 +107,13 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
 
     async def other(request: Request, error: Any) -> Response:
         message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
-        return respond(_error(error.status_code, message))
+        return respond(*_error(error.status_code, message))
 
     words = _described(service.form.transform is not None, service.stream is not None)
-    app.post("/predict", **words["predict"])(predict)
+    app.post("/predict", **words["predict"])(answering(_predict))
     if service.stream is not None:
-        app.post("/update", **words["update"])(update)
-    app.get("/metrics", **words["metrics"])(metrics)
+        app.post("/update", **words["update"])(answering(_update))
+    app.get("/metrics", **words["metrics"])(answering(_metrics))
     app.get("/healthz", **words["healthz"])(healthz)
     app.head("/healthz", include_in_schema=False)(healthz)
     app.add_exception_handler(HTTPException, other)
@@ -143,10 +139,10 @@ def listen(app: Any, host: str, port: int, limits: Limits, ready: Callable[[str]
     need("serve", "fastapi", "uvicorn")
     from latedrop.web.listening import listening, serve_on
 
-    found, address = listening(host, port)
+    wire, address = listening(host, port)
     ready(address.rstrip("/"))
     patience, most = int(limits.drain) + 1, 4 * limits.requests
-    serve_on(found, app, patience=patience, timeout_keep_alive=30, limit_concurrency=most, ws="none")
+    serve_on(wire, app, patience=patience, timeout_keep_alive=30, limit_concurrency=most, ws="none")
 
 
 class _Local:
@@ -171,7 +167,7 @@ class _Local:
 
 
 class _Door:
-    """What every request passes: the token, the number of requests at once, errors as JSON, and counts."""
+    """Check the token and the number of requests at once, turn errors into JSON, and count."""
 
     def __init__(self, service: Service, token: str | None) -> None:
         self._service, self._inside = service, 0
@@ -183,13 +179,13 @@ class _Door:
         try:
             self._check(request)
             body, kind, rows = await handle(request)
-            found = (200, body, kind)
+            answer = (200, body, kind)
         except Exception as error:
-            found = _explained(error)
+            answer = _explained(error)
         finally:
             self._inside -= 1
-        self._service.counts.answered(request.url.path, found[0], time.perf_counter() - start, rows)
-        return found
+        self._service.counts.answered(request.url.path, answer[0], time.perf_counter() - start, rows)
+        return answer
 
     def _check(self, request: Any) -> None:
         from latedrop.web.access import bearer_token
@@ -207,29 +203,33 @@ class _Door:
 async def _predict(service: Service, request: Any) -> tuple[bytes, str, int]:
     limits, start = service.limits, time.monotonic()
     body = await _body(request, limits.body_bytes, limits.timeout)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     level = request.query_params.get("level")
-    asked = await _off(len(body), rows_of, body, kind, service.form, limits, _number(level))
+    asked = await _off(len(body), rows_of, body, _kind(request), service.form, limits, _number(level))
     waiting = asyncio.wrap_future(service.submit(asked))
     try:
-        found = await asyncio.wait_for(waiting, max(0.001, limits.timeout - (time.monotonic() - start)))
+        answer = await asyncio.wait_for(waiting, max(0.001, limits.timeout - (time.monotonic() - start)))
     except (TimeoutError, asyncio.TimeoutError):
         raise RefusalError(
             f"expected to answer within {limits.timeout:g} s; it took longer. Ask for less.", 503
         ) from None
-    size = sum(values.nbytes for values in found.columns.values())
-    return await _off(size, answer_bytes, found.columns, found.about), JSON, asked.rows
+    size = sum(values.nbytes for values in answer.columns.values())
+    return await _off(size, answer_bytes, answer.columns, answer.about), JSON, asked.rows
 
 
 async def _update(service: Service, request: Any) -> tuple[bytes, str, int]:
     body = await _body(request, service.limits.body_bytes, service.limits.timeout)
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+    if _kind(request) != JSON:
         raise RefusalError(f"expected Content-Type {JSON} for labels; found another.", 415)
     return json.dumps(await asyncio.to_thread(service.update, body)).encode(), JSON, 0
 
 
 async def _metrics(service: Service, request: Any) -> tuple[bytes, str, int]:
     return service.counts.text(service.gauges()).encode(), "text/plain; version=0.0.4", 0
+
+
+def _kind(request: Any) -> str:
+    """Return the Content-Type without its parameters."""
+    return str(request.headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
 async def _body(request: Any, most: int, timeout: float) -> bytes:
@@ -266,12 +266,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _explained(error: Exception) -> tuple[int, bytes, str]:
-    if isinstance(error, RefusalError):
-        return _error(error.status, str(error))
-    if isinstance(error, (DataError, ArgumentError, OutputError)):
-        return _error(422, str(error))
     if isinstance(error, LatedropError):
-        return _error(500, str(error))
+        refused = isinstance(error, (DataError, ArgumentError, OutputError))
+        return _error(getattr(error, "status", 422 if refused else 500), str(error))
     _log.error("a request failed", exc_info=error)
     return _error(500, f"{type(error).__name__}, which was not foreseen: the service's log has more.")
 
@@ -286,16 +283,18 @@ def _described(images: bool, stream: bool) -> dict[str, dict[str, Any]]:
     bodies |= dict.fromkeys(IMAGES, _BINARY) if images else {}
     level = {"name": "level", "in": "query", "required": False, "schema": {"type": "number"}}
     predict = {"requestBody": {"required": True, "content": bodies}, "parameters": [level]}
-    found: dict[str, dict[str, Any]] = {
+    described: dict[str, dict[str, Any]] = {
         "predict": {
+            "name": "predict",
             "summary": "Mean, std, low and high of every row; of classes, their probabilities",
             "responses": _RESPONSES,
             "openapi_extra": predict,
         },
-        "metrics": {"summary": "Counts, for Prometheus"},
+        "metrics": {"name": "metrics", "summary": "Counts, for Prometheus"},
         "healthz": {"summary": "200 while requests are taken"},
     }
     if stream:
         labels = {"requestBody": {"required": True, "content": {JSON: {"schema": _LABELS}}}}
-        found["update"] = {"summary": "Labels of rows", "responses": _RESPONSES, "openapi_extra": labels}
-    return found
+        described["update"] = {"name": "update", "summary": "Labels of rows", "responses": _RESPONSES}
+        described["update"]["openapi_extra"] = labels
+    return described

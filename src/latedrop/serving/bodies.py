@@ -239,35 +239,24 @@ def _check_inputs(asked: Asked, form: Form) -> None:
 def named_columns(prediction: Any, level: float) -> dict[str, Array]:
     """Arrays `(N, ...)` by name: mean, std, low, high; of classes probabilities, and sets where there are."""
     if hasattr(prediction, "interval"):
-        found = prediction.to_dict(level)
+        named = prediction.to_dict(level)
     else:
-        found = prediction.to_dict()
-        if _known(prediction, "sets") is not None:
-            found = {**found, "prediction_set": prediction.prediction_set(level)}
-        if _known(prediction, "names"):
-            found = {"name": prediction.names, **found}
-    return {name: _array(value) for name, value in found.items()}
-
-
-def _known(prediction: Any, name: str) -> Any:
-    """Return the calibration of a model, or the record of an ONNX file."""
-    record = getattr(prediction, "record", None) or getattr(prediction, "calibration", None)
-    return getattr(record, name, None)
+        record = getattr(prediction, "record", None) or getattr(prediction, "calibration", None)
+        named = {"name": prediction.names} if getattr(record, "names", None) else {}
+        named |= prediction.to_dict()
+        if getattr(record, "sets", None) is not None:
+            named["prediction_set"] = prediction.prediction_set(level)
+    return {
+        name: np.asarray(value.detach().cpu() if hasattr(value, "detach") else value) for name, value in named.items()
+    }
 
 
 def answer_bytes(columns: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
-    """Write columns `(N, ...)` and the facts about all rows as JSON, with null for numbers that are not finite."""
-    plain = {name: _plain(values) for name, values in columns.items()}
+    """Write columns `(N, ...)` and the facts that belong to all rows as JSON; numbers that are none are null."""
+    plain = {}
+    for name, values in columns.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            finite, values = np.isfinite(values), values.astype(object)
+            values[~finite] = None
+        plain[name] = values.tolist()
     return json.dumps({**plain, **about}, allow_nan=False).encode()
-
-
-def _plain(values: Array) -> Any:
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        whole = values.astype(object)
-        whole[~np.isfinite(values)] = None
-        return whole.tolist()
-    return values.tolist()
-
-
-def _array(value: Any) -> Array:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

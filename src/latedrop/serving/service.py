@@ -84,8 +84,8 @@ class Service:
             raise RefusalError(
                 "expected a service that follows a stream; this one does not. Start it with --stream.", 404
             )
-        found = json_object(body, ("ids", "labels"))
-        ids, labels = ids_of(found.get("ids")), found.get("labels")
+        request = json_object(body, ("ids", "labels"))
+        ids, labels = ids_of(request.get("ids")), request.get("labels")
         if ids is None or not isinstance(labels, list):
             raise RefusalError('expected {"ids": [...], "labels": [...]}; found no such lists.')
         try:
@@ -94,8 +94,10 @@ class Service:
             values = np.array(None)
         if values.dtype.kind not in "fiub":
             raise RefusalError("expected labels as numbers, as many for every id; found something else.")
-        held = self.stream.update(values.astype(np.float64), list(ids))
-        return {"held": held.tolist(), **self._followed()}
+        stream = self.stream
+        inside = stream.update(values.astype(np.float64), list(ids)).tolist()
+        alarms = [alarm.kind for alarm in stream.alarms]
+        return {"held": inside, "labels": stream.labels, "coverage": list(stream.coverage), "alarms": alarms}
 
     def gauges(self) -> dict[str, float]:
         """Return the current numbers for Prometheus."""
@@ -115,7 +117,7 @@ class Service:
 
     def _run(self, requests: Sequence[Asked]) -> list[Answer]:
         names = requests[0].arrays
-        arrays = {name: _joined([asked.arrays[name] for asked in requests]) for name in names}
+        arrays = {name: np.concatenate([asked.arrays[name] for asked in requests]) for name in names}
         x = arrays[""] if "" in arrays else self._arrange(arrays)
         ends = np.cumsum([asked.rows for asked in requests])
         if self.stream is not None:
@@ -140,19 +142,11 @@ class Service:
             for asked, end in zip(requests, ends, strict=True)
         ]
 
-    def _followed(self) -> dict[str, Any]:
-        s = self.stream
-        return {"labels": s.labels, "coverage": list(s.coverage), "alarms": [alarm.kind for alarm in s.alarms]}
-
 
 def _rows_meet(calibration: Any) -> bool:
     """Return True if a row's prediction depends on other rows of its batch or on its position."""
     sites = getattr(calibration, "sites", None) or ()
     return not getattr(calibration, "shared", True) or any(getattr(site, "coupled", False) for site in sites)
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _cut(columns: Mapping[str, Array], start: int, end: int) -> dict[str, Array]:

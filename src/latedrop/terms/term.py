@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.data.arrays import widened
 from latedrop.data.rows import Items, row_count, tensors
@@ -32,6 +32,19 @@ from latedrop.torch_private import being_traced
 __all__ = ["BatchContext", "Missing", "OnDevices", "Term"]
 
 _WIDEST_TABLE = 256
+
+if TYPE_CHECKING:
+    _once = cached_property
+else:
+
+    class _once(cached_property):  # noqa: N801 - used as a decorator
+        """Compute an attribute when it is first asked for; before Python 3.12 `cached_property` locks other threads."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            value = vars(instance)[self.attrname] = self.func(instance)
+            return value
 
 
 class BatchContext:
@@ -51,7 +64,7 @@ class BatchContext:
 
     def __init__(
         self,
-        model: nn.Module | Network,
+        network: Network,
         x: Any,
         sites: Sites,
         readout: Readout,
@@ -61,8 +74,8 @@ class BatchContext:
         gradients: bool = False,
         of: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.network = Network.of(model)
-        self.model = self.network.model
+        self.network = network
+        self.model = network.model
         self.x = x
         self.sites = sites
         self.readout = readout
@@ -84,7 +97,7 @@ class BatchContext:
         """Whether there are features to ask for."""
         return self._which is not None or "features" in vars(self)
 
-    @cached_property
+    @_once
     def table(self) -> Tensor | None:
         """The inputs as they are, `(N, columns)`, where they are tables of at most 256 columns; else None."""
         if self.x is None or isinstance(self.x, Items):
@@ -102,12 +115,12 @@ class BatchContext:
             self._values[id(term)] = term.values(self)
         return self._values[id(term)]
 
-    @cached_property
+    @_once
     def linear(self) -> Linearization:
         """The first-order variance of every site."""
         return self._differentiated(self.wants_gradients)
 
-    @cached_property
+    @_once
     def gradients(self) -> Tensor:
         """The mask gradients of each of K outputs, or of what `of` makes of the output, `(N, K, D)`."""
         self.linear = self._differentiated(True)
@@ -130,9 +143,9 @@ class BatchContext:
             self.gradients = torch.cat(phi)
         if wanted is not None and "features" not in vars(self):
             self.features = torch.cat(noted)
-        return Linearization.joined(linear)
+        return linear[0] if len(linear) == 1 else Linearization.joined(linear)
 
-    @cached_property
+    @_once
     def mean(self) -> Tensor:
         """The model's own output, `(N, ...)`."""
         if "linear" not in vars(self) and self._which is not None:
@@ -145,7 +158,7 @@ class BatchContext:
         check_finite(mean, "without dropout")
         return mean
 
-    @cached_property
+    @_once
     def features(self) -> Tensor:
         """The features that enter the sites, `(N, features)`; see `Features`."""
         if self._which is None:

@@ -21,26 +21,24 @@ def listening(host: str, port: int) -> tuple[socket.socket, str]:
         raise ArgumentError(f"expected a port from 0 to 65535; found {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.create_server((host, port), family=family, backlog=2048)  # who comes before it is up waits
+        wire = socket.create_server((host, port), family=family, backlog=2048)  # who comes before it is up waits
     except OSError as error:
         raise ArgumentError(
             f"expected a free address to listen on; {host}:{port} is not: {error.strerror or error}. Pass "
             "another --port."
         ) from error
-    found.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # connections inherit it; asyncio sets it elsewhere only
-    shown = f"[{host}]" if ":" in host else host
-    return found, f"http://{shown}:{found.getsockname()[1]}/"
+    # Connections inherit it; asyncio sets it elsewhere only.
+    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return wire, f"http://{f'[{host}]' if ':' in host else host}:{wire.getsockname()[1]}/"
 
 
 def serve_on(
-    found: socket.socket, app: Any, stopping: Callable[[], object] = lambda: None, patience: int = 1, **more: Any
+    wire: socket.socket, app: Any, stopping: Callable[[], object] = lambda: None, patience: int = 1, **more: Any
 ) -> None:
     """Serve an application until SIGTERM or Ctrl-C.
 
     Args:
-        found: where it listens.
+        wire: where it listens.
         app: the application.
         stopping: called when the process is asked to end, before open pages are waited for.
         patience: seconds that what was taken is waited for.
@@ -50,8 +48,8 @@ def serve_on(
     server = _Server(uvicorn.Config(app, timeout_graceful_shutdown=patience, **usual, **more))
     server.stopping = stopping
     server.config.app = server.closing(app)
-    with found:
-        server.run([found])
+    with wire:
+        server.run([wire])
 
 
 HEAD_SECONDS = 20.0

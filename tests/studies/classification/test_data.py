@@ -130,11 +130,6 @@ def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
         load("cifar-10", tmp_path)
 
 
-def test_letters_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("studies.classification.data.find_spec", lambda name: None)
-    assert load("letters", None) is None
-
-
 def test_letters() -> None:
     pytest.importorskip("matplotlib")
     first, second = load("letters", None), load("letters", None)

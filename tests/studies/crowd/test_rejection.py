@@ -9,7 +9,7 @@ pytest.importorskip("scipy")
 
 from density_maps import as_heavy_as_people, light, made
 from latedrop_crowd.regions import Maps, find_regions
-from studies.crowd.rejection import auc, measure_rejection
+from studies.crowd.rejection import measure_rejection
 
 
 def test_helps_where_uncertainty_tells() -> None:
@@ -60,12 +60,3 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
     other = measure_rejection(validation, test, 6, repeats=10, resamples=50)
     assert other["controls"]["random"] != first["controls"]["random"]
     assert other["after"] == first["after"]
-
-
-def test_separation_is_the_area_under_the_roc_curve() -> None:
-    from scipy.stats import mannwhitneyu
-
-    rng = np.random.default_rng(0)
-    score, positive = rng.integers(0, 9, 200).astype(float), rng.random(200) < 0.3
-    statistic = mannwhitneyu(score[positive], score[~positive]).statistic
-    assert auc(score, positive) == pytest.approx(statistic / (positive.sum() * (~positive).sum()))

@@ -340,13 +340,3 @@ def test_pages_and_figures_come_from_the_files_alone(tmp_path: Path, quick: Path
     (tmp_path / "scenes.npz").write_bytes(b"no maps")
     with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
         crowd_pages.pages({"scenes": read(tmp_path)}, tmp_path)
-
-
-def test_pages_without_matplotlib(
-    tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
-    written = crowd_pages.pages({"scenes": read(quick)}, tmp_path)
-    assert list(written) == ["tables.md", "claims.md"]
-    assert "no matplotlib" in capsys.readouterr().err
-    assert b"![" not in written["tables.md"]

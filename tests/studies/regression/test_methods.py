@@ -93,7 +93,7 @@ def test_ensembles_are_mixtures(net: Network) -> None:
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_default_is_what_calibrate_says(net: Network, reference: bool) -> None:
-    model = uci_methods._sequential(net.member)
+    model = uci_methods._sequential(net.member).float()
     x = {part: rows.float() for part, rows in net.x.items()}
     options = {"reference": x["train"]} if reference else {}
     made = latedrop.calibrate(

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from latedrop import Network
 from latedrop.network.find_sites import find_sites
 from latedrop.terms.features import Features
 from latedrop.terms.neighbours import Neighbours
@@ -17,7 +18,7 @@ def test_they_are_the_library_terms() -> None:
     member = [(layer.weight.T.detach(), layer.bias.detach()) for layer in net[::2]]
     x = {"train": torch.randn(60, 3).double(), "shifted": 2 + torch.randn(20, 3).double()}
     sites = find_sites(net, x["train"][:5])
-    rows = {part: BatchContext(net, values, sites, None, Features.all(sites)) for part, values in x.items()}
+    rows = {part: BatchContext(Network(net), values, sites, None, Features.all(sites)) for part, values in x.items()}
     found = network(member, x, {part: values[:, 0] for part, values in x.items()})
     h, new = (torch.cat([part.features, torch.ones(len(part.features), 1)], 1) for part in rows.values())
     gram = h.T @ h / len(h)

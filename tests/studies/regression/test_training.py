@@ -59,43 +59,6 @@ def plain(x: Tensor, y: Tensor, plan: Plan, rate: float, seed: int, units: int) 
     return nn.Sequential(*linears)
 
 
-def gradients(training: Training, rows: slice) -> list[Tensor]:
-    """Of every member's mean squared error or mean Gaussian NLL, by autograd, for the parameters of `training`."""
-    leaves = [part.detach().clone().double().requires_grad_() for layer in training.layers for part in layer]
-    rates = torch.tensor(training.plan.rates, dtype=torch.float64).repeat(training.splits).view(-1, 1, 1)
-    a, at = training.xs[:, rows].double().repeat_interleave(len(training.plan.rates), 0), 0
-    for index, width in enumerate(training.plan.hidden):
-        a = torch.relu(a @ leaves[2 * index] + (leaves[2 * index + 1] if index else 0))
-        if training.masked:
-            numbers = (training.numbers[:, rows, at : at + width] / training.unit).double()
-            a = a * (numbers.repeat_interleave(len(training.plan.rates), 0) > rates) / (1 - rates)
-        at += width
-    target = training.ys[:, rows].double().repeat_interleave(len(training.plan.rates), 0)
-    output = a @ leaves[-2] + leaves[-1]
-    loss = (output[..., 0] - target).square()
-    if training.outputs == 2:
-        loss = (loss / output[..., 1].exp() + output[..., 1]) / 2
-    return list(torch.autograd.grad(loss.mean(1).sum(), leaves, allow_unused=True, materialize_grads=True))
-
-
-@pytest.mark.parametrize("kind", [Training, GaussianTraining], ids=["squared error", "gaussian"])
-@pytest.mark.parametrize("rates", [(0.0,), (0.0, 0.1, 0.5)], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize("hidden", [(6,), (7, 5), (6, 6), (6, 6, 6), (5, 8, 7, 6), (6, 6, 6, 6)], ids=str)
-def test_the_gradient_is_that_of_autograd(
-    hidden: tuple[int, ...], rates: tuple[float, ...], kind: type[Training]
-) -> None:
-    x, y = data()
-    training = kind(x, y, Plan(hidden, rates, 1e-3, 16, 1), SEEDS, lambda rows: None)
-    training._draw()
-    # The second time over buffers that hold the first; the last batch of an epoch is smaller.
-    for rows in (slice(0, 16), slice(16, 32), slice(32, ROWS)):
-        training._step(rows)
-        found = [part.double() for layer in training.gradients for part in layer]
-        for ours, theirs in zip(found, gradients(training, rows), strict=True):
-            assert_same_up_to_rounding(ours, theirs)
-            assert not ours.numel() or float(ours.abs().max()) > 0
-
-
 def assert_same(first: Stack, split: int, rate: int, second: Stack, other_split: int, other_rate: int) -> None:
     for (w, b), (v, c) in zip(first.member(split, rate), second.member(other_split, other_rate), strict=True):
         assert_same_up_to_rounding(w, v)
@@ -161,26 +124,18 @@ def test_divergence_is_an_error() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", [Training, GaussianTraining], ids=["squared error", "gaussian"])
-def test_the_captured_epoch_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, kind: type[Training]) -> None:
+def test_captured_epochs_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (part.cuda() for part in data())
-    plan = Plan((8,), (0.0, 0.2), 1e-2, 16, 9, snapshots=2)
-    replayed = train(x, y, plan, SEEDS, kind=kind)
-    monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
-    assert_same(replayed, 1, 1, train(x, y, plan, SEEDS, kind=kind), 1, 1)
+    plan = Plan((8, 6), (0.0, 0.2), 1e-2, 16, 9, snapshots=2)
 
+    def runs() -> list[Stack]:
+        concrete = train_concrete(x, y, plan, SEEDS).stack
+        return [concrete, *(train(x, y, plan, SEEDS, kind=kind) for kind in (Training, GaussianTraining))]
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("hidden", [(8,), (6, 6, 6)], ids=str)
-def test_concrete_dropout_is_captured_too(monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...]) -> None:
-    x, y = (part.cuda() for part in data())
-    plan = Plan(hidden, (0.0,), 1e-2, 16, 9)
-    replayed = train_concrete(x, y, plan, SEEDS)
+    replayed = runs()
     monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
-    plain_run = train_concrete(x, y, plan, SEEDS)
-    assert_same(replayed.stack, 1, 0, plain_run.stack, 1, 0)
-    assert_same_up_to_rounding(replayed.rate, plain_run.rate)
+    for first, second in zip(replayed, runs(), strict=True):
+        assert_same(first, 1, 0, second, 1, 0)
 
 
 def test_a_gaussian_head_learns_the_noise() -> None:

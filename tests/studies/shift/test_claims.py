@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from studies.pages import order_interval
 from studies.shift.claims import claims_page
-from studies.shift.pages import order_interval
 from studies.shift.study import MEASURES
 
 

@@ -105,16 +105,6 @@ def test_pages_come_from_the_json_alone(folder: Path) -> None:
         assert {f"{name}.png" for name in captions("shift")} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.slow
-def test_the_seed_matters_and_the_run_does_not(folder: Path, tmp_path: Path) -> None:
-    table = folder.parent / "mine.csv"
-    for seed in ("0", "1"):
-        run(STUDY, parsed(STUDY, words(table, tmp_path / seed, "--seed", seed)))
-    first, second, third = (record_of(place)["methods"] for place in (folder, tmp_path / "0", tmp_path / "1"))
-    assert first == second
-    assert first != third
-
-
 def test_a_table_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
     flat = tmp_path / "flat.csv"
     flat.write_text("a,y\n" + "".join(f"{i % 2},{i}\n" for i in range(150)), encoding="utf-8")

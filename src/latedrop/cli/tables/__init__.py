@@ -75,10 +75,10 @@ def _open_folder(path: str) -> Table:
     first = next(tables)
     counts = [first.count]
     for file, other in zip(files[1:], tables, strict=True):
-        missing = [repr(name) for name in first.names if name not in other.names]
-        more = [repr(name) for name in other.names if name not in first.names]
-        differences = [f"lacks {listed(missing, _SHOWN_FILES)}"] if missing else []
-        differences += [f"also has {listed(more, _SHOWN_FILES)}"] if more else []
+        both = {"lacks": set(first.names) - set(other.names), "also has": set(other.names) - set(first.names)}
+        differences = [
+            f"{word} {listed(map(repr, sorted(names)), _SHOWN_FILES)}" for word, names in both.items() if names
+        ]
         if differences:
             raise DataError(
                 f"expected the same {first.word}s in all files of {path}; found that {file.name} "

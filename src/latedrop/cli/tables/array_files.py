@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import prod
 from typing import IO, Any, TypeAlias
 
@@ -116,18 +117,15 @@ def open_pt(path: str) -> Table:
         for name in columns.all:
             if tensors[name].is_complex() or tensors[name].layout is not torch.strided:
                 raise DataError(f"expected real, dense tensors in {path}; {name!r} is another one. Convert it.")
-        slices = {name: _tensor_slices(tensors[name]) for name in columns.all}
+        slices: dict[str, _Slices] = {name: partial(_tensor_rows, tensors[name]) for name in columns.all}
         yield from _blocks(path, columns, shapes, slices, size)
 
     return _table(path, shapes, read)
 
 
-def _tensor_slices(tensor: Tensor) -> _Slices:
-    def rows(first: int, last: int) -> Array:
-        part = tensor[first:last]
-        return (part.float() if part.dtype == torch.bfloat16 else part).numpy()
-
-    return rows
+def _tensor_rows(tensor: Tensor, first: int, last: int) -> Array:
+    part = tensor[first:last]
+    return (part.float() if part.dtype == torch.bfloat16 else part).numpy()
 
 
 def _table(path: str, shapes: dict[str, tuple[int, ...]], read: Callable[[Columns, int], Iterator[Block]]) -> Table:

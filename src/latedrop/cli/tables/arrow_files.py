@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
-from latedrop.cli.tables.labels import is_number, number_of
+from latedrop.cli.tables.labels import is_number, is_numeric, number_of
 from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table
 from latedrop.errors import ArgumentError, DataError, FileError
 
@@ -33,7 +33,6 @@ _MAX_ROW = 1 << 22  # bytes of one row; a quote that is never closed makes one o
 _WORDS = ("na", "n/a", "nan", "null", "none")
 _MISSING = ["", "NaN", *(case(word) for word in _WORDS for case in (str, str.upper, str.capitalize))]
 _QUOTED = rb'(?:(?<=[%s\n])|\A)"[^"]*(?:""[^"]*)*(?:"|\Z)'
-_NUMBERS = tuple(getattr(pyarrow.types, f"is_{kind}") for kind in ("integer", "floating", "boolean", "decimal", "null"))
 
 
 def open_csv(path: str) -> Table:
@@ -197,7 +196,10 @@ def _chunk(text: _Text, line: int, content: bytes, width: int, columns: Columns,
         plain, parsed = [], None
     places = _places(line, content, text.masked(content))
     if parsed is None or len(parsed) != len(places):
-        _check_widths(text, places, content, width)
+        for place, row in zip(places, filter(None, text.masked(content).split(b"\n")), strict=True):
+            cells = row.count(text.between.encode()) + 1
+            if cells != width:
+                raise DataError(f"expected {width} cells in every line of {text.path}; found {cells} in line {place}.")
         try:
             parsed = _parse(content, text.between, width, (), map(at.get, columns.all))
         except pyarrow.ArrowException as error:
@@ -230,13 +232,6 @@ def _places(line: int, content: bytes, masked: bytes) -> Sequence[int]:
     return places
 
 
-def _check_widths(text: _Text, places: Sequence[int], content: bytes, width: int) -> None:
-    for line, row in zip(places, filter(None, text.masked(content).split(b"\n")), strict=True):
-        cells = row.count(text.between.encode()) + 1
-        if cells != width:
-            raise DataError(f"expected {width} cells in every line of {text.path}; found {cells} in line {line}.")
-
-
 def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
     with suppress(ValueError):
         if not any("_" in cell for cell in cells):
@@ -259,7 +254,7 @@ def open_parquet(path: str) -> Table:
     def read(columns: Columns, size: int) -> Iterator[Block]:
         for name in columns.numbers:
             kind = schema.field(name).type
-            if not any(test(kind) for test in _NUMBERS):
+            if not is_numeric(kind):
                 raise DataError(
                     f"expected numbers in column {name!r} of {path}; its type is {kind}. Encode it as numbers, or "
                     f"leave it out: --ignore {name}."

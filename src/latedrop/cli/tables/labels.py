@@ -18,7 +18,7 @@ import numpy.typing as npt
 from latedrop.errors import DataError
 from latedrop.terminal import listed
 
-__all__ = ["Labels", "distinct", "is_number", "number_of"]
+__all__ = ["Labels", "distinct", "is_number", "is_numeric", "number_of"]
 
 _MOST = 10_000
 _SHOWN = 12
@@ -110,11 +110,18 @@ def _plain(values: Any, column: str) -> npt.NDArray[Any]:
     kind = values.type.value_type if types.is_dictionary(values.type) else values.type
     if types.is_string(kind) or types.is_large_string(kind):
         return np.array([value or "" for value in values.to_pylist()], dtype=np.str_)
-    tests = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null
-    if not any(test(kind) for test in tests):
+    if not is_numeric(kind):
         raise DataError(f"expected labels as text or numbers in {column!r}; its type is {kind}. Convert it.")
     numbers: npt.NDArray[Any] = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     return numbers
+
+
+def is_numeric(kind: Any) -> bool:
+    """Return True if a type of pyarrow holds numbers, truth values or nothing."""
+    from pyarrow import types
+
+    tests = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null
+    return any(test(kind) for test in tests)
 
 
 def distinct(column: str, parts: Iterable[Any]) -> tuple[str, ...] | bool:

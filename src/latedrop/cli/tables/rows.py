@@ -116,15 +116,14 @@ class Rows:
         """Return only the rows where `mask`, `(N,)`, is True."""
         if mask.all():
             return self
-        inputs, kept = self.inputs, self.kept.items()
-        return Rows(
-            list(compress(self.places, mask)),
-            {name: value[mask] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[mask],
-            None if self.target is None else self.target[mask],
-            {name: values.filter(mask) if hasattr(values, "filter") else values[mask] for name, values in kept},
-            self.finite[mask],
-            None if self.weights is None else self.weights[mask],
-        )
+
+        def chosen(values: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: chosen(part) for name, part in values.items()}
+            return None if values is None else values.filter(mask) if hasattr(values, "filter") else values[mask]
+
+        others = (self.inputs, self.target, self.kept, self.finite, self.weights)
+        return Rows(list(compress(self.places, mask)), *map(chosen, others))
 
 
 def choose(

@@ -1,0 +1,132 @@
+"""How many labelled rows it takes until an error, by who chooses them: `python -m benchmarks.acquire`
+
+Batches of 20 from 40 rows on; a quarter of the labelled rows is for validation.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.sets import table as rows_of
+from benchmarks.small import Rows, divided, mlp, scaled
+from benchmarks.timing import by_seeds, interval, markdown_table
+from latedrop import calibrate, sample
+
+ROUNDS, BATCH, START = 9, 20, 40
+GOAL = 6  # random choice's mean error after as many batches is the goal
+SETS = ("digits", "concrete", "kin8nm")
+
+
+def measured(seeds: int) -> dict[str, Any]:
+    """Return the test error after each batch, by set, seed and rule."""
+    runs = {name: [curves(name, seed) for seed in range(seeds)] for name in SETS}
+    return {"start": START, "batch": BATCH, "sets": runs}
+
+
+def curves(name: str, seed: int) -> dict[str, list[float]]:
+    """Return the curve of every rule, all from the same first rows."""
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+        rows = x.float(), y
+    else:
+        data = torch.tensor(rows_of(name, 10_000)).float()
+        rows = data[:, :-1], data[:, -1:]
+    parts = scaled(divided(rows, seed, (0.6, 0.4)), targets=name != "digits")
+    pool, test = ((x[:most], y[:most]) for (x, y), most in zip(parts, (1500, 1000), strict=True))
+    first = torch.randperm(len(pool[0]), generator=torch.Generator().manual_seed(seed))[:START].tolist()
+    return {rule: _curve(pool, test, list(first), rule, seed) for rule in RULES}
+
+
+def _curve(pool: Rows, test: Rows, labelled: list[int], rule: str, seed: int) -> list[float]:
+    (x, y), (x_test, y_test) = pool, test
+    classes = not y.is_floating_point()
+    loss = nn.functional.cross_entropy if classes else nn.functional.mse_loss
+    errors = []
+    for turn in range(ROUNDS):
+        torch.manual_seed(100 * seed + turn)
+        net = mlp(x.shape[1], 10 if classes else 1)
+        fit = [row for i, row in enumerate(labelled) if i % 4]
+        optimiser = torch.optim.Adam(net.parameters(), 3e-3, weight_decay=1e-4)
+        for _ in range(200):
+            optimiser.zero_grad()
+            loss(net(x[fit]), y[fit]).backward()
+            optimiser.step()
+        with torch.no_grad():
+            output = net.eval()(x_test)
+        wrong = (output.argmax(1) != y_test).double() if classes else (output - y_test).square()
+        errors.append(float(wrong.mean()) if classes else float(wrong.mean().sqrt()))
+        rest = torch.tensor([row for row in range(len(x)) if row not in set(labelled)])
+        labelled = labelled + rest[RULES[rule](net, x, y, labelled, rest, 100 * seed + turn)].tolist()
+    return errors
+
+
+def _random(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+    return torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:BATCH]
+
+
+def _draws(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+    """Take the largest disagreement of 30 thinned networks at rate 0.1: BALD of classes, the variance of numbers."""
+    moments = sample(net, x[rest], rate=0.1, draws=30, keep_draws=True)
+    assert moments.outputs is not None
+    if y.is_floating_point():
+        return moments.outputs[..., 0].var(0).topk(BATCH).indices
+    p = moments.outputs.softmax(2).double()
+    mean = p.mean(0)
+    information = torch.special.entr(mean).sum(1) - torch.special.entr(p).sum(2).mean(0)
+    return information.topk(BATCH).indices
+
+
+def _uq(diverse: bool, score: str | None = None) -> Callable[..., Tensor]:
+    def choose(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+        validation, fit = labelled[::4], [row for i, row in enumerate(labelled) if i % 4]
+        uq = calibrate(net, (x[validation], y[validation]), reference=x[fit], progress=False)
+        used: Any = score or ("std" if y.is_floating_point() else "entropy")
+        return uq.acquire(x[rest], BATCH, diverse=diverse, score=used, seed=seed)
+
+    return choose
+
+
+RULES: dict[str, Callable[..., Tensor]] = {
+    "random": _random,
+    "draws": _draws,
+    "largest": _uq(diverse=False),
+    "uncertain": _uq(diverse=True),
+    "novelty": _uq(diverse=True, score="novelty"),
+}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return labelled rows until the error that random choice has on average after `GOAL` batches."""
+    rows = []
+    most = START + (ROUNDS - 1) * BATCH
+    for name, runs in record["sets"].items():
+        goal = statistics.mean(run["random"][GOAL] for run in runs)
+        cells = []
+        for rule in RULES:
+            ends = interval([min(until(run[rule], goal), most + 1) for run in runs])
+            low, middle, high = [f"> {most}" if end > most else f"{end:.0f}" for end in ends]
+            cells.append(f"{middle} ({low} to {high})")
+        rows.append([name, f"{goal:.3f}", *cells])
+    return markdown_table(["set", "error", *RULES], rows)
+
+
+def until(errors: list[float], goal: float) -> float:
+    """Return the rows at which the lowest error so far reaches a goal, between two rounds in proportion."""
+    lowest = [min(errors[: turn + 1]) for turn in range(len(errors))]
+    for turn, error in enumerate(lowest):
+        if error <= goal:
+            share = 0.0 if turn == 0 else (lowest[turn - 1] - goal) / (lowest[turn - 1] - error)
+            return START + BATCH * (turn - 1 + share if turn else 0)
+    return math.inf
+
+
+if __name__ == "__main__":
+    by_seeds("acquire", measured)

@@ -1,0 +1,142 @@
+"""How much smaller regions of several outputs are than a box by Bonferroni: `python -m benchmarks.regions`
+
+`uq.joint(rows)` beside conformal intervals at `1 - (1 - level) / K` for each of K outputs, from the same rows, which
+need not be divided. Volumes are compared at equal coverage: both are blown up or shrunk until they hold 90 % of the
+test rows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.sets import columns_of
+from benchmarks.small import Rows, divided, fitted, mlp, scaled
+from benchmarks.timing import by_seeds, interval, markdown_table
+from latedrop import JointPrediction, LatedropError, calibrate
+from latedrop.prediction import joint as joint_module
+
+LEVEL = 0.9
+
+
+def measured(seeds: int) -> dict[str, Any]:
+    """Compare ellipsoids and bands with a box, set by set and seed by seed."""
+    runs = {name: [compared(rows(seed), seed) for seed in range(seeds)] for name, rows in SETS.items()}
+    return {"level": LEVEL, "sets": runs}
+
+
+def compared(rows: Rows, seed: int) -> dict[str, Any]:
+    """Return what each region holds, and the logarithm of its volume at equal coverage."""
+    train, validation, other, (x, y) = scaled(divided(rows, seed, (0.4, 0.2, 0.2, 0.2)))
+    torch.manual_seed(seed)
+    uq = calibrate(fitted(mlp(x.shape[1], y.shape[1]), train, seed), validation, reference=train[0], progress=False)
+    outputs = y.shape[1]
+    p, alone = uq.joint(other).predict(x), uq.conformal(other).predict(x)
+    with patch.object(joint_module, "_COMMON", (1.0,)):
+        same = uq.joint(other).predict(x)
+    region, bands = p.region(LEVEL), p.bands(LEVEL)
+    z = (y - p.mean).double() / p.std
+    ball = float(region.log_volume.mean() - region.root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
+    log_std = float(p.std.double().log().sum(1).mean())
+
+    def equal(prediction: JointPrediction) -> float:
+        root = torch.linalg.cholesky(prediction.correlation)
+        reach = torch.linalg.solve_triangular(root, z[..., None], upper=False)[..., 0].norm(dim=1)
+        size = float(root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
+        return ball + outputs * math.log(_quantile(reach)) + size + log_std
+
+    try:
+        box = alone.interval(1 - (1 - LEVEL) / outputs)
+        width = (box[1] - box[0]).double() / 2
+        reach = ((y - p.mean).double().abs() / width).amax(1)
+        size = outputs * math.log(2 * _quantile(reach)) + float(width.log().sum(1).mean())
+        bonferroni = {"coverage": float((reach <= 1).double().mean()), "equal": size}
+    except LatedropError:  # too few rows for the level
+        bonferroni = {}
+    inside = ((bands[0] <= y) & (y <= bands[1])).all(1)
+    band = outputs * math.log(2 * _quantile(z.abs().amax(1))) + log_std
+    return {
+        "outputs": outputs,
+        "ellipsoid": {"coverage": float(region.contains(y).double().mean()), "equal": equal(p)},
+        "same": {"equal": equal(same)},
+        "ball": {"equal": ball + outputs * math.log(_quantile(z.norm(dim=1))) + log_std},
+        "bands": {"coverage": float(inside.double().mean()), "equal": band},
+        "bonferroni": bonferroni,
+    }
+
+
+def _quantile(values: Tensor) -> float:
+    return float(values.quantile(LEVEL, interpolation="higher"))
+
+
+def _buildings(seed: int) -> Rows:
+    data = torch.tensor(columns_of("residential_building", drop=())).float()
+    return data[:, :-2], data[:, -2:]
+
+
+def _serum(seed: int) -> Rows:
+    from sklearn.datasets import load_diabetes
+
+    x, y = (torch.tensor(part) for part in load_diabetes(return_X_y=True))
+    data = torch.cat([x, y[:, None]], 1).float()
+    outputs = [4, 5, 6, 7]  # total, low- and high-density cholesterol, their ratio
+    return data[:, [k for k in range(11) if k not in outputs]], data[:, outputs]
+
+
+def _digits(seed: int) -> Rows:
+    from sklearn.datasets import load_digits
+
+    images = torch.tensor(load_digits().images).float()
+    hidden = nn.functional.avg_pool2d(images[:, None, 2:6, 2:6], 2)[:, 0].flatten(1)
+    seen = torch.ones(8, 8, dtype=torch.bool)
+    seen[2:6, 2:6] = False
+    return images[:, seen], hidden
+
+
+def _waves(seed: int) -> Rows:
+    dice = torch.Generator().manual_seed(seed)
+    count, past, ahead = 2000, 24, 12
+    t = torch.arange(past + ahead)
+    phase = 6.28 * torch.rand(2, count, 1, generator=dice)
+    noise = [0.15 * torch.randn(count, generator=dice)]
+    for _ in t[1:]:
+        noise.append(0.9 * noise[-1] + 0.15 * torch.randn(count, generator=dice))
+    series = torch.sin(6.28 * t / 24 + phase[0]) + 0.4 * torch.sin(6.28 * t / 7 + phase[1]) + torch.stack(noise, 1)
+    return series[:, :past], series[:, past:]
+
+
+SETS: dict[str, Callable[[int], Rows]] = {
+    "buildings: price, cost": _buildings,
+    "diabetes: four of serum": _serum,
+    "digits: four hidden parts": _digits,
+    "waves: twelve steps (synthetic)": _waves,
+}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return coverage, and the side of a cube of the same volume in units of that of the Bonferroni box."""
+    rows = []
+    for name, runs in record["sets"].items():
+        runs = [run for run in runs if run["bonferroni"]]
+        shares = [
+            f"{statistics.mean(run[kind]['coverage'] for run in runs):.1%}"
+            for kind in ("bonferroni", "bands", "ellipsoid")
+        ]
+        sides = []
+        for kind in ("bands", "ball", "same", "ellipsoid"):
+            logs = [(run[kind]["equal"] - run["bonferroni"]["equal"]) / run["outputs"] for run in runs]
+            low, middle, high = interval([math.exp(log) for log in logs])
+            sides.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        rows.append([name, *shares, *sides])
+    head = ["outputs", "box holds", "bands hold", "ellipsoid holds", "bands", "ball", "one correlation", "ellipsoid"]
+    return markdown_table(head, rows)
+
+
+if __name__ == "__main__":
+    by_seeds("regions", measured)

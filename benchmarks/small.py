@@ -1,0 +1,84 @@
+"""Small networks that train in seconds, and rows that are divided by chance, for the benchmarks that need both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Rows = tuple[Tensor, Tensor]
+"""Inputs and targets."""
+BATCH, LEARNING_RATE = 64, 2e-3
+_LOOK = 50  # steps between two looks at the stopping rows
+
+
+def mlp(inputs: int, outputs: int = 1, hidden: Sequence[int] = (64, 64)) -> nn.Sequential:
+    """Return a perceptron with random weights."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise((inputs, *hidden, outputs)):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """Return the mean squared error; a single output may have a dimension of its own."""
+    return (output.flatten() - y.flatten()).square().mean()
+
+
+def trained(
+    net: nn.Module,
+    rows: Rows,
+    stop: Rows | None = None,
+    *,
+    seed: int,
+    steps: int = 1000,
+    loss: Callable[[Tensor, Tensor], Tensor] = squared_error,
+    decay: bool = True,
+) -> nn.Module:
+    """Train by Adam on batches of 64, with a learning rate that falls along a cosine or stays; return it in eval mode.
+
+    With stopping rows the weights returned are those of the least loss on them.
+    """
+    dice = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.0 if decay else LEARNING_RATE)
+    least, best = math.inf, net.state_dict()
+    for step in range(1, steps + 1):
+        batch = torch.randint(len(rows[1]), (BATCH,), generator=dice)
+        optimiser.zero_grad()
+        loss(net(rows[0][batch]), rows[1][batch]).backward()
+        optimiser.step()
+        schedule.step()
+        if stop is not None and (step % _LOOK == 0 or step == steps):
+            with torch.no_grad():
+                now = float(loss(net(stop[0]), stop[1]))
+            if now < least:
+                least, best = now, {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict(best)
+    return net.eval().requires_grad_(False)
+
+
+def divided(rows: Rows, seed: int, shares: Sequence[float]) -> list[Rows]:
+    """Divide rows by chance."""
+    order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(seed))
+    ends = (np.cumsum(shares)[:-1] * len(order)).round().astype(int).tolist()
+    return [(rows[0][part], rows[1][part]) for part in order.tensor_split(ends)]
+
+
+def scaled(parts: Sequence[Rows], *, targets: bool = True) -> list[Rows]:
+    """Standardise inputs, and targets unless these are labels, by the first rows."""
+    moments = [(part.mean(0), part.std(0).clamp_min(1e-6)) for part in parts[0][: 1 + targets]]
+    return [
+        tuple((part - m) / s for part, (m, s) in zip(rows, moments, strict=False)) + rows[len(moments) :]
+        for rows in parts
+    ]  # type: ignore[misc]
+
+
+def fitted(net: nn.Module, rows: Rows, seed: int) -> nn.Module:
+    """Train on nine tenths of the rows; the others say when to stop."""
+    stop, fit = divided(rows, seed, (0.1, 0.9))
+    return trained(net, fit, stop, seed=seed)
