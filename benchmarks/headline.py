@@ -43,13 +43,13 @@ def headline() -> str:
     cpu, gpu = _times("CPU"), _times("GPU")
     source = "[`python -m benchmarks.instead`](benchmarks/results/instead.md)"
     rows = [
-        ("one constant variance", f"NLL {_worded(own.gain)} (with a Student t: {tailed.gain:.3f}); beyond "
+        ("one constant variance", f"NLL {_worded(own.gain)} (a constant Student t gains {tailed.gain:.3f}); beyond "
          f"the training rows 90 % intervals hold {_held(own_beyond)} instead of {_held(constant)}", source),
         ("other libraries, same network", f"interval score {own.score:.2f}; {listed}; beyond the training rows "
          f"{own_beyond.score:.2f}, {leader} {beyond[leader]:.2f}", source),
-        ("five networks, same forest and t", f"interval score {own.score:.2f} instead of {five.score:.2f}; beyond "
-         f"{own_beyond.score:.2f} instead of {five_beyond.score:.2f}, held {_held(own_beyond)} instead of "
-         f"{_held(five_beyond)}", source),
+        ("five networks, same forest and t", f"interval score {own.score:.2f} instead of {five.score:.2f}; beyond the "
+         f"training rows {own_beyond.score:.2f} instead of {five_beyond.score:.2f}, where 90 % intervals hold "
+         f"{_held(own_beyond)} instead of {_held(five_beyond)}", source),
         ("the fastest other library, 50 draws", f"{cpu:.2f} of its time on a CPU, {gpu:.2f} on a GPU (with the core of "
          "version 0.2)", "`make bench`"),
     ]  # fmt: skip
