@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import acquire, labels
-from benchmarks.small import divided, mlp, scaled, trained
+from benchmarks.small import divided, mlp, random_batches, scaled, trained
 from benchmarks.steps import Case
 from rounding import assert_same_up_to_rounding
 
@@ -44,7 +44,8 @@ def test_parts_are_divided_without_a_row_twice_and_scaled_by_the_first() -> None
 def test_a_small_network_learns_and_stops_at_its_best() -> None:
     x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
     rows, stop = (x[:100], x[:100, 0]), (x[100:], x[100:, 0])
-    net = trained(mlp(3), rows, stop, seed=0, steps=200)
+    batches = random_batches(100, torch.Generator().manual_seed(0), steps=200)
+    net = trained(mlp(3), rows, stop, batches=batches)
     with torch.no_grad():
         assert float((net(x)[:, 0] - x[:, 0]).square().mean()) < 0.1
 
