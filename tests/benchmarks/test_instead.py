@@ -21,7 +21,7 @@ from benchmarks.small import members, trained
 from latedrop.metrics import crps, interval_score, nll
 from latedrop.metrics.tails import Tail
 
-LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "Laplace": "laplace"}
+LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "DEUP": "deup", "Laplace": "laplace"}
 
 
 def table_of(count: int = 150, seed: int = 0) -> np.ndarray:
@@ -160,8 +160,8 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
 
 def test_methods_that_need_more_rows_or_fewer_weights_are_left_out(case: Case) -> None:
     few = Case(case.nets, case.x_train, case.y_train, case.x_val[:20], case.y_val[:20])
-    assert instead_methods.suits("NGBoost", case)
-    assert not instead_methods.suits("NGBoost", few)
+    assert instead_methods.suits("DEUP", case)
+    assert not instead_methods.suits("DEUP", few)
     wide = Case([torch.nn.Linear(3, 5000)], case.x_train, case.y_train, case.x_val, case.y_val)
     assert not instead_methods.suits("Laplace, all weights, tuned", wide)
 
