@@ -132,4 +132,4 @@ def until(errors: list[float], goal: float) -> float:
 
 
 if __name__ == "__main__":
-    by_seeds("acquire", measured)
+    by_seeds("acquire", measured, seeds=5)

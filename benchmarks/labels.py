@@ -115,4 +115,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("labels", measured)
+    by_seeds("labels", measured, seeds=10)

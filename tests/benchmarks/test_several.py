@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import acquire, labels
-from benchmarks.small import divided, mlp, random_batches, scaled, trained
+from benchmarks.small import divided, members, mlp, random_batches, scaled, trained
 from benchmarks.steps import Case
 from rounding import assert_same_up_to_rounding
 
@@ -48,6 +48,13 @@ def test_a_small_network_learns_and_stops_at_its_best() -> None:
     net = trained(mlp(3), rows, stop, batches=batches)
     with torch.no_grad():
         assert float((net(x)[:, 0] - x[:, 0]).square().mean()) < 0.1
+
+
+def test_members_have_weights_and_rows_of_their_own() -> None:
+    (first, some), (second, all_rows) = members(3, [10, 200], seed=0, steps=5)
+    assert some.shape == all_rows.shape == (5, 64)
+    assert int(some.max()) < 10 < int(all_rows.max()) < 200
+    assert not torch.equal(first[0].weight, second[0].weight)
 
 
 @pytest.mark.parametrize("work", ["plain", "by hand", "draws", "first order"])
