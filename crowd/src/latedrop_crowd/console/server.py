@@ -418,8 +418,8 @@ def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], 
     given = {role: token for role, token in tokens.items() if token is not None}
     if any(len(token) < 8 or not token.isascii() or not token.isprintable() for token in given.values()):
         raise ArgumentError(
-            "expected tokens of 8 or more printable ASCII characters; found a shorter one, or one with other characters. "
-            "Pass another token."
+            "expected tokens of 8 or more printable ASCII characters; found a shorter one or other "
+            "characters. Pass another token."
         )
     if len(set(given.values())) < len(given):
         raise ArgumentError("expected a different token for each role; found one twice. Change one.")
