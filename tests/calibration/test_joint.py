@@ -143,3 +143,10 @@ def test_what_is_refused(uq: latedrop.Predictor, joint: latedrop.JointPredictor)
         joint.joint((x, y))
     with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
         uq.joint(rows(200, 1))
+
+
+def test_an_outline_needs_two_outputs_that_exist() -> None:
+    region = Region(0.9, torch.zeros(2, 3), torch.eye(3).expand(2, 3, 3))
+    for pair in ((0, 0), (0, 3)):
+        with pytest.raises(ArgumentError, match="two different outputs of 3"):
+            region.outline(*pair)
