@@ -492,7 +492,7 @@ class TestEvaluate:
         message = "latedrop: expected one unit, or one for each of 1 outputs; found 2: ['m', 's'].\n"
         assert units == (2, "", message)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--report", "page.pdf")
-        message = "latedrop: expected an output that ends in .html or .htm; found 'page.pdf'.\n"
+        message = "latedrop: expected an output that ends in .html or .htm; found 'page.pdf'. Rename it.\n"
         assert (code, out, err) == (2, "", message)
         Path("head.csv").write_text("a,b,c,y\n")
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "head.csv")

@@ -1,10 +1,9 @@
-"""Graphs of PyTorch Geometric: what a model is called with, what its targets are, and several graphs as one batch.
+"""Read graphs of PyTorch Geometric: the arguments of the model, the targets, and batches of several graphs.
 
     calibrate(model, DataLoader(graphs, 64), reference=DataLoader(train_graphs, 64))
 
-A row is a graph, or a node where there is one target for each node. A model is called with the batch itself, or with
-those of its attributes that `forward` names: `forward(x, edge_index, batch)`. The library is not imported here: whoever
-has a graph of it has imported it.
+A row is a graph, or a node if there is one target per node. The model is called with the batch itself, or with the
+attributes that `forward` names: `forward(x, edge_index, batch)`. PyTorch Geometric is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from latedrop.wrappers import bare
 __all__ = ["arguments", "as_batch", "copies", "is_graph", "place_signs", "some", "target_of"]
 
 _WHOLE = ("batch", "data", "graph", "graphs", "inputs")
-"""Names of a parameter that takes all of a batch, also where an attribute has that name."""
+"""Parameter names that mean the whole batch, even if the batch has an attribute of that name."""
 
 
 def is_graph(x: Any) -> bool:
@@ -32,7 +31,7 @@ def is_graph(x: Any) -> bool:
 
 
 def as_batch(x: Any) -> Any:
-    """Return a graph, a batch of graphs or a list of graphs as a batch; None for all else."""
+    """Return a graph, a batch of graphs or a list of graphs as a batch; None for any other object."""
     one = is_graph(x)
     graphs = [x] if one else x if isinstance(x, (list, tuple)) else ()
     if not graphs or not all(map(is_graph, graphs)):
@@ -40,23 +39,23 @@ def as_batch(x: Any) -> Any:
     if hasattr(graphs[0], "node_types"):
         raise DataError(
             "expected graphs with one type of nodes; found HeteroData. Pass a list of them with "
-            "batches=Batches(collate=...), a function from the list to what the model takes."
+            "batches=Batches(collate=...), a function from the list to the model's input."
         )
     return x if one and hasattr(x, "num_graphs") and hasattr(x, "ptr") else _joined(graphs)
 
 
 def copies(batch: Any, times: int) -> Any:
-    """Return a batch several times in one, one copy after the other."""
-    made, count = _joined([batch] * times), batch.num_graphs
+    """Return one batch that holds `times` copies of a batch, one after the other."""
+    joined, count = _joined([batch] * times), batch.num_graphs
     nodes, starts = int(batch.num_nodes), torch.arange(times, device=batch.batch.device)[:, None]
-    made.batch = (batch.batch + count * starts).flatten()
-    made.ptr = torch.cat([(batch.ptr[:-1] + nodes * starts).flatten(), batch.ptr[-1:] * times])
-    made._num_graphs = count * times
-    return made
+    joined.batch = (batch.batch + count * starts).flatten()
+    joined.ptr = torch.cat([(batch.ptr[:-1] + nodes * starts).flatten(), batch.ptr[-1:] * times])
+    joined._num_graphs = count * times
+    return joined
 
 
 def arguments(batch: Any, model: nn.Module) -> Any:
-    """Return what `model` is called with: a mapping of those attributes that `forward` names, or the batch."""
+    """Return the model's arguments: a dict of the batch attributes that `forward` names, or the batch itself."""
     parameters = inspect.signature(bare(model).forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required, known = [p.name for p in named if p.default is p.empty], set(batch.keys())
@@ -65,8 +64,8 @@ def arguments(batch: Any, model: nn.Module) -> Any:
     missing = [name for name in required if name not in known]
     if missing:
         raise DataError(
-            f"expected forward() to take a batch of graphs, or attributes of it by their names; {missing} are none of "
-            f"{sorted(known)}. Rename the parameters, or put the model into a module whose forward takes the batch."
+            f"expected forward() to take a batch of graphs, or parameters named as its attributes {sorted(known)}; "
+            f"found {missing}. Rename the parameters, or put the model into a module whose forward takes the batch."
         )
     return {p.name: batch[p.name] for p in named if p.name in known and (p.name != "y" or p.default is p.empty)}
 
@@ -89,9 +88,9 @@ def target_of(batch: Any, name: str | Callable[[Any], Any] | None) -> Tensor:
 
 
 def place_signs(batch: Any) -> Tensor:
-    """Return `(nodes,)` of 1 and -1 by the place of a node in its own graph, which add up to little."""
-    place: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
-    return 1.0 - 2.0 * (((place * 2654435761) >> 15) & 1)
+    """Return a pseudo-random sign per node, `(nodes,)`, from its position in its graph; the sum is close to 0."""
+    position: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
+    return 1.0 - 2.0 * (((position * 2654435761) >> 15) & 1)
 
 
 def _joined(graphs: Iterable[Any]) -> Any:
@@ -100,6 +99,6 @@ def _joined(graphs: Iterable[Any]) -> Any:
 
 
 def some(batch: Any, index: slice | Sequence[int]) -> Any:
-    """Return a batch of some of the graphs, which may repeat."""
-    places = range(batch.num_graphs)[index] if isinstance(index, slice) else index
-    return _joined([batch.get_example(i) for i in places])
+    """Return a batch of the graphs at `index`, which may repeat."""
+    positions = range(batch.num_graphs)[index] if isinstance(index, slice) else index
+    return _joined([batch.get_example(i) for i in positions])
