@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -24,6 +25,7 @@ from latedrop.terms.features import Features
 
 __all__ = ["CLASSES", "ClassCalibration", "ClassVerdict"]
 
+_BINS = 15  # of the calibration error
 _Kind: TypeAlias = Annotated[Leverage | GradientLeverage, Tagged("name")]
 
 
@@ -57,15 +59,26 @@ class ClassVerdict:
         """Return True if better than one temperature, False if worse, None if within two standard errors of it."""
         return None if abs(self.gain) <= 2 * self.gain_error else self.gain > 0
 
+    @property
+    def ece_by_chance(self) -> float:
+        """Return the calibration error that exact probabilities stay below in 19 of 20 samples of so many rows.
+
+        In a bin of n rows the share of right ones is off by `sqrt(2 a (1 - a) / (pi n))` on average at most, with `a`
+        the accuracy; the mean over bins has a standard deviation of 0.76 of that, divided by the root of their number.
+        """
+        mean = math.sqrt(2 / math.pi * self.accuracy * (1 - self.accuracy) * _BINS / self.rows)
+        return mean * (1 + 1.645 * 0.76 / math.sqrt(_BINS))
+
     def __str__(self) -> str:
         words = {True: "better than one temperature by", False: "worse than one temperature by"}
         size = f"{abs(self.gain):.4f} nats (± {self.gain_error:.4f})"
         worth = f"no better than one temperature ({self.gain:+.4f} ± {self.gain_error:.4f} nats)"
         if self.better is not None:
             worth = f"{words[self.better]} {size}"
+        error = f"calibration error {self.ece:.1%} (by chance up to {self.ece_by_chance:.1%})"
         return (
-            f"{worth}; NLL {self.nll:.4f}, accuracy {self.accuracy:.1%}, calibration error {self.ece:.1%} on "
-            f"{self.rows} {self.unit} {said_of_rows(self.fitted)}"
+            f"{worth}; NLL {self.nll:.4f}, accuracy {self.accuracy:.1%}, {error} on {self.rows} {self.unit} "
+            f"{said_of_rows(self.fitted)}"
         )
 
 

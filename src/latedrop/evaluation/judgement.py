@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,7 +67,6 @@ GAIN_GOOD = 0.01
 RANKING_GOOD, RANKING_BAD = 0.8, 0.65
 """AUROC of telling right from wrong rows by the confidence."""
 _LEVEL = 0.9
-_BINS = 15  # of the calibration error
 MEASURES = ("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll", "ma", "rows")
 """What can be required; coverage and width at any level in percent, from 1 to 99."""
 CLASS_MEASURES = (
@@ -658,21 +656,15 @@ def _scored(label: str, p: Tensor, y: Tensor) -> ClassScores:
 def _calibration(v: ClassVerdict) -> Finding:
     value = f"{100 * v.ece:.1f} %"
     text = f"probabilities are off by {value} on average over {v.rows:,} rows {said_of_rows(v.fitted)}, "
-    grade: Grade = "good" if v.ece <= ERROR_GOOD else "weak" if v.ece <= max(ERROR_BAD, _by_chance(v)) else "bad"
+    chance = v.ece_by_chance
+    exact = v.ece <= chance <= ERROR_BAD  # among enough rows
+    grade: Grade = "good" if exact or v.ece <= ERROR_GOOD else "weak" if v.ece <= max(ERROR_BAD, chance) else "bad"
     advice = {"good": "They can be taken as they are.", "bad": "Do not rely on them. Calibrate on rows like these."}
     weak = "Take them as rough, or calibrate on more rows like these."
     if v.ece > ERROR_BAD:
         weak = "These rows are too few to tell: exact probabilities would show as much by chance. Evaluate on more."
-    text += f"accuracy {100 * v.accuracy:.1f} %"
+    text += f"by chance up to {100 * chance:.1f} %; accuracy {100 * v.accuracy:.1f} %"
     return Finding("Do the probabilities hold?", grade, text, value, advice.get(grade, weak))
-
-
-def _by_chance(v: ClassVerdict) -> float:
-    """Return the largest calibration error that exact probabilities have on average among so many rows.
-
-    The share of right rows in a bin of n has a standard deviation of at most `sqrt(a (1 - a) / n)`, `a` the accuracy.
-    """
-    return math.sqrt(2 / math.pi * v.accuracy * (1 - v.accuracy) * _BINS / v.rows)
 
 
 def _worth(v: ClassVerdict) -> Finding:
