@@ -162,9 +162,10 @@ class Verdict:
         rows = f"{self.rows:,} row{'s' * (self.rows > 1)} {said_of_rows(self.fitted)}"
         text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {rows}"
         level, share, off = self._worst_level()
-        if level != _LEVEL and off > COVERAGE_GOOD:
-            text += f", and {100 * level:.0f} % intervals {100 * share:.0f} %"
         way = "narrow" if share < level else "wide"
+        if level != _LEVEL and off > COVERAGE_GOOD:
+            text += f", but {100 * level:.0f} % intervals hold {100 * share:.0f} %"
+            way = f"{way} there"
         if off > COVERAGE_BAD:
             advice = "Do not rely on them. Calibrate on rows like these, or use conformal intervals."
             return Finding("coverage", "bad", f"{text}: far too {way}", value, advice)

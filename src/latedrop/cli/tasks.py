@@ -9,6 +9,7 @@ from warnings import warn
 from torch import nn
 
 from latedrop.calibration.targets import as_logits
+from latedrop.calibration.verdict import Verdict
 from latedrop.cli.feed import Source, only_target
 from latedrop.cli.options import Classes, split
 from latedrop.cli.tables import Labels, distinct
@@ -86,7 +87,7 @@ def remembering(
     """
     options.check(classes=isinstance(uq, ClassPredictor))
     if not isinstance(uq, ClassPredictor):
-        uq.calibration = replace(uq.calibration, columns=source.names())
+        uq.calibration = replace(uq.calibration, columns=source.names(), verdict=_named(uq.calibration.verdict, source))
         return uq
     c = uq.calibration = replace(uq.calibration, columns=source.names())
     if c.verdict.accuracy < 1 / c.classes:
@@ -105,3 +106,11 @@ def remembering(
 def _reading(source: Source, labels: Labels) -> Source:
     """Return the source with its target column read as `labels`."""
     return replace(source, columns=replace(source.columns, labels=labels))
+
+
+def _named(verdict: Verdict | None, source: Source) -> Verdict | None:
+    """Return a verdict whose slices name columns of the file; batches of a table have inputs by number."""
+    if verdict is None:
+        return None
+    names = {f"input {k}": name for k, name in enumerate(source.columns.inputs)}
+    return replace(verdict, slices=tuple(replace(part, by=names.get(part.by, part.by)) for part in verdict.slices))
