@@ -39,6 +39,6 @@ def test_cuda_that_cannot_be_started_says_why(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch, "empty", refuse)
-    expected = f"--device cuda; torch counts 1, but CUDA could not be started: {said}. Mend the driver"
+    expected = f"--device cuda; torch counts 1, but CUDA could not be started: {said}. Repair the driver"
     with pytest.raises(ArgumentError, match=expected):
         chosen_device("cuda")

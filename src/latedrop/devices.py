@@ -1,4 +1,4 @@
-"""Which device a command runs on, what it is called, and the versions that numbers were made with."""
+"""Choose the device of a command, and name the device and versions that a result was computed with."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ __all__ = ["chosen_device", "device_name", "one_thread", "versions"]
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return the device of `--device`; `auto` takes a GPU where there is one."""
+    """Return the device of `--device`; `auto` is a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ArgumentError(
-            f"expected --device auto, cpu or cuda; found {name!r}, which is no device that torch knows."
+            f"expected --device auto, cpu or cuda; found {name!r}, which torch does not know. Use --device auto."
         ) from error
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        why = "this torch is a build for CPUs" if torch.version.cuda is None else f"torch finds {count} of them"
+        why = "this build of torch is for CPUs" if torch.version.cuda is None else f"torch finds {count} of them"
         raise ArgumentError(f"expected a CUDA device for --device {name}; {why}. Use --device cpu, or auto.")
     try:
         torch.empty(0, device=device)
-    except Exception as error:  # whatever a backend says that is not there
+    except Exception as error:  # a missing backend can raise any error
         if device.type == "cuda":
             reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(". ")
             raise ArgumentError(
                 f"expected a CUDA device for --device {name}; torch counts {count}, but CUDA could not be started: "
-                f"{reason}. Mend the driver, or use --device cpu, or auto."
+                f"{reason}. Repair the driver, or use --device cpu, or auto."
             ) from error
         raise ArgumentError(
-            f"expected --device auto, cpu or cuda; found {name!r}, which this machine or this torch does not have."
+            f"expected --device auto, cpu or cuda; found {name!r}, which this machine or this torch does not have. Use "
+            "--device auto."
         ) from error
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the GPU, or the number of threads."""
+    """Return the name of the GPU, or the number of CPU threads."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions and the system that the digits of a result depend on."""
+    """Return the versions and the system on which the digits of a result depend."""
     from latedrop import __version__
 
     return {
@@ -63,7 +64,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run on one thread inside: small tensors are no faster on more, and sums come out alike on any number of cores."""
+    """Use one thread inside the block, so that sums have the same rounding on any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -190,6 +190,15 @@ def checked(kind: Any, value: Any, name: str, remedy: str) -> Any:
         raise DataError(f"{_message(error.errors(include_url=False), value, name)} {remedy}") from error
 
 
+_READERS = {
+    "latedrop": "latedrop.load(path, model)",
+    "latedrop-classes": "latedrop.load(path, model)",
+    "latedrop-multilabel": "latedrop.load_multilabel(path, model)",
+    "latedrop-boxes": "latedrop.load_boxes(path, model)",
+}
+"""What reads each kind of calibration, for messages."""
+
+
 @dataclass(frozen=True)
 class Format(Generic[_T]):
     """A kind of file: JSON of one record under a key, with the version of the format and a checksum.
@@ -222,6 +231,9 @@ class Format(Generic[_T]):
         document = parsed(content, self.what, self.again, finite=True)
         data = document.get(self.key) if isinstance(document, dict) else None
         if not isinstance(data, dict):
+            other = next((key for key in _READERS if isinstance(document, dict) and key in document), None)
+            if other is not None:
+                raise DataError(f"expected {self.what}; found {other!r}. Read this file with {_READERS[other]}.")
             raise DataError(
                 f"expected the JSON of {self.what}; found something else, without {self.key!r}. {self.again}"
             )

@@ -128,3 +128,21 @@ def test_what_is_refused(uq: latedrop.MultiLabelPredictor) -> None:
         uq.predict(x)
     with torch.no_grad():
         uq.model.last.bias -= 1
+
+
+def test_inputs_that_the_model_does_not_take_are_refused_in_words() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(100, 3)
+    uq = latedrop.calibrate_multilabel(nn.Linear(3, 4), (x, torch.rand(100, 4) < 0.3))
+    with pytest.raises(DataError, match="expected inputs that the model takes"):
+        uq.predict(torch.randn(5, 7))
+    with pytest.raises(DataError, match="expected inputs that the model takes"):
+        uq.predict({"x": x})
+
+
+def test_another_kind_of_file_names_what_reads_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(100, 3)
+    latedrop.calibrate_multilabel(model, (x, torch.rand(100, 4) < 0.3)).save(tmp_path / "labels.json")
+    with pytest.raises(FileError, match=r"latedrop\.load_multilabel\(path, model\)"):
+        latedrop.load(tmp_path / "labels.json", model)

@@ -214,7 +214,7 @@ class TestTheRealCause:
         [
             (("--readout", "filed_model:net"), 1, "expected a readout that takes the model's output, Tensor of shape"),
             (("--readout", "filed_model:nothing"), 2, "expected 'nothing' in filed_model; it is not there"),
-            (("--device", "gpu"), 2, "found 'gpu', which is no device that torch knows"),
+            (("--device", "gpu"), 2, "found 'gpu', which torch does not know"),
             (("--device", "cuda:63"), 2, "expected a CUDA device for --device cuda:63; t"),
         ],
     )

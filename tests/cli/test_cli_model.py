@@ -492,7 +492,7 @@ class TestEvaluate:
         message = "latedrop: expected one unit, or one for each of 1 outputs; found 2: ['m', 's'].\n"
         assert units == (2, "", message)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--report", "page.pdf")
-        message = "latedrop: expected an output that ends in .html or .htm; found 'page.pdf'.\n"
+        message = "latedrop: expected an output that ends in .html or .htm; found 'page.pdf'. Rename it.\n"
         assert (code, out, err) == (2, "", message)
         Path("head.csv").write_text("a,b,c,y\n")
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "head.csv")
@@ -520,14 +520,6 @@ class TestHelp:
         parser = typer.main.get_command(cli.make_app()).commands[command]  # type: ignore[attr-defined]
         for line in cli._EXAMPLES[command]:
             assert parser.make_context(command, shlex.split(line)[2:]).params
-
-    @pytest.mark.parametrize(
-        ("command", "required"),
-        [("calibrate", ["--data", "--output"]), ("predict", ["--data"]), ("evaluate", ["--data"])],
-    )
-    def test_what_is_required_comes_first(self, call: Run, command: str, required: list[str]) -> None:
-        options = call(command, "--help")[1].partition(" Options ")[2]
-        assert re.findall(r"--[a-z-]+", options)[: len(required)] == required
 
 
 class TestPage:

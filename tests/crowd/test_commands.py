@@ -95,7 +95,7 @@ def test_resume(call: Run, home: Path, tmp_path: Path) -> None:
     assert err.startswith("latedrop: expected no counts in")
     code, printed, err = call("crowd", "count", home / "frames", *common, "--resume")
     assert code == 0
-    assert f"{tmp_path / 'counts.csv'} has: 1 frame" in err
+    assert f"skipping 1 frame that {tmp_path / 'counts.csv'}" in err
     assert len(err.splitlines()) == 1
     assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["f1.png", "f0.png", "f2.png"]
     assert "f1.png" not in printed
@@ -157,10 +157,10 @@ def test_frames_that_do_not_fit(call: Run, home: Path, tmp_path: Path) -> None:
     one_line(call, match, "crowd", "count", small, good, *common, tmp_path / "one")
     code, out, err = call("crowd", "count", small, good, *common, tmp_path / "two", "--skip-bad")
     assert code == 0
-    assert err.startswith("latedrop: warning: left out: expected 72 pixels")
+    assert err.startswith("latedrop: warning: skipped: expected 72 pixels")
     assert [row["frame"] for row in rows(tmp_path / "two" / "counts.csv")] == ["f0.png"]
     assert "f0.png" in out
-    match = "expected frames that can be counted; all 1 were left out"
+    match = "expected frames that can be counted; all 1 were skipped"
     code, _, err = call("crowd", "count", small, *common, tmp_path / "three", "--skip-bad")
     assert code == 1
     assert match in err

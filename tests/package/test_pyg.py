@@ -229,7 +229,7 @@ def test_errors_in_words() -> None:
         def forward(self, x: Tensor, edges: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(x, edges, weights)
 
-    with pytest.raises(DataError, match=r"attributes of it by their names; \['edges', 'weights'\] are none of"):
+    with pytest.raises(DataError, match=r"parameters named as its attributes .*; found \['edges', 'weights'\]"):
         find_sites(Renamed().eval(), Batch.from_data_list(val))
     with pytest.raises(SiteError, match="as many entries for every row"):
         find_sites(model, Batch.from_data_list(val), kind="element")

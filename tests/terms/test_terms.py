@@ -209,7 +209,7 @@ class TestInACalibration:
         uq.save(tmp_path / "c.json")
         with pytest.raises(FileError, match="expected terms= with \\['variance_head'\\]"):
             latedrop.load(tmp_path / "c.json", model)
-        with pytest.raises(ArgumentError, match="has to be told what to read"):
+        with pytest.raises(ArgumentError, match="needs arguments that say what to read"):
             latedrop.load(tmp_path / "c.json", model, terms=["variance_head"])  # type: ignore[list-item]
         again = latedrop.load(tmp_path / "c.json", model, terms=[read])
         # A file keeps every digit, and the batch is the same.

@@ -1,4 +1,4 @@
-"""The record of a calibrated classifier, and its verdict."""
+"""Store a calibrated classifier, and its score on left-out rows (the verdict)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _Kind: TypeAlias = Annotated[Leverage | GradientLeverage, Tagged("name")]
 @record
 @dataclass(frozen=True)
 class ClassVerdict:
-    """The worth of probabilities on rows that they were not fitted to.
+    """Score class probabilities on rows that they were not fitted to.
 
     Attributes:
-        rows: how many.
-        fitted: how they were kept apart: `"cross-validation"` or `"other rows"`.
-        gain: nats per row by which they are better than one temperature for all rows.
-        gain_error: standard error of that.
-        nll: of the labels, in nats.
-        accuracy: share of labels that are the likeliest class.
-        ece: expected calibration error, 15 bins of equal mass.
-        unit: what was counted, `"rows"` or `"pixels"`.
+        rows: number of rows, or of pixels.
+        fitted: how rows of the fit and rows of the score were separated: `"cross-validation"` or `"other rows"`.
+        gain: NLL of one temperature for all rows minus `nll`, in nats per row; above 0 is better.
+        gain_error: standard error of `gain`.
+        nll: mean negative log-likelihood of the labels, in nats per row.
+        accuracy: share of rows whose label is the most likely class.
+        ece: expected calibration error with 15 bins of equal mass.
+        unit: the unit of `rows`, `"rows"` or `"pixels"`.
     """
 
     rows: Annotated[int, Limits(1)]
@@ -54,7 +54,7 @@ class ClassVerdict:
 
     @property
     def better(self) -> bool | None:
-        """Whether they are better than a temperature alone; None where the rows cannot tell (two standard errors)."""
+        """Return True if better than one temperature, False if worse, None if within two standard errors of it."""
         return None if abs(self.gain) <= 2 * self.gain_error else self.gain > 0
 
     def __str__(self) -> str:
@@ -72,34 +72,34 @@ class ClassVerdict:
 @record
 @dataclass(frozen=True)
 class ClassCalibration:
-    """The frozen record of a calibrated classifier.
+    """Hold everything that a calibrated classifier needs besides the model; frozen, and stored as JSON.
 
     Attributes:
-        classes: how many.
-        names: of the classes; empty where they have none.
+        classes: number of classes.
+        names: class names in the order of the logits; empty if the classes have none.
         binary: whether the model has one logit for two classes.
-        fit: from logits to probabilities.
-        alone: one temperature for all rows, the trivial answer.
-        rate: of the draws that are averaged; None: none are run.
-        draws, seed: of these.
-        sites: where dropout goes.
-        features: which the leverage looks at; None where there are none.
-        terms: kinds of leverage that tell novel rows, after they learned from the reference rows.
-        guard: their limits; novel rows have flatter probabilities. None where nothing can tell them.
-        reference_rows: how many reference rows there were; 0 where the validation rows stood in.
-        rows: validation rows, or images.
-        choice: the candidate in use.
-        candidates: all that were compared.
-        verdict: what it is worth.
-        readout: from the raw output to the logits, where it has a name or an index.
-        custom_readout: the name of a function that a file cannot hold.
-        fingerprint: of the weights.
-        sets: what makes prediction sets; None before `conformal`.
-        rule: which rows are kept; None before `reject`.
-        columns: the names of the inputs and labels, in tables of validation data; None where there are none.
-        maps: whether every pixel of an image has a class.
-        ignore_index: the label of pixels that have none; None where all have one.
-        seen: marks of the validation rows, see `calibration.seen`; none of maps, and in files of earlier versions.
+        fit: the fitted temperature, which turns logits into probabilities.
+        alone: the temperature of the baseline, one for all rows.
+        rate: dropout rate of the draws whose softmax is averaged; None: no draws are run.
+        draws, seed: number and seed of these draws.
+        sites: where dropout is applied.
+        features: sites whose activations the leverage reads; None: no leverage is used.
+        terms: leverage terms that detect novel rows, already fitted to the reference rows.
+        guard: limits of these terms; beyond them probabilities get flatter. None: novel rows cannot be detected.
+        reference_rows: number of reference rows; 0 if the validation rows were used instead.
+        rows: number of validation rows, or of images.
+        choice: name of the candidate in use.
+        candidates: all candidates that were compared.
+        verdict: score on left-out rows.
+        readout: name or index of the part of the raw output that holds the logits; None for all of it or a function.
+        custom_readout: name of the readout function, which a file cannot hold.
+        fingerprint: hash of the weights.
+        sets: thresholds of the prediction sets; None before `conformal`.
+        rule: which rows are answered and which rejected; None before `reject`.
+        columns: names of the input and label columns of tables; None for arrays.
+        maps: True for segmentation, where each pixel has a class.
+        ignore_index: label of pixels without a class; None if all have one.
+        seen: hashes of the validation rows, see `calibration.seen`; empty for maps and in files of earlier versions.
     """
 
     classes: Annotated[int, Limits(2)]
@@ -149,20 +149,20 @@ class ClassCalibration:
 
     @property
     def known_names(self) -> tuple[str, ...]:
-        """The names of the classes, or their numbers."""
+        """Return the class names, or the class numbers as text if there are no names."""
         return self.names or tuple(map(str, range(self.classes)))
 
     def novelty(self, rows: BatchContext) -> Tensor | None:
-        """How novel rows are, `(N,)`; None where nothing can tell."""
+        """Return the novelty of rows, `(N,)`; None without a guard."""
         return None if self.guard is None else self.guard.novelty(rows, {term.name: term for term in self.terms})
 
     def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
-        """Readable JSON, with a checksum over its content; see `Calibration.to_json`."""
+        """Return readable JSON with a checksum over its content; see `Calibration.to_json`."""
         return CLASSES.to_json(self, tensor)
 
     @classmethod
     def from_json(cls, content: str) -> ClassCalibration:
-        """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format."""
+        """Read the JSON of `to_json`; raise `DataError` if it is damaged, edited or in another format."""
         return CLASSES.from_json(content)
 
     def __repr__(self) -> str:

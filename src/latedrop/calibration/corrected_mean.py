@@ -1,13 +1,13 @@
-"""A corrected mean: what can be predicted of the validation residuals is added to the prediction.
+"""Correct the mean: predict the validation residuals, and add this prediction to the model's output.
 
-First a step of the linearised network towards the validation rows: ridge regression of the residuals on the mask
-gradients in the metric of the reference rows, which is the mean of a Gaussian process whose variance is the leverage.
-Its penalty has the smallest leave-one-out error. Then boosted trees on what is left. Rows count by the inverse of their
-variance.
+The first step is linear: ridge regression of the residuals on the mask gradients, in the metric of the reference rows.
+Its answer is the mean of a Gaussian process whose variance is the leverage. The penalty is the one with the smallest
+leave-one-out error. The second step fits boosted trees to the remaining residuals. Both weight rows by 1 / variance.
 
-The correction of a validation row comes from rows of other folds. It is multiplied by `a`, the coefficient of the
-regression of residuals on such corrections, between 0 and 1, and is left out unless it lowers the weighted squared
-error by more than two standard errors. Where rows are unlike all reference rows it fades, divided by their novelty.
+Corrections are cross-fitted: each validation row gets one from the other folds. All are multiplied by a factor in
+[0, 1], the coefficient of a regression of residuals on cross-fitted corrections. The correction is used only if it
+lowers the weighted squared error by more than two standard errors. For rows unlike the reference rows it is divided by
+their novelty.
 
 References: Friedman (2001), boosting; Qiu et al. (2020), residuals as a second model's target.
 """
@@ -32,7 +32,7 @@ __all__ = ["Correction", "fit_correction"]
 _ROUNDS, _LEAVES, _RATE = 80, 8, 0.05
 _ERRORS = 2.0  # standard errors by which a correction has to be better
 _PENALTIES = tuple(10.0 ** (i / 2) for i in range(9))
-_TREE_ROWS = 4_000  # drawn for each tree at most
+_TREE_ROWS = 4_000  # maximum subsample of a tree
 _FOLDS = 5
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -41,13 +41,13 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 @record
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """Adds to the prediction `directions @ slope + trees(inputs)`.
+    """Add `directions @ slope + trees(inputs)` to the prediction.
 
     Attributes:
-        slopes: `(K, D)`; 0 for outputs that are not corrected.
-        trees: one for each output that is corrected; None for others.
-        gains: for each output the share of the weighted mean squared error that it removes, on rows of other folds.
-        gain_errors: standard errors of that.
+        slopes: coefficients of the mask gradients, `(K, D)`; 0 for outputs that are not corrected.
+        trees: boosted trees of each corrected output; None for the others.
+        gains: cross-fitted share of the weighted mean squared error that the correction removes, for each output.
+        gain_errors: standard errors of `gains`.
     """
 
     slopes: StoredTensor = field(repr=False)
@@ -57,11 +57,11 @@ class Correction:
 
     @property
     def used(self) -> bool:
-        """Whether any output is corrected."""
+        """Return True if any output is corrected."""
         return any(trees is not None for trees in self.trees)
 
     def values(self, inputs: Tensor, directions: Tensor) -> Tensor:
-        """Return what is added to rows, `(n, K)`, from the inputs of trees and mask gradients in their metric."""
+        """Return the correction of rows, `(n, K)`, from tree inputs `(n, F)` and scaled mask gradients `(K, n, D)`."""
         total = torch.einsum("knd,kd->nk", directions, self.slopes.to(directions))
         columns = [0 * total[:, 0] if trees is None else trees.sums(inputs)[:, 0] for trees in self.trees]
         return total + torch.stack(columns, 1)
@@ -76,21 +76,21 @@ class Correction:
 
     def __str__(self) -> str:
         each = zip(self.gains, self.gain_errors, self.trees, strict=True)
-        said = [f"{100 * g:.0f} % (± {100 * e:.0f}){'' if t is not None else ', so not used'}" for g, e, t in each]
-        return f"on rows of other folds squared errors are smaller by {'; '.join(said)}"
+        gains = [f"{100 * g:.0f} % (± {100 * e:.0f}){'' if t is not None else ', so not used'}" for g, e, t in each]
+        return f"on rows of other folds squared errors are smaller by {'; '.join(gains)}"
 
 
 def fit_correction(
     inputs: Tensor, directions: Tensor, error: Tensor, variance: Tensor, weights: Tensor | None = None
 ) -> tuple[Correction, Tensor]:
-    """Return the correction, and what it adds to the rows that it learned from, out of fold `(n, K)`.
+    """Fit a correction; return it and its cross-fitted values on the same rows, `(n, K)`.
 
     Args:
-        inputs: `(n, F)`, what the error forest looks at.
-        directions: `(K, n, D)`, mask gradients in the metric of the reference rows.
-        error: `(n, K)`, target minus prediction.
-        variance: `(n, K)`, of the errors, as fitted without a correction; rows count by its inverse.
-        weights: `(n,)`, what else each row counts.
+        inputs: inputs of the error forest, `(n, F)`.
+        directions: mask gradients in the metric of the reference rows, `(K, n, D)`.
+        error: target minus prediction, `(n, K)`.
+        variance: error variance fitted without a correction, `(n, K)`; rows are weighted by its inverse.
+        weights: row weights of the user, `(n,)`, which multiply these.
     """
     count, outputs = error.shape
     if count < LEAST_ROWS:
@@ -125,7 +125,7 @@ def fit_correction(
 
 @dataclass(frozen=True)
 class _Residuals:
-    """The residuals `(n,)` of one output, with what may predict them and what each counts."""
+    """Hold the residuals `(n,)` of one output, their predictors `x` and `phi`, and row weights `counts`."""
 
     x: npt.NDArray[Any]
     phi: _Floats
@@ -133,12 +133,12 @@ class _Residuals:
     counts: _Floats
 
     def fit(self, rows: _Bools, factor: float = 1.0) -> tuple[_Floats, Trees]:
-        """Return the slope `(D,)` and the trees of some rows, multiplied by a factor."""
+        """Fit slope `(D,)` and trees to the rows of a mask, and multiply both by `factor`."""
         slope, left_out = _ridge(self.phi[rows], self.residual[rows], self.counts[rows])
         return factor * slope, _boosted(self.x[rows], self.residual[rows] - left_out, self.counts[rows], factor)
 
     def worth(self, raw: _Floats) -> tuple[float, float, float]:
-        """Return the best factor, and the share of the squared error that it then removes, with its standard error."""
+        """Return the best factor for corrections `raw`, the share of squared error removed, and its standard error."""
         weight = self.counts / self.counts.mean()
         size = float(np.mean(weight * raw**2))
         factor = float(np.clip(np.mean(weight * raw * self.residual) / size, 0, 1)) if size > 0 else 0.0
@@ -148,7 +148,7 @@ class _Residuals:
 
 
 def _ridge(phi: _Floats, target: _Floats, weight: _Floats) -> tuple[_Floats, _Floats]:
-    """Return the slope `(D,)` whose penalty has the smallest leave-one-out error, and its leave-one-out predictions."""
+    """Fit ridge regression with the best leave-one-out penalty; return slope `(D,)` and leave-one-out predictions."""
     weight = weight / weight.mean()
     root = np.sqrt(weight)
     rows, wanted = phi * root[:, None], target * root
@@ -166,6 +166,7 @@ def _ridge(phi: _Floats, target: _Floats, weight: _Floats) -> tuple[_Floats, _Fl
 
 
 def _boosted(inputs: npt.NDArray[Any], target: _Floats, counts: _Floats, factor: float) -> Trees:
+    """Fit boosted trees to weighted targets, and multiply their values by `factor`."""
     from sklearn.ensemble import GradientBoostingRegressor
 
     model = GradientBoostingRegressor(

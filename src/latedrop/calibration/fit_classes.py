@@ -1,13 +1,13 @@
-"""The temperature of every row, and which candidate is worth it.
+"""Fit a temperature that depends on the row, and choose between candidates by cross-validation.
 
-With `r = log(novelty)`, the novelty being leverage over what 95 % of the reference rows stay below, the temperature is
+Let `r = log(novelty)`, where novelty is the leverage divided by its 95 % quantile over the reference rows. Then
 
     log T(x) = a + b · min(r, 0) + max(b, 1) · max(r, 0):
 
-inside their range it may grow with the novelty (`b >= 0`, fitted), beyond it grows in proportion, as the guard of a
-regression does. No comparison of candidates drops that, as usual rows hardly show what it is worth. Of draws of thinned
-networks the softmax is averaged. `a` and `b` minimise the NLL of the labels; what they cost, `price / n` each, shrinks
-them where rows are few.
+Inside the reference range (`r < 0`) the slope is fitted, with `b >= 0`; beyond it the slope is at least 1, as for the
+guard of a regression. Every candidate with a guard keeps this part, because validation rows are rarely novel and cannot
+show its benefit. If thinned networks are drawn, their softmax is averaged. `a` and `b` minimise the NLL of the labels
+plus penalties of size `price / n`, which shrink them if there are few rows.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = [
 ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
-_FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
-_LARGEST = 30.0  # likewise, the log of a slope
-_FAR = 3.0  # of the log of a temperature: beyond, as cosines need, it costs no more
-_USUAL_SPREAD = 2.0  # of the logits of a row
+_FARTHEST = 60.0  # bound on |log T|: if all labels are right the best T is 0, and a search step may go anywhere
+_LARGEST = 30.0  # upper bound on the log of the slope, for the same reason
+_FAR = 3.0  # |log T| beyond which the penalty is constant, because cosine logits need an extreme T
+_USUAL_SPREAD = 2.0  # typical standard deviation of the logits of a row
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Validation rows, or pixels of validation images, with what tells novel rows.
+    """Hold logits, labels and novelty of N validation rows, or of N pixels of validation images.
 
     Attributes:
-        logits: `(N, K)`, or of draws `(T, N, K)`.
-        labels: `(N,)`.
-        novelty: `(N,)`, leverage over its limit; None where nothing tells it.
-        image: `(N,)`, which image each row is a pixel of; None where rows stand for themselves.
-        drawn: logits of draws `(T, N, K)` by rate.
-        sites: where dropout goes.
-        features: which the leverage looks at; None where there are none.
-        terms, guard: what tells novel rows, after they learned, and their limits.
-        reference_rows: how many there were; 0 where the validation rows stood in.
+        logits: `(N, K)`, or `(T, N, K)` of T draws.
+        labels: class numbers, `(N,)`.
+        novelty: leverage divided by its limit, `(N,)`; None if no leverage is used.
+        image: index of the image of each pixel, `(N,)`; None if rows are independent examples.
+        drawn: logits of T draws, `(T, N, K)`, by dropout rate.
+        sites: where dropout is applied.
+        features: sites whose activations the leverage reads; None if there are none.
+        terms, guard: fitted leverage terms, and their limits.
+        reference_rows: number of reference rows; 0 if the validation rows were used instead.
         binary: whether the model has one logit for two classes.
     """
 
@@ -72,45 +72,45 @@ class Measured:
 
     @property
     def rows(self) -> int:
-        """How many validation rows, or images, there are."""
+        """Return the number of validation rows, or of images."""
         return len(self.labels) if self.image is None else len(self.image.unique())
 
     def at(self, rows: Tensor) -> Measured:
-        """Some of the rows."""
+        """Return logits, labels and novelty of the rows at an index."""
         novelty = None if self.novelty is None else self.novelty[rows]
         return Measured(self.logits[..., rows, :], self.labels[rows], novelty)
 
     @property
     def left_out(self) -> CrossValidation:
-        """Which rows are left out of a fit together: the pixels of an image are."""
+        """Return the folds for cross-validation; all pixels of an image are in the same fold."""
         return CrossValidation(groups=self.image, count=_FOLDS)
 
 
 @record
 @dataclass(frozen=True)
 class ClassFit:
-    """From logits to probabilities.
+    """Turn logits into probabilities by a temperature that may depend on novelty.
 
     Attributes:
-        temperature: of rows at a novelty of 1, or of all rows.
-        slope: `b` above; None: one temperature for all rows.
+        temperature: temperature at novelty 1, or of all rows without a slope.
+        slope: `b` in the equation above; None: one temperature for all rows.
     """
 
     temperature: Annotated[float, Limits(1e-30, 1e30)]
     slope: Annotated[float, Limits(0, 1e30)] | None = None
 
     def temperatures(self, novelty: Tensor | None, like: Tensor) -> Tensor:
-        """`(N,)`, of rows of a novelty `(N,)`; `like` is `(N, ...)` of the dtype and device to have."""
+        """Return temperatures `(N,)` for a novelty `(N,)`, with length, dtype and device of `like`, `(N, ...)`."""
         slope = None if self.slope is None else like.new_tensor(self.slope)
         return log_temperatures(novelty, like, like.new_tensor(self.temperature).log(), slope).exp()
 
     def log_probabilities(self, logits: Tensor, novelty: Tensor | None = None) -> Tensor:
-        """`(N, K)` of logits `(N, K)`; of draws `(T, N, K)` those of their mean softmax."""
+        """Return log probabilities `(N, K)` of logits `(N, K)`, or of the mean softmax of draws `(T, N, K)`."""
         return _log_softmax(logits, self.temperatures(novelty, logits if logits.dim() == 2 else logits[0]))
 
 
 def log_temperatures(novelty: Tensor | None, like: Tensor, log_t: Tensor, slope: Tensor | None) -> Tensor:
-    """`(N,)`, the equation above; `like` is `(N, ...)`."""
+    """Compute log temperatures `(N,)` by the equation above; `like`, `(N, ...)`, gives dtype and device."""
     logs = log_t.expand(len(like))
     if slope is not None and novelty is not None:
         r = novelty.to(like).clamp_min(1e-12).log()
@@ -119,27 +119,27 @@ def log_temperatures(novelty: Tensor | None, like: Tensor, log_t: Tensor, slope:
 
 
 def losses(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """`(N,)`, minus the log probability of each label."""
+    """Return minus the log probability of each label, `(N,)`."""
     return -log_probabilities.gather(1, labels[:, None])[:, 0]
 
 
 def entropy(logs: Tensor) -> Tensor:
-    """`(...,)` in nats, of log probabilities `(..., K)`."""
-    return 0 - (logs.exp() * logs.clamp_min(-1e30)).sum(-1)  # 0 of a sure row, where a minus alone gives -0.0
+    """Return the entropy in nats, `(...,)`, of log probabilities `(..., K)`."""
+    return 0 - (logs.exp() * logs.clamp_min(-1e30)).sum(-1)  # "0 -", because a unary minus gives -0.0 for a sure row
 
 
 def information(logs: Tensor) -> Tensor:
-    """Entropy of the mean minus mean entropy, `(N,)`, of log probabilities of draws `(T, N, K)`."""
+    """Return entropy of the mean minus mean entropy, `(N,)`, of log probabilities of draws `(T, N, K)`."""
     mean = logs.logsumexp(0) - math.log(len(logs))
     return (entropy(mean) - entropy(logs).mean(0)).clamp_min(0)
 
 
 def fitted(rows: Measured, *, sloped: bool | None) -> ClassFit:
-    """Fit to some rows.
+    """Fit temperature and slope to rows by maximum penalised likelihood.
 
     Args:
-        rows: what to fit to.
-        sloped: True: with a slope inside the usual range; False: a slope of 0 there; None: one temperature.
+        rows: logits, labels and novelty.
+        sloped: True: fit the slope below novelty 1; False: fix it to 0 there; None: one temperature for all rows.
     """
     rows = replace(rows, logits=rows.logits.double())
     like = rows.logits if rows.logits.dim() == 2 else rows.logits[0]
@@ -163,18 +163,18 @@ def fitted(rows: Measured, *, sloped: bool | None) -> ClassFit:
 
 
 def starts(logits: Tensor) -> list[float]:
-    """From which temperatures to search: 1, and that which gives logits of another size than usual the usual one."""
+    """Return start values for log T: 0, and for logits of unusual size the value that rescales them."""
     other = math.log(max(float(logits.double().std(-1).mean()), 1e-30) / _USUAL_SPREAD)
     return [0.0, other] if abs(other) > _FAR else [0.0]
 
 
 def prior(log_t: Tensor) -> Tensor:
-    """Return the cost of a temperature, in units of `price / n`."""
+    """Return the penalty on a log temperature, in units of `price / n`."""
     return log_t.square().clamp_max(_FAR**2) / 2
 
 
 def minimised(loss: Callable[[Tensor], Tensor], start: Sequence[float]) -> tuple[float, Tensor]:
-    """Return the least value of a function of a few numbers, and these, by L-BFGS."""
+    """Minimise a loss of a few parameters by L-BFGS; return the smallest loss and the parameters."""
     parameters = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS([parameters], max_iter=60, tolerance_change=1e-10, line_search_fn="strong_wolfe")
 
@@ -189,23 +189,23 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Sequence[float]) -> tuple
 
 
 def _log_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Log probabilities of rows `(N, K)`, or of the mean over draws `(T, N, K)`; `temperature` is `(N,)`."""
+    """Return log probabilities `(N, K)` of logits `(N, K)`, or of the mean softmax of draws `(T, N, K)`."""
     each = torch.log_softmax(logits / temperature[:, None], -1)
     return each if logits.dim() == 2 else each.logsumexp(0) - math.log(len(each))
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The candidate in use.
+    """Hold the chosen candidate, and the baseline with one temperature for all rows.
 
     Attributes:
-        name: what it is made of.
-        fit: to all rows.
-        rate: of its draws; None: no dropout.
-        candidates: all that were compared, the simplest first.
-        left_out: `(N, K)`, log probabilities of the rows, each from a fit to other folds.
-        alone: the same by one temperature for all rows.
-        temperature: that one, fitted to all rows.
+        name: name of the candidate.
+        fit: its fit to all rows.
+        rate: dropout rate of its draws; None: no draws.
+        candidates: all candidates that were compared, the simplest first.
+        left_out: cross-validated log probabilities of the candidate, `(N, K)`.
+        alone: cross-validated log probabilities of the baseline, `(N, K)`.
+        temperature: temperature of the baseline, fitted to all rows.
     """
 
     name: str
@@ -218,10 +218,11 @@ class Chosen:
 
 
 def chosen(rows: Measured, *, guard: bool) -> Chosen:
-    """Compare candidates on rows that were left out of their fits.
+    """Choose a candidate by cross-validation.
 
-    The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
-    standard error and 0.001 nats. One temperature for all rows is in use only where there is no guard.
+    With a guard, the default is the temperature that follows the leverage. Another candidate with a guard replaces it
+    if it is better by more than one standard error and 0.001 nats. One temperature for all rows is used only without a
+    guard.
     """
     tried: dict[str, tuple[Measured, bool | None]] = {ALONE: (rows, None)}
     guarded = rows.novelty is not None and guard

@@ -1,17 +1,18 @@
-"""Terms with their coefficients: what turns rows into variances, and how it is kept.
+"""Fit the coefficients of variance terms, and compute the variance of new rows from them.
 
     fitted(x) = floor + sum_j theta_j t_j(x)
 
-grows with the novelty of a row, see `latedrop.calibration.guard`.
+The guard then multiplies this by the novelty of a row, see `latedrop.calibration.guard`.
 
-The coefficients are shrunk to a typical shape. With `u_j = t_j / size_j`, columns brought to a mean of about 1, and
+The coefficients are shrunk to a typical shape. With columns scaled to a mean of about 1, `u_j = t_j / size_j`, and
 typical shares `w`, write
 
     v = s · (w_0 exp(d_0) + sum_j w_j exp(d_j) u_j).
 
-The scale s is free. The departures d cost `k / 4 · sum_j w_j (d_j - d)^2` with `d` their mean weighted by w, as if k
-rows more had the typical shape: few rows change little but the scale, many rows have their way. Fisher scoring in the
-logarithms of the coefficients minimises the negative log-likelihood of the errors plus that cost.
+The scale s is free. The departures d_j are penalised by `k / 4 · sum_j w_j (d_j - d)^2`, where `d` is their mean
+weighted by w. This acts like k additional rows of the typical shape: with few rows mostly the scale is fitted, with
+many rows all coefficients are. Fisher scoring in the logarithms of the coefficients minimises the negative
+log-likelihood of the errors plus the penalty.
 """
 
 from __future__ import annotations
@@ -64,23 +65,23 @@ _Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
 @record
 @dataclass(frozen=True)
 class FittedTerms:
-    """Terms with their coefficients.
+    """Hold fitted terms and their coefficients, and compute variances from them.
 
     Attributes:
-        terms: those that were measured, in use or not, and those of the guard, after they learned.
-        columns: the names of what has a coefficient.
-        coefficients: for each output, or once for all, one number per column.
-        floors: one per output, or one for all.
-        without: the coefficients and floors, those last, of a fit without the forest, for rows that no tree knows;
-            empty where there is no forest.
-        shares: of every column and of the floor in the variance of the validation rows, on average.
-        guard: None where no features can tell how strange a row is.
-        features: which features the terms and the guard look at.
-        candidates: the nested models that were compared, the simplest first.
-        choice: the name of the one in use.
-        reference_rows: how many reference rows there were; 0 where the validation rows stood in.
-        correction: of the mean; None where that was not asked for.
-        usual: how novelty and shares of the validation rows are spread; None where it is not known.
+        terms: all fitted terms: in the variance, compared but not chosen, or used by the guard alone.
+        columns: names of the columns that have a coefficient, `"term"` or `"term:part"`.
+        coefficients: one tuple per output, or one for all outputs, with one number per column.
+        floors: constant part of the variance, one per output or one for all.
+        without: coefficients and floor (last) of a fit without the forest, for rows outside the range of the trees;
+            empty if there is no forest.
+        shares: mean share of each column and of the floor in the variance of the validation rows.
+        guard: limits of the novelty; None if no features can measure how novel a row is.
+        features: sites whose activations the terms and the guard read.
+        candidates: nested models that were compared, the simplest first.
+        choice: name of the candidate in use.
+        reference_rows: number of reference rows; 0 if the validation rows were used instead.
+        correction: correction of the mean; None unless `mean="corrected"` was requested.
+        usual: distribution of novelty and shares over the validation rows, for monitoring; None if unknown.
     """
 
     terms: Annotated[tuple[Term, ...], Via(tuple[_Stored, ...], tuple)]
@@ -98,7 +99,7 @@ class FittedTerms:
     usual: Usual | None = None
 
     def to_record(self) -> FittedTerms:
-        """Name the user's own terms alone, which a file cannot hold."""
+        """Replace the user's own terms by their names, because a file cannot hold them."""
         terms = tuple(term if type(term) in KINDS.values() else Missing(term.name) for term in self.terms)
         return replace(self, terms=terms)
 
@@ -138,41 +139,43 @@ class FittedTerms:
 
     @property
     def active(self) -> tuple[Term, ...]:
-        """The terms that have a coefficient above 0."""
+        """Return the terms that have a coefficient above 0."""
         used = {term_of(name) for name, *theta in zip(self.columns, *self.coefficients, strict=True) if any(theta)}
         return tuple(term for term in self.terms if term.name in used)
 
     @cached_property
     def needs_gradients(self) -> bool:
-        """Whether predictions need mask gradients."""
+        """Return True if predictions need mask gradients."""
         guard = () if self.guard is None else self.guard.terms
-        looked = (*self._measured, *(self._named[name] for name in guard))
-        return self._corrects or any(term.needs_gradients for term in looked)
+        used = (*self._measured, *(self._named[name] for name in guard))
+        return self._corrects or any(term.needs_gradients for term in used)
 
     @cached_property
     def _corrects(self) -> bool:
+        """Return True if the mean of any output is corrected."""
         return self.correction is not None and self.correction.used
 
     @cached_property
     def _named(self) -> dict[str, Term]:
+        """Return the terms by name."""
         return {term.name: term for term in self.terms}
 
     @cached_property
     def _measured(self) -> tuple[Term, ...]:
-        """The terms in use, and those that a forest in use looks at."""
+        """Return the terms in use, and the terms that a forest in use reads."""
         active = self.active
         trees = [term for term in self.terms if isinstance(term, ErrorForest) and (self._corrects or term in active)]
         read = {name for term in trees for name in term.beside}
         return tuple(term for term in self.terms if term in active or term.name in read)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
-        """The coefficient of each site's first-order variance for one index of axis 1, 0 where it has none."""
+        """Return the coefficient of each site's first-order variance for one output (index of axis 1), or 0."""
         theta = self.coefficients[output if len(self.coefficients) > 1 else 0]
         named = dict(zip(self.columns, theta, strict=True))
         return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
 
     def parts(self, rows: BatchContext) -> dict[str, Tensor]:
-        """Return what each column and the floor add to the variance, `(N, ...)`; the guard multiplies their sum."""
+        """Return the part of each column and of the floor in the variance, `(N, ...)`, before the guard."""
         columns = measured_columns(self._measured, rows)
         names, values = self._weighted(columns, rows.mean, self.coefficients, self.floors)
         return dict(zip(names, values.unbind(), strict=True))
@@ -180,7 +183,7 @@ class FittedTerms:
     def _weighted(
         self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
     ) -> tuple[list[str], Tensor]:
-        """Return the names of what adds to the variance, the floor last, and how much it adds, `(parts, N, ...)`."""
+        """Return the names of the parts of the variance, floor last, and their values, `(parts, N, ...)`."""
         thetas = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True)}
         used = [name for name, theta in thetas.items() if any(theta) and name in columns]
         numbers = [value for name in used for value in thetas[name]]
@@ -190,7 +193,7 @@ class FittedTerms:
         return [*used, "floor"], values * factors
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
+        """Return mean and variance `(N, ...)`, novelty `(N,)` or None without a guard, and shares or None for maps."""
         columns, mean = measured_columns(self._measured, rows), rows.mean
         names, values = self._weighted(columns, mean, self.coefficients, self.floors)
         total = values.sum(0)
@@ -198,7 +201,7 @@ class FittedTerms:
         if self.guard is None:
             return mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
-        # Another device would be waited for; the variance of usual rows alone is what it is.
+        # Only on the CPU: reading one bool from a GPU waits for it. Usual rows need no guard.
         usual = novelty.is_cpu and not being_traced() and not bool((novelty > 1).any())
         if self.without and not usual:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
@@ -207,20 +210,20 @@ class FittedTerms:
             forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
             assert isinstance(forest, ErrorForest)
             assert isinstance(metric, GradientLeverage)
-            added = self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))  # of usual rows
+            added = self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))
             mean = mean + (added / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
         variance = total if usual else self.guard.grown(total, novelty, mean, without)
         return mean, variance, finite(novelty), shares
 
     def lines(self) -> list[str]:
-        """The candidates, and the share of every column, as lines of text."""
+        """Format the candidates and the share of every column as lines of text."""
         rows = f"{self.reference_rows} reference rows" if self.reference_rows else "validation rows as reference"
         lines = [f"variance: {self.choice} ({rows})"]
         lines += [] if self.correction is None else [f"corrected mean: {self.correction}"]
         return [*lines, *compared(self.candidates, self.choice, "a constant"), *aligned(self.table())]
 
     def table(self) -> list[list[str]]:
-        """Every column and the floor with their coefficients and shares of the variance, as text, header first."""
+        """Return a table of text with coefficients and share of each column and of the floor, header first."""
         values = [*zip(*self.coefficients, strict=True), self.floors]
         cells = [
             [name, ", ".join(f"{value:.4g}" for value in each), f"{self.shares[name]:.1%}"]
@@ -229,19 +232,19 @@ class FittedTerms:
         return [["term", "coefficient", "share of variance"], *cells]
 
     def with_terms(self, given: Sequence[Term], path: object) -> FittedTerms:
-        """Put the user's own terms, which a file cannot hold, in their places."""
+        """Replace names of the user's own terms by the `given` objects; raise `FileError` if one is missing."""
         named = {term.name: term for term in checked_terms(given)}
         absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
         if absent:
             raise FileError(
-                f"expected terms= with {absent}, which {path} was made with and a file cannot hold. Pass the same "
-                "terms to load()."
+                f"expected terms= with {absent}, which a file cannot hold; found only their names in {path}. "
+                "Pass the same terms to load()."
             )
         return replace(self, terms=tuple(named.get(t.name, t) if isinstance(t, Missing) else t for t in self.terms))
 
 
 def checked_terms(terms: Any) -> tuple[Term, ...]:
-    """Terms from names or objects, or `ArgumentError`."""
+    """Make terms from names or objects; raise `ArgumentError` for anything else."""
     if isinstance(terms, (str, Term)) or not isinstance(terms, Iterable):
         terms = (terms,)
     chosen: list[Term] = []
@@ -251,8 +254,8 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
                 chosen.append(KINDS[item]())
             except TypeError as error:
                 raise ArgumentError(
-                    f"expected latedrop.terms.{KINDS[item].__name__}(...), as term {item!r} has to be told what to "
-                    "read; found its name alone."
+                    f"expected latedrop.terms.{KINDS[item].__name__}(...), as term {item!r} needs arguments that "
+                    "say what to read; found only its name."
                 ) from error
         elif isinstance(item, Term):
             chosen.append(item)
@@ -268,21 +271,23 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
 
 
 def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Tensor]:
-    """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
+    """Compute the columns of all terms, shaped as the mean; raise `DataError` if one is negative or not finite."""
     measured: dict[str, Tensor] = {}
     for term in terms:
         columns = {f"{term.name}:{part}" if part else term.name: value for part, value in term.columns(rows).items()}
         columns = {name: _as_column(name, value, rows.mean) for name, value in columns.items()}
         values = torch.stack([*columns.values()])
-        if any_true(~(torch.isfinite(values) & (values >= 0))):  # a device is waited for once
+        if any_true(
+            ~(torch.isfinite(values) & (values >= 0))
+        ):  # one test for all columns, because each waits for the GPU
             _refuse_unsound(columns)
-        rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that look at others
+        rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that read other terms
         measured |= columns
     return measured
 
 
 def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
-    """Return what a term gives in the shape of the mean; `DataError` where it is of another one."""
+    """Expand a term's output to the shape of the mean; raise `DataError` if it has another shape."""
     if not isinstance(value, Tensor) or value.is_complex():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
@@ -297,6 +302,7 @@ def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
 
 
 def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
+    """Raise `DataError` that names the first negative or infinite column, and its rows if none is negative."""
     name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
     infinite = value.isfinite().logical_not().reshape(len(value), -1).any(1)
     raise DataError(
@@ -306,11 +312,11 @@ def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
 
 
 def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
-    """Return each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs.
+    """Return each term's share of the variance of every row, `(N,)`, averaged over outputs.
 
     Args:
-        names: of the columns.
-        values: `(columns, N, ...)`.
+        names: names of the parts.
+        values: parts of the variance, `(parts, N, ...)`.
     """
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
     return by_term(dict(zip(names, each.unbind(), strict=True)))
@@ -318,24 +324,24 @@ def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
 
 def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sum the columns of each term."""
-    by_term: dict[str, list[Tensor]] = {}
+    columns_of: dict[str, list[Tensor]] = {}
     for name, column in columns.items():
-        by_term.setdefault(term_of(name), []).append(column)
-    return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in by_term.items()}
+        columns_of.setdefault(term_of(name), []).append(column)
+    return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in columns_of.items()}
 
 
 def is_site(column: str) -> bool:
-    """Whether a column is the first-order variance of a site."""
+    """Return True if a column is the first-order variance of a site."""
     return column.startswith(f"{Dropout.name}:")
 
 
 def term_of(column: str) -> str:
-    """The name of the term that a column belongs to."""
+    """Return the name of the term that a column belongs to."""
     return column.partition(":")[0]
 
 
 def compared(candidates: Sequence[Candidate], choice: str, trivial: str) -> list[str]:
-    """Candidates and their gains over the trivial answer, as lines of text; a star marks the choice."""
+    """Format candidates and their gains over the baseline as lines of text; a star marks the choice."""
     table = [["", "candidate", f"gain over {trivial}"]]
     for each in candidates:
         mark = "*" if each.name == choice else ""
@@ -344,22 +350,22 @@ def compared(candidates: Sequence[Candidate], choice: str, trivial: str) -> list
 
 
 def aligned(cells: list[list[str]]) -> list[str]:
-    """Lines with every column as wide as its widest cell."""
+    """Format a table with every column as wide as its widest cell, as lines."""
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 
 
 TYPICAL = {"floor": 0.5, "gradients": 0.2, "leverage": 0.2, "dropout": 0.1, "forest": 1.0}
-"""Shares of the variance of usual rows; they are divided by the sum of those in use."""
-_OTHER = 0.2  # the share of a term that is not named there
-_TYPICAL_ROWS = 60.0  # that the typical shape counts for
+"""Typical share of each term in the variance of usual rows; shares of the terms in use are normalised to sum 1."""
+_OTHER = 0.2  # typical share of any other term
+_TYPICAL_ROWS = 60.0  # weight of the typical shape, in rows
 _STEPS = 100
-_FARTHEST = 12.0  # departure in logarithms
+_FARTHEST = 12.0  # largest departure of a coefficient, as a logarithm
 _LEAST_FLOOR = 1e-4  # of the mean squared error
 
 
 class Block(NamedTuple):
-    """Columns that share a coefficient, by their places, and what share of the variance they typically have."""
+    """Hold the positions of columns that share one coefficient, and their typical share of the variance."""
 
     places: Sequence[int]
     share: float
@@ -368,13 +374,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class TermFit:
-    """`variance = floors + columns @ coefficients`, one row of coefficients and one floor for each of K outputs.
+    """Hold coefficients and floors of K outputs: `variance = floors + columns @ coefficients`.
 
     Attributes:
-        coefficients: `(K, J)`.
+        coefficients: `(K, J)`, for J columns.
         floors: `(K,)`.
-        constants: `(K,)`, the mean squared errors.
-        without: the fit without a forest, where there is one.
+        constants: mean squared errors, `(K,)`.
+        without: a second fit without the forest; None if there is no forest.
     """
 
     coefficients: Tensor
@@ -383,7 +389,7 @@ class TermFit:
     without: TermFit | None = None
 
     def variance(self, columns: Tensor) -> Tensor:
-        """The fitted variance `(n, K, ...)` from `(n, K, ..., J)`."""
+        """Return the fitted variance `(n, K, ...)` of columns `(n, K, ..., J)`."""
         along = [-1, *[1] * (columns.dim() - 3)]
         return torch.einsum("nk...j,kj->nk...", columns, self.coefficients) + self.floors.reshape(along)
 
@@ -397,15 +403,15 @@ def fit_terms(
     *,
     worth: float | None = None,
 ) -> TermFit:
-    """Fit errors `(n, K, ...)` with columns `(n, K, ..., J)`; each output has coefficients of its own.
+    """Fit the variance of errors `(n, K, ...)` by columns `(n, K, ..., J)`, with separate coefficients for each output.
 
     Args:
-        error: target minus prediction; of several entries per row and output all have the same coefficients.
-        columns: not negative.
-        blocks: the columns that share a coefficient, with their typical shares.
-        sizes: `(K, J)`, what a column is on usual rows; its mean over these where None.
-        weights: `(n,)`, what each row counts.
-        worth: how many independent rows they are, where neighbours are alike or weights differ.
+        error: target minus prediction; entries `...` of one row and output share coefficients.
+        columns: values of the terms, at least 0.
+        blocks: groups of columns that share a coefficient, with their typical shares.
+        sizes: typical size of each column, `(K, J)`; None: its mean over these rows.
+        weights: row weights, `(n,)`.
+        worth: effective number of independent rows, for correlated entries or unequal weights; None: from `weights`.
     """
     errors = [each.flatten().numpy() for each in error.double().unbind(1)]
     units = [each.flatten(0, -2).numpy() for each in columns.double().unbind(1)]
@@ -425,7 +431,7 @@ def fit_terms(
 def _fit_one(
     error: _Floats, columns: _Floats, sizes: _Floats, blocks: Sequence[Block], counts: _Floats
 ) -> tuple[_Floats, float, float]:
-    """Return coefficients `(J,)`, floor and mean squared error of one output."""
+    """Fit one output; return coefficients `(J,)`, floor and mean squared error."""
     used = [(b, columns[:, list(b.places)].sum(1), sizes[list(b.places)].sum()) for b in blocks]
     used = [part for part in used if part[2] > 0]
     size = max(float(counts @ np.square(error) / counts.sum()), float(np.finfo(np.float64).tiny))
@@ -439,11 +445,11 @@ def _fit_one(
 
 
 def _shrunk(squares: _Floats, units: _Floats, typical: _Floats, counts: _Floats) -> _Floats:
-    """Return the coefficients `(1 + J,)` of units `(n, 1 + J)` that fit squares best, at a price for departures."""
+    """Fit squared errors `(n,)` by units `(n, 1 + J)` with penalised departures; return coefficients `(1 + J,)`."""
     scale = counts @ (squares / (units @ typical)) / counts.sum()
     start = np.log(typical) + np.log(max(scale, 1e-9))
     centred = np.eye(len(typical)) - typical
-    cost = _TYPICAL_ROWS / 2 * centred.T @ np.diag(typical) @ centred  # curvature of the price
+    cost = _TYPICAL_ROWS / 2 * centred.T @ np.diag(typical) @ centred  # curvature of the penalty
 
     def objective(logs: _Floats) -> float:
         variance, off = units @ np.exp(logs), logs - start
@@ -476,8 +482,8 @@ def _shrunk(squares: _Floats, units: _Floats, typical: _Floats, counts: _Floats)
 
 
 def blocks_of(term: Term, names: Sequence[str]) -> list[Block]:
-    """The places of a term's columns among those of these names, those that share a coefficient together."""
+    """Group the columns of a term, by position among `names`, into blocks that share a coefficient."""
     places = [i for i, name in enumerate(names) if term_of(name) == term.name]
-    together = [places] if term.is_block and places else [[place] for place in places]
-    share = TYPICAL.get(term.name, _OTHER) / max(1, len(together))
-    return [Block(each, share, isinstance(term, ErrorForest)) for each in together]
+    groups = [places] if term.is_block and places else [[place] for place in places]
+    share = TYPICAL.get(term.name, _OTHER) / max(1, len(groups))
+    return [Block(each, share, isinstance(term, ErrorForest)) for each in groups]

@@ -1,11 +1,11 @@
-"""The validation rows, measured: what a network gives for them, and what may explain its errors.
+"""Measure the network's predictions and the variance terms on the validation rows.
 
-The data are read once. Terms that need no reference are measured on the way; features are kept, and the terms that
-learn from reference rows are measured afterwards.
+The data are read once. Terms that need no reference rows are measured in this pass. Features are stored, and the terms
+that learn from reference rows are measured afterwards.
 
-Memory is bounded where the data tell how many rows they have. Of more than `MOST_ROWS` rows some are chosen by a hash
-of their number, whatever the batches, and no others are run. Of large outputs some positions are kept, the same ones
-in every row: a fit of a few coefficients needs no more than a million errors.
+Memory is bounded if the number of rows is known. Of more than `MOST_ROWS` rows a subset is chosen by a hash of the row
+number, which does not depend on the batch size, and only these rows are run. Of large outputs a subset of positions is
+stored, the same for every row, because a fit of a few coefficients needs no more than a million errors.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 MOST_ROWS = 2**15
-"""A variance that is fitted to half as many rows has a standard error of 1 %."""
+"""Maximum number of rows of a fit; with half as many, a variance has a standard error of about 1 %."""
 MOST_ENTRIES = 2**20
 _SHOWN = 6
-_EXAMPLES = 1024  # rows that sites are found on, at most
-_MOST_NUMBERS = 2**25  # of the reference rows that are held
-_MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those of terms
+_EXAMPLES = 1024  # maximum number of rows for finding sites
+_MOST_NUMBERS = 2**25  # maximum number of floats stored of the reference rows
+_MEAN, _TARGET = "(mean)", "(target)"  # keys next to the columns of terms
 
 Parts: TypeAlias = dict[str, Tensor]
-"""Tensors of some rows by name, `(n, ...)` each."""
+"""Tensors of n rows by name, each `(n, ...)`."""
 
 
 def validation_batches(
     model: nn.Module, data: Any, plan: Plan, per_batch: int = 1
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
-    """Yield inputs, targets in the model's unit, sites, and a function to call after every step.
+    """Yield inputs, targets in the model's unit, sites, and a function that advances the progress bar.
 
-    The sites are found on the first inputs. Rows of weight 0 are left out, as if they were not in the data.
+    The sites are found on the first inputs. Rows of weight 0 are skipped, as if they were not in the data.
     """
     sites, count = plan.sites if isinstance(plan.sites, Sites) else None, 0
     weights = None if plan.weighs_later else plan.counted
@@ -82,7 +82,7 @@ def validation_batches(
                     continue
                 x, y = take_rows(x, some.tolist()), y[some]
             if sites is None:
-                # Of a pair more rows than the first batch are there, should it not take every branch.
+                # A pair offers more rows than the first batch, which may not run every branch.
                 pair = plan.batches.is_one_pair(data)
                 examples = first_rows(data, model, _EXAMPLES, plan.batches.collate) if pair else x
                 sites = find_sites(model, examples, select=plan.sites)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def validation_batches(
 
 
 class _RowChoice:
-    """Chooses at most so many of the rows that follow each other in batches; all where their total is not known."""
+    """Choose at most `most` of `total` rows that arrive in batches; all rows if the total is not known."""
 
     def __init__(self, total: int | None, most: int) -> None:
         self.expected = total
@@ -106,20 +106,21 @@ class _RowChoice:
             self.expected = len(hashes)
 
     def next(self, rows: int) -> list[int] | None:
-        """Return the places of the chosen ones among the next rows; None for all."""
+        """Return the positions of the chosen rows among the next `rows` ones; None for all."""
         start, self.read = self.read, self.read + rows
         if not self._mask:
             return None
-        places: list[int] = np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
-        return places
+        positions: list[int] = np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+        return positions
 
 
 def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row number from `start` to `stop`."""
     return mixed((np.arange(start, stop, dtype=np.uint64) + np.uint64(1)) * STEP)
 
 
 def _positions(shape: Sequence[int], axis: int, rows: int | None) -> Tensor | None:
-    """Return which positions of outputs are kept, from axis `axis` of all rows on; None keeps all."""
+    """Choose the stored positions of outputs, flattened from `axis` of `(N, ...)` on; None for all."""
     beside, count = torch.Size(shape[: axis - 1]).numel(), torch.Size(shape[axis - 1 :]).numel()
     most = count
     while rows is not None and rows * beside * most > MOST_ENTRIES and most > 1:
@@ -129,26 +130,25 @@ def _positions(shape: Sequence[int], axis: int, rows: int | None) -> Tensor | No
 
 @dataclass(frozen=True)
 class TermRows:
-    """The validation rows, measured, as a fit of K outputs, or of all as one, sees them.
+    """Hold the measurements on N validation rows for a fit of K outputs, or of all outputs together (K = 1).
 
     Attributes:
-        plan: what was asked for.
-        sites: where dropout goes.
-        mean, target: `(N, ...)`; the mean is corrected where that was asked for, by rows of other folds.
-        terms: after they learned, those of the guard among them.
-        columns: `(N, ...)` each, by name, of the terms that may have a coefficient.
-        features: which they are; None where there are none.
-        shape: of one row's output, of which `mean`, `target` and `columns` may hold some entries alone.
-        per_output: whether axis 1 holds outputs.
-        guards: the names of the terms that tell novel rows; empty where none can.
-        leverage: their values, `(N, terms, K)`, one for each of K outputs or one for all.
-        usual: the same of reference rows, `(m, terms, K)`, where these are not the validation rows.
-        table: `(N, columns)`, the inputs, where they are one table and a term asked for it.
-        correction: of the mean, where that was asked for.
-        usual_sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation
-            rows tell.
-        reference_rows: how many there were; 0 where the validation rows stood in.
-        guard: for constants of all rows; None where nothing tells how novel a row is.
+        plan: options of the calibration.
+        sites: where dropout is applied.
+        mean, target: `(N, ...)`; the mean includes the cross-fitted correction if one was requested.
+        terms: fitted terms, including those of the guard.
+        columns: values of the terms by column name, each `(N, ...)`.
+        features: sites whose activations are read; None if there are none.
+        shape: output shape of one row; `mean`, `target` and `columns` may hold only some of its positions.
+        guards: names of the terms that measure novelty; empty if there are none.
+        leverage: values of these terms, `(N, terms, K)` or `(N, terms, 1)`.
+        usual: their values on m reference rows, `(m, terms, K)`; None if the validation rows are the reference.
+        table: inputs as a table `(N, columns)`, if a term needs them and they are one table.
+        correction: correction of the mean; None if not requested.
+        usual_sizes: mean of a column over the reference rows, `(K,)` or `(1,)`; for other columns the mean over the
+            validation rows is used.
+        reference_rows: number of reference rows; 0 if the validation rows were used instead.
+        guard: limits of novelty; None if there are no terms for it.
     """
 
     plan: Plan
@@ -170,27 +170,27 @@ class TermRows:
 
     @property
     def per_output(self) -> bool:
-        """Whether axis 1 holds outputs, each with coefficients of its own."""
+        """Return True if axis 1 holds outputs, each with its own coefficients."""
         return self.plan.has_outputs((0, *self.shape))
 
     def entries(self, values: Tensor) -> Tensor:
-        """Return values `(N, ...)` as `(N, K, entries)`, of K outputs or of all as one, in double precision."""
+        """Reshape values `(N, ...)` to `(N, K, entries)` in float64; K is 1 without separate outputs."""
         return values.double().reshape(len(values), values.shape[1] if self.per_output else 1, -1)
 
     @cached_property
     def error(self) -> Tensor:
-        """Target less mean, `(N, K, I)`."""
+        """Return target minus mean, `(N, K, I)`."""
         return self.entries(self.target - self.mean)
 
     @cached_property
     def stacked(self) -> Tensor:
-        """The columns, `(N, K, I, J)`."""
+        """Stack the J columns, `(N, K, I, J)`."""
         columns = [self.entries(column) for column in self.columns.values()]
         return torch.stack(columns, -1) if columns else self.error.new_zeros(*self.error.shape, 0)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Means of the columns over usual rows, `(K, J)`."""
+        """Return the mean of each column over reference or validation rows, `(K, J)`."""
         sizes = self.left.mean(self.stacked.mean(2))
         for j, name in enumerate(self.columns):
             if name in self.usual_sizes:
@@ -200,21 +200,21 @@ class TermRows:
 
     @cached_property
     def novelty(self) -> Tensor | None:
-        """How novel each row is, `(N,)`; None where there is no guard."""
+        """Return the novelty of each row, `(N,)`; None without a guard."""
         known = self.guard is not None and self.leverage is not None
         return self.guard.ratio(self.leverage.unbind(1)) if known else None  # type: ignore[union-attr]
 
     @property
     def left(self) -> CrossValidation:
-        """Which rows are left out together, and what each counts."""
+        """Return the folds and row weights for cross-validation."""
         assert isinstance(self.plan.method, Terms)
         return CrossValidation(self.plan.method.folds, self.plan.weights)
 
 
 def learnable(rows: BatchContext, names: Iterable[str]) -> Parts:
-    """Return what terms that learn look at, of a batch, on the CPU; no `"table"` where inputs are none.
+    """Return quantities of a batch from which terms learn, by name, on the CPU; without those that are None.
 
-    Ask for `"gradients"` before `"features"`, as the same pass notes these.
+    Name `"gradients"` before `"features"`, because one backward pass computes both.
     """
     values = {name: getattr(rows, name) for name in names}
     return {name: value.cpu() for name, value in values.items() if value is not None}
@@ -226,7 +226,7 @@ def joined(batches: Sequence[Parts]) -> Parts:
 
 
 def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
-    """Measure the terms on the validation rows."""
+    """Run the network on the validation rows, and measure all terms there."""
     method = plan.method
     assert isinstance(method, Terms)
     weighted = plan.weighs_later or plan.counted is not None
@@ -242,7 +242,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
             chosen = choice.next(len(y))
-            nodes = rows_are_nodes(x)  # which run together, however many are chosen
+            nodes = rows_are_nodes(x)  # nodes run together, even if only some are chosen
             if chosen is not None:
                 x, y = x if nodes else take_rows(x, chosen), y[chosen]
             if not len(y):
@@ -260,11 +260,11 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
                 wanted = {"gradients": gradients, "features": features is not None, "table": forest}
                 asked = [name for name, is_wanted in wanted.items() if is_wanted]
                 shape, axis = tuple(rows.mean.shape[1:]), 2 if plan.has_outputs(rows.mean.shape) else 1
-                # A term that learns from errors has those of all entries.
+                # A term that learns from errors needs those of all positions.
                 every = any(term.needs_errors for term in terms)
                 positions = _positions(shape, axis, None if every else choice.expected)
             if gradients:
-                _ = rows.gradients  # whose pass has the mean, the features and dropout, too
+                _ = rows.gradients  # this pass also computes the mean, the features and dropout
             batch = measured_columns([term for term in terms if not _learns(term)], rows)
             batch[_MEAN] = rows.mean
             parts = learnable(rows, asked)
@@ -284,11 +284,12 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
 
 
 def _at(parts: Parts, rows: list[int]) -> Parts:
+    """Return the tensors at some rows."""
     return {name: values[rows] for name, values in parts.items()}
 
 
 def _learns(term: Term) -> bool:
-    """Return True if a term is measured after the reference rows, or the errors, were seen."""
+    """Return True if a term learns from reference rows or from errors before it is measured."""
     kind = type(term)
     return kind.learned_from is not Term.learned_from or kind.learned_from_errors is not Term.learned_from_errors
 
@@ -296,7 +297,7 @@ def _learns(term: Term) -> bool:
 def usable_features(
     network: Network, x: Any, sites: Sites, readout: Readout, names: Sequence[str] | None = None
 ) -> Features | None:
-    """Return the features that a row has alone as in its batch; None where there are none."""
+    """Return the features that do not depend on the other rows of a batch; None if there are none."""
     features = Features.all(sites) if names is None else Features.named(names, sites)
     try:
         if features is not None and features.are_loose(sites):
@@ -307,21 +308,23 @@ def usable_features(
 
 
 def _candidates(method: Terms, features: Features | None) -> list[Term]:
-    """Return the terms that these features allow; of the default some may be left out."""
+    """Return the terms that can be used with these features; raise if a term chosen by the user cannot."""
     wanting = [term.name for term in method.objects if term.needs_features]
     if features is None and wanting and method.chosen:
         raise ArgumentError(
             f"expected a site whose inputs have an axis for the examples and do not depend on the other rows of a "
-            f"batch, which terms {wanting} look at; found none. Leave these terms out."
+            f"batch, for terms {wanting}; found none. Leave these terms out."
         )
     terms = [term for term in method.objects if features is not None or not term.needs_features]
     if not method.chosen and method.folds == "blocks":
-        terms = [term for term in terms if not isinstance(term, ErrorForest)]  # neighbours would be in its bags
+        terms = [
+            term for term in terms if not isinstance(term, ErrorForest)
+        ]  # neighbours of a left-out row would be in its trees
     return terms
 
 
 def _usable(terms: Sequence[Term], rows: BatchContext, *, chosen: bool) -> tuple[Term, ...]:
-    """Return the terms that this model can have, ready to measure; raise where one that was `chosen` cannot be had."""
+    """Prepare the terms for this model; skip terms that it does not support, or raise if the user chose them."""
     usable: list[Term] = []
     for term in terms:
         try:
@@ -334,7 +337,7 @@ def _usable(terms: Sequence[Term], rows: BatchContext, *, chosen: bool) -> tuple
 
 
 def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRows:
-    """Measure the terms that learn, after they saw the reference rows and the errors."""
+    """Fit the terms that learn to reference rows and errors, then measure them on the validation rows."""
     plan, method = measured.plan, measured.plan.method
     assert isinstance(method, Terms)
     terms = list(measured.terms)
@@ -342,8 +345,8 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     ordered = [name for name in names if name in ("gradients", "forest")]
     if method.mean == "corrected" and ordered != ["gradients", "forest"]:
         raise ArgumentError(
-            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
-            f"at most 4 outputs; found {names}. Leave mean='corrected' out."
+            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model with at "
+            f"most 4 outputs that supports them; found {names}. Leave mean='corrected' out."
         )
     guard = [term for term in terms if isinstance(term, (Leverage, GradientLeverage))]
     if not guard and measured.features is not None:
@@ -392,7 +395,7 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
 def _corrected(
     forest: ErrorForest, terms: Sequence[Term], rows: BatchContext, columns: dict[str, Tensor], error: Tensor
 ) -> tuple[Correction, Tensor]:
-    """Fit the correction of the mean; also return what it adds to validation rows."""
+    """Fit the correction of the mean; return it and its cross-fitted values on the validation rows."""
     metric = next(term for term in terms if isinstance(term, GradientLeverage))
     flat = error.double().reshape(len(error), -1)
     if not bool(flat.any(0).all()):
@@ -412,14 +415,14 @@ def _corrected(
 
 
 def leverages(terms: Sequence[Any], rows: BatchContext) -> tuple[Tensor, Tensor | None]:
-    """Return the leverage of validation rows `(N, terms, K)`; of reference rows, too, where these are other rows."""
+    """Return leverages of validation rows `(N, terms, K)`, and of reference rows or None if these are the same."""
     samples = [term.sample for term in terms]
     values = [rows.values_of(term) for term in terms]
     return _stacked(values), None if None in samples else _stacked(samples)
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
-    """Return `(n, terms, K)` from `(n, K)`, `(n, 1)` or `(n,)` of each term."""
+    """Stack values `(n, K)`, `(n, 1)` or `(n,)` of each term to `(n, terms, K)`."""
     flat = [part.double().cpu().reshape(len(part), -1) for part in values]
     outputs = max(part.shape[1] for part in flat)
     return torch.stack([part.expand(-1, outputs) for part in flat], 1)
@@ -428,7 +431,7 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
 def whole_batch(
     network: Network, plan: Plan, sites: Sites, features: Features | None, noted: Parts, mean: Tensor | None
 ) -> BatchContext:
-    """Return all validation rows as one batch that knows what was noted, and perhaps the mean."""
+    """Return all validation rows as one batch with the stored quantities `noted`, and the mean if given."""
     index = torch.arange(len(next(iter(noted.values())) if mean is None else mean))
     rows = BatchContext(network, None, sites, plan.readout, features, index)
     rows.remember(mean=mean, **noted)
@@ -437,14 +440,14 @@ def whole_batch(
 
 @dataclass(frozen=True)
 class Learned:
-    """Terms after the reference rows, which tell what is usual; without any, the validation rows stood in.
+    """Hold terms fitted to the reference rows, or to the validation rows if there are none.
 
     Attributes:
-        terms: what each has become.
-        rows: how many reference rows were read; 0 where the validation rows stood in.
-        share_seen: an estimate of the share of the validation rows that are among them.
-        dropout: what the first-order variance of each site is on average over them, `(K,)` by the names of columns;
-            empty where that was not measured.
+        terms: the fitted term for each unfitted one.
+        rows: number of reference rows that were read; 0 if the validation rows were used instead.
+        share_seen: estimated share of the validation rows that are among the reference rows.
+        dropout: mean first-order variance of each site over the reference rows, `(K,)`, by column name; empty if it was
+            not measured.
     """
 
     terms: dict[Term, Term]
@@ -456,7 +459,7 @@ class Learned:
 def learned_from_reference(
     network: Network, plan: Plan, sites: Sites, features: Features | None, validation: Parts, terms: Sequence[Term]
 ) -> Learned:
-    """Read the features and mask gradients that these terms learn from; of very many rows only some."""
+    """Fit terms to features and mask gradients of the reference rows, or of a subset if there are very many."""
     if plan.reference is None or not terms:
         return Learned(_taught(terms, [validation], own=True), 0, 0.0, {})
     gradients = any(term.needs_gradients for term in terms)
@@ -502,14 +505,14 @@ def learned_from_reference(
 
 
 def _taught(terms: Sequence[Term], batches: Sequence[Parts], *, own: bool) -> dict[Term, Term]:
-    """Return what each term has become; `own` says that the validation rows stand in."""
+    """Fit each term to batches of features or gradients; `own` is True if these are the validation rows."""
     names = ["gradients" if term.needs_gradients else "features" for term in terms]
     each = zip(terms, names, strict=True)
     return {term: term.learned_from([batch[name] for batch in batches], own) for term, name in each}
 
 
 def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterator[Any]]:
-    """Return how many reference rows there are, where that is known, and their inputs in batches, without targets."""
+    """Return the number of reference rows, or None if unknown, and an iterator over batches of their inputs."""
     reference, collate, size = plan.reference, plan.batches.collate, plan.batches.size
     arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
     listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
@@ -521,7 +524,8 @@ def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterat
         batches = dataset_batches(reference, size)
     except TypeError as error:
         raise DataError(
-            f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
+            f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}. "
+            "Pass an array, a list of batches or a DataLoader."
         ) from error
     total = row_total(reference) if is_dataset(reference) or hasattr(reference, "dataset") else None
 

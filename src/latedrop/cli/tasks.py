@@ -1,4 +1,4 @@
-"""Whether targets in a file are classes, and what number each label stands for."""
+"""Decide whether targets in a file are class labels, and map each label to a class number."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from latedrop.terminal import listed
 
 __all__ = ["remembering", "task_of", "with_labels"]
 
-_SHOWN, _LABELS = 6, 12
+_SHOWN, _LABELS = 6, 12  # class names and labels that a message quotes at most
 
 
 def with_labels(source: Source, network: nn.Module, options: Classes, readout: Readout) -> tuple[Source, str]:
-    """Read the target of a source as labels where it may be classes; returns the source, and the task.
+    """Read the target column as class labels if it may hold classes; return the source and the task.
 
-    Text is classes, in the order of the alphabet or of `--class-names`; of whole numbers `latedrop.calibrate` decides
-    by the model's output.
+    Text is read as classes, in alphabetical order or in that of `--class-names`. Whether whole numbers are classes is
+    decided by `latedrop.calibrate` from the shape of the model's output.
     """
     task, names = options.task, tuple(split(options.class_names))
     if task == "regression" or (task == "auto" and len(source.columns.targets) > 1):
         if names:
-            raise ArgumentError("expected --class-names with one target, of classes; found them with a regression.")
+            raise ArgumentError(
+                "expected --class-names with one target of class labels; found a regression. Leave --class-names out."
+            )
         options.check(classes=False)
         return source, task
     options.check(classes=True)
@@ -51,12 +53,12 @@ def with_labels(source: Source, network: nn.Module, options: Classes, readout: R
             explain_failure(error, x, network)
             raise
     if not names and task == "auto" and output[0].numel() == 1 and len(labels) != 2:
-        return source, "regression"  # whose numbers are wrong, as will be said
+        return source, "regression"  # reading the values will then refuse text that is no number
     classes = as_logits(output).shape[1]
     if names and (len(names) != classes or len(set(names)) != classes):
         raise ArgumentError(
             f"expected --class-names with {classes} different names, as the model has {classes} classes; found "
-            f"{', '.join(names)}."
+            f"{', '.join(names)}. Name each class once, in the order of the model's outputs."
         )
     if len(labels) != classes:
         raise DataError(
@@ -68,7 +70,7 @@ def with_labels(source: Source, network: nn.Module, options: Classes, readout: R
 
 
 def task_of(task: str, source: Source) -> Any:
-    """Return the task for `latedrop.calibrate`, with the names of the classes where labels are text."""
+    """Return the `task=` for `latedrop.calibrate`, with the class names if labels are text."""
     from latedrop import Classification
 
     names = () if source.columns.labels is None else source.columns.labels.names
@@ -76,9 +78,12 @@ def task_of(task: str, source: Source) -> Any:
 
 
 def remembering(
-    uq: Predictor | ClassPredictor, source: Source, options: Classes, held: Any
+    uq: Predictor | ClassPredictor, source: Source, options: Classes, held_out: Any
 ) -> Predictor | ClassPredictor:
-    """Return the same with the names of its columns, and with prediction sets from the rows held out, where asked."""
+    """Store the column names in a predictor, and add the prediction sets or the rejection rule that options ask for.
+
+    Sets and rule are calibrated on the rows `held_out`, which are read only then.
+    """
     options.check(classes=isinstance(uq, ClassPredictor))
     if not isinstance(uq, ClassPredictor):
         uq.calibration = replace(uq.calibration, columns=source.names())
@@ -87,15 +92,16 @@ def remembering(
     if c.verdict.accuracy < 1 / c.classes:
         warn(
             f"the model is right in {c.verdict.accuracy:.0%} of the validation rows, less than by chance: the classes "
-            f"may have another order than {listed(c.known_names, _SHOWN, quote=True)}. Give that of the outputs: "
-            "--class-names.",
+            f"may have another order than {listed(c.known_names, _SHOWN, quote=True)}. Pass the names in the "
+            "order of the outputs: --class-names.",
             LatedropWarning,
             stacklevel=2,
         )
     if options.sets is not None:
-        uq = uq.conformal(held, options.sets, per_class=options.per_class)
-    return uq if options.reject is None else uq.reject(held, options.reject)
+        uq = uq.conformal(held_out, options.sets, per_class=options.per_class)
+    return uq if options.reject is None else uq.reject(held_out, options.reject)
 
 
 def _reading(source: Source, labels: Labels) -> Source:
+    """Return the source with its target column read as `labels`."""
     return replace(source, columns=replace(source.columns, labels=labels))

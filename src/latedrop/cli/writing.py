@@ -1,7 +1,7 @@
-"""Rows out to a file, a few at a time: csv, parquet or npz.
+"""Write rows to a csv, parquet or npz file, a few at a time.
 
-`write_rows` gives a function that takes some rows after another, as columns by name. The file is written aside and
-renamed at the end: nobody finds half of it, whatever comes in between. Standard output, `-`, takes csv as it comes.
+`write_rows` gives a function that appends rows, passed as columns by name. The rows go to a temporary file that is
+renamed at the end, so that an interrupted run leaves no half-written file. Standard output, `-`, gets csv at once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["ROW_FILES", "check_apart", "check_output", "check_outputs", "write_r
 ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".npz")
 
 _Append: TypeAlias = "Callable[[Mapping[str, Any]], None]"
-_GROUP = 16_384  # rows of a parquet row group: few and large ones are quick to read
+_GROUP = 16_384  # rows of a parquet row group; large groups are fast to read
 
 
 def check_output(path: str, *suffixes: str) -> None:
-    """Raise where `path` cannot be written, or does not end as it should: before the work, so that none is lost."""
+    """Raise before the work starts if `path` cannot be written or has none of the allowed endings."""
     where = Path(path)
     if path == STANDARD:
-        raise ArgumentError("expected a file to write; found -, and only rows can go to standard output.")
+        raise ArgumentError("expected a file to write; found -, but only rows can go to standard output. Pass a path.")
     if suffixes and not where.name.lower().endswith(suffixes):
-        raise ArgumentError(f"expected an output that ends in {' or '.join(suffixes)}; found {path!r}.")
+        raise ArgumentError(f"expected an output that ends in {' or '.join(suffixes)}; found {path!r}. Rename it.")
     if where.is_dir():
         raise FileError(f"expected a file to write at {path}; found a folder. Pass another path.")
     if not where.absolute().parent.is_dir():
@@ -53,9 +53,9 @@ def check_output(path: str, *suffixes: str) -> None:
 def check_outputs(
     outputs: Mapping[str, str | None], inputs: Mapping[str, str | None], endings: Sequence[str] | None = ()
 ) -> None:
-    """Check, before the work, that all that is asked for can be written, and is none of the files that are read.
+    """Check before the work starts that every output can be written, and is not one of the inputs.
 
-    Both are by the names of their options; `endings` are those of --output, None where it is a folder or checked later.
+    Keys are names of options. `endings` are the allowed endings of --output; None if it is a folder or checked later.
     """
     endings_of = {"--output": endings, "--report": (".html", ".htm"), "--detector": (".json",)}
     for name, path in outputs.items():
@@ -66,9 +66,9 @@ def check_outputs(
 
 
 def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
-    """Raise where an output of a command, by the name of its option, is one of its inputs, or another output.
+    """Raise if an output is also an input, or is given twice; keys are names of options.
 
-    An input may be `package.module:name`, which is a file if the current folder has one of that name.
+    An input `package.module:name` is compared as the file `package/module.py`.
     """
     standard = {STANDARD: sys.__stdout__}
     read: dict[str, Any] = {name: sys.stdin if path == STANDARD else path for name, path in inputs.items()}
@@ -87,11 +87,11 @@ def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | No
 
 @contextmanager
 def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
-    """Open a file for rows, by its ending; every call of the function adds some, all with the same columns.
+    """Open a file in the format of its ending, and give a function that appends rows, always with the same columns.
 
-    The path `-` is `standard`, by default standard output. A column is an array `(N, ...)`, a list of N texts, or one
-    of pyarrow's. csv and parquet take one value per row and column; csv leaves NaN empty, and texts that a spreadsheet
-    would run get an apostrophe in front.
+    The path `-` means `standard`, by default standard output. A column is an array `(N, ...)`, a list of N strings, or
+    a pyarrow array. csv and parquet take one value per row and column. In csv, NaN is an empty cell, and text that a
+    spreadsheet would run as a formula gets a leading apostrophe.
     """
     if path == STANDARD:
         file = standard or sys.stdout
@@ -105,6 +105,7 @@ def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
 
 @contextmanager
 def _writer(part: Path, name: str) -> Iterator[_Append]:
+    """Open the temporary file `part` in the format of `name`."""
     with ExitStack() as stack:
         if name.endswith(".npz"):
             yield stack.enter_context(_npz_writer(part))
@@ -112,13 +113,14 @@ def _writer(part: Path, name: str) -> Iterator[_Append]:
             yield stack.enter_context(_parquet_writer(part))
         else:
             raw: Any = stack.enter_context(part.open("wb"))
-            if name.endswith(".gz"):  # without name and time in its head: the same rows give the same bytes
+            if name.endswith(".gz"):  # no name and time in the header, so that equal rows give equal bytes
                 raw = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
             file = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
             yield _csv_writer(file, "\t" if ".tsv" in name[-7:] else ",")
 
 
 def _csv_writer(file: IO[str], between: str = ",") -> _Append:
+    """Return a function that appends rows as csv, with a header before the first ones."""
     begun = False
 
     def append(columns: Mapping[str, Any]) -> None:
@@ -133,9 +135,9 @@ def _csv_writer(file: IO[str], between: str = ",") -> _Append:
 
 
 def _csv_text(columns: Mapping[str, Any], between: str) -> str:
-    """Write columns of N values each as lines of csv; what is missing is empty."""
+    """Format columns of N values as N lines of csv; missing values are empty."""
     cells = [_cells(values, between) for values in columns.values()]
-    if len(cells) == 1:  # a blank line would be no row
+    if len(cells) == 1:  # readers skip blank lines, so an empty single cell is quoted
         cells = [compute.if_else(compute.equal(cells[0], ""), '""', cells[0])]
     lines = compute.binary_join_element_wise(*cells, between)
     if not len(lines):
@@ -145,7 +147,7 @@ def _csv_text(columns: Mapping[str, Any], between: str) -> str:
 
 
 def _cells(values: Any, between: str) -> Any:
-    """Return values as text; texts that a spreadsheet would run get an apostrophe, and quotes where they need them."""
+    """Return values as text for csv: formulas get a leading apostrophe, special characters are quoted."""
     cells = values if isinstance(values, pyarrow.Array) else pyarrow.array(values, from_pandas=True)
     if pyarrow.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
@@ -167,6 +169,7 @@ def _cells(values: Any, between: str) -> Any:
 
 @contextmanager
 def _parquet_writer(part: Path) -> Iterator[_Append]:
+    """Give a function that appends rows to a parquet file, in row groups of `_GROUP` rows or more."""
     with ExitStack() as stack:
         writer: Any = None
         schema: Any = None
@@ -193,7 +196,7 @@ def _parquet_writer(part: Path) -> Iterator[_Append]:
 
 
 def _as_before(batch: Any, schema: Any) -> Any:
-    """A batch in the types of the first one: files of one folder may differ in them."""
+    """Cast a batch to the types of the first one, because the files of a folder may differ in types."""
     columns = []
     for name, values in zip(schema.names, batch.columns, strict=True):
         try:
@@ -208,7 +211,10 @@ def _as_before(batch: Any, schema: Any) -> Any:
 
 @contextmanager
 def _npz_writer(part: Path) -> Iterator[_Append]:
-    """A npy file says first how many rows it has: each array goes to a file without a name until that is known."""
+    """Give a function that appends rows to an npz file.
+
+    A npy header contains the number of rows, so each array is written to a temporary file until that is known.
+    """
     with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
         shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
@@ -241,6 +247,7 @@ def _npz_writer(part: Path) -> Iterator[_Append]:
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    """Return a column as an array of numbers; raise `DataError` for text."""
     if isinstance(values, pyarrow.Array) and pyarrow.types.is_string(values.type):
         values = values.to_pylist()
     try:
@@ -253,6 +260,7 @@ def _array(name: str, values: Any) -> npt.NDArray[Any]:
 
 
 def _check_flat(columns: Mapping[str, Any]) -> None:
+    """Raise `DataError` if a column has more than one value per row."""
     for name, values in columns.items():
         if getattr(values, "ndim", 1) > 1:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Data that go in: arrays, tables, batches, items, and their rows.
+"""Read inputs and targets: arrays, tables, batches, lists of items, and their rows.
 
-It may import the modules beside the rooms, and no room.
+This package imports top-level modules of latedrop, and none of its other packages.
 """

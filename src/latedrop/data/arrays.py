@@ -1,4 +1,4 @@
-"""Arrays, tables and tensors: what goes into a model, on its device and in its dtype."""
+"""Convert arrays, tables and tensors to inputs on the device and in the dtype of a model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 
 
 def place(x: Any, model: nn.Module | Tensor, *, check: bool = True, cut: bool = False) -> Any:
-    """Move inputs to the device of a model, or of its first weight; numpy arrays, tables and float64 take its dtype.
+    """Move inputs to the device of a model or weight; convert numpy arrays, tables and float64 tensors to its dtype.
 
-    With `check`, raises `DataError` where a floating input has NaN or inf. Numbers that do not fit the dtype raise one,
-    too; with `cut` they are cut at the largest, unless no row fits.
+    With `check`, raise `DataError` if a floating input has NaN or inf. Also raise it for numbers beyond the range of
+    the dtype; with `cut` they are clamped to the range, unless every row has one.
     """
     parameter = model if isinstance(model, Tensor) else first_weight(model)
     device = parameter.device if parameter is not None else torch.device("cpu")
@@ -36,7 +36,7 @@ def place(x: Any, model: nn.Module | Tensor, *, check: bool = True, cut: bool = 
             value = from_table(value, "inputs") if is_table(value) else from_array(value, "inputs")
             convert = value.is_floating_point()
         else:
-            convert = value.dtype == torch.float64  # as numpy makes them; others were chosen
+            convert = value.dtype == torch.float64  # the default of numpy; other dtypes were chosen by the user
         if convert and parameter is not None and value.dtype != parameter.dtype:
             value = _converted(value, parameter.dtype, cut)
         moved: Tensor = value if value.device == device else value.to(device)
@@ -49,7 +49,7 @@ def place(x: Any, model: nn.Module | Tensor, *, check: bool = True, cut: bool = 
 
 
 def floating(x: Any) -> list[Tensor]:
-    """Return the floating tensors of inputs that were placed, where NaN and inf can be."""
+    """Return the floating tensors among placed inputs."""
     if isinstance(x, Tensor):
         return [x] if x.is_floating_point() else []
     values: list[Tensor] = []
@@ -69,7 +69,7 @@ def check_inputs(inputs: Sequence[Tensor], where: str = "", leave: str = "rows")
 
 
 def check_dtypes(x: Any, model: nn.Module, error: Exception) -> None:
-    """After a failure of the model: raise where its weights are of another floating dtype than the inputs."""
+    """Explain a failure of the model: raise `DataError` if weights and inputs have different floating dtypes."""
     weight = first_weight(model)
     other = [value.dtype for value in floating(x) if weight is not None and value.dtype != weight.dtype]
     if weight is not None and weight.is_floating_point() and other:
@@ -80,23 +80,23 @@ def check_dtypes(x: Any, model: nn.Module, error: Exception) -> None:
 
 
 def _converted(value: Tensor, dtype: torch.dtype, cut: bool) -> Tensor:
-    """In the model's dtype; `DataError` where finite numbers would become infinite, unless they are cut."""
-    made, most = value.to(dtype), torch.finfo(dtype).max
-    if most < torch.finfo(value.dtype).max and not all_finite(made):
-        beyond = made.isinf() & value.isfinite()
+    """Convert to the model's dtype; raise `DataError` if finite numbers would become infinite and are not cut."""
+    converted, most = value.to(dtype), torch.finfo(dtype).max
+    if most < torch.finfo(value.dtype).max and not all_finite(converted):
+        beyond = converted.isinf() & value.isfinite()
         if cut and not bool(beyond.flatten(1).any(1).all()):
-            return torch.where(beyond, value.clamp(-most, most).to(dtype), made)
+            return torch.where(beyond, value.clamp(-most, most).to(dtype), converted)
         lost = value[beyond]
         if lost.numel():
             raise DataError(
                 f"expected inputs that fit {dtype}, the model's dtype; found {lost.numel()} of {value.numel()} that do "
                 f"not, such as {lost[0].item():.3g}. Use other units, or model.double()."
             )
-    return made
+    return converted
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Return True if no value is NaN or inf: their sum then is finite too, mostly, and takes one pass and no memory.
+    """Return True if no value is NaN or inf. A finite sum proves it in one pass; otherwise all entries are tested.
 
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
     (True, False)
@@ -110,17 +110,17 @@ def all_finite(*tensors: Tensor) -> bool:
     if all(total.is_cpu for total in totals):
         finite = all(isfinite(total.item()) for total in totals)
     else:
-        finite = isfinite(sum(totals[1:], totals[0]).item())  # another device is waited for once
+        finite = isfinite(sum(totals[1:], totals[0]).item())  # one transfer from the GPU for all tensors
     return finite or all(bool(torch.isfinite(values).all()) for values in tensors)
 
 
 def any_true(values: Tensor) -> bool:
-    """Return True if any entry is True; False while a function is traced, where no value can be looked at."""
+    """Return True if any entry is True; False while a function is traced, because values cannot be read then."""
     return False if being_traced() else bool(values.any())
 
 
 def from_array(array: np.ndarray, what: str) -> Tensor:
-    """Return a numpy array of numbers as a tensor; `what` names it in the error where it holds something else."""
+    """Convert a numpy array of numbers to a tensor; `what` names it in error messages."""
     if array.dtype.kind not in "fiub":
         raise DataError(
             f"expected numeric {what}; found a numpy array of dtype {array.dtype}. "
@@ -131,20 +131,20 @@ def from_array(array: np.ndarray, what: str) -> Tensor:
             f"expected {what} without missing values; found {int(np.ma.getmaskarray(array).sum())} masked ones. Drop "
             "or impute those rows."
         )
-    # torch refuses foreign byte orders and wide floats, and warns of read-only arrays: these are copied.
+    # Copy foreign byte orders and wide floats, which torch refuses, and read-only arrays, for which it warns.
     dtype = np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, requirements=["C", "W"]))
 
 
 def is_table(value: Any) -> bool:
-    """Return True if `value` is a data frame or a series, of pandas, polars or alike."""
+    """Return True if `value` is a data frame or a series, of pandas, polars or a similar library."""
     return hasattr(value, "to_numpy") and not isinstance(value, (Tensor, np.ndarray, type))
 
 
 def from_table(table: Any, what: str, *, whole: bool = False) -> Tensor:
-    """Return a data frame `(N, D)` or a series `(N,)` of numbers as a float64 tensor; missing values are NaN.
+    """Convert a data frame `(N, D)` or a series `(N,)` of numbers to a float64 tensor; missing values become NaN.
 
-    With `whole`, columns of whole numbers alone are an int64 tensor.
+    With `whole`, the tensor is int64 if all columns hold whole numbers.
 
     >>> import pandas
     >>> from_table(pandas.DataFrame({"a": [1, 2], "b": [True, False]}), "inputs")
@@ -153,7 +153,7 @@ def from_table(table: Any, what: str, *, whole: bool = False) -> Tensor:
     """
     if not hasattr(table, "columns"):
         return from_array(_numbers(getattr(table, "name", None), table, what, whole), what)
-    # pandas names its columns by `items`, polars by `iter_columns`.
+    # pandas iterates over columns by `items`, polars by `iter_columns`.
     named = table.items() if hasattr(table, "items") else ((column.name, column) for column in table.iter_columns())
     columns = [_numbers(name, column, what, whole) for name, column in named]
     return from_array(np.stack(columns, 1) if columns else np.zeros((len(table), 0)), what)
@@ -176,32 +176,33 @@ def map_values(x: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def apart(make: Callable[[], Tensor]) -> Tensor:
-    """Call `make` in a thread of its own: there nothing is traced, and its tensor can be kept."""
+    """Call `make` in a new thread, where nothing is traced, so that its tensor can be cached."""
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(make).result()
 
 
 def constants(values: tuple[float, ...]) -> Tensor:
-    """Return numbers in float64, made once; they are not to be changed in place."""
-    # What is made while a graph is traced, or in inference mode, is of no use outside.
+    """Return a cached float64 tensor of numbers; do not change it in place."""
+    # A tensor made while tracing or in inference mode cannot be used outside of it.
     return torch.tensor(values, dtype=torch.float64) if being_traced() else _constants(values)
 
 
 @lru_cache(maxsize=256)
 def _constants(values: tuple[float, ...]) -> Tensor:
+    """Make the cached tensor of `constants`."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float64)
 
 
 def widened(output: Tensor) -> Tensor:
-    """Return the tensor in float32, or in float64 where it is."""
+    """Convert a tensor to float32, unless it is float32 or float64."""
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 
 def _numbers(name: Any, column: Any, what: str, whole: bool) -> np.ndarray:
-    """One column of a table as float64, or as int64 where it is wanted and has whole numbers alone."""
+    """Convert a column to float64, or to int64 if `whole` is set and it holds only whole numbers."""
     kind = getattr(column.dtype, "kind", None)
-    nullable = not isinstance(column.dtype, np.dtype) and kind in (*"fiub",)  # pandas
+    nullable = not isinstance(column.dtype, np.dtype) and kind in (*"fiub",)  # nullable dtypes of pandas
     values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
     if values.dtype.kind not in "fiub":
         raise DataError(

@@ -1,4 +1,4 @@
-"""Validation data as a stream of (inputs, targets): a pair of arrays, a data set, or any iterable of batches."""
+"""Read validation data as a stream of (inputs, targets): a pair of arrays, a data set, or an iterable of batches."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["Batches", "Peeked", "as_target", "first_rows", "is_pair", "row_batch
 
 @dataclass(frozen=True)
 class Batches:
-    """How validation data are read, batch by batch.
+    """Set how validation data are read, batch by batch.
 
     Attributes:
-        size: rows that run at once, for a pair of arrays or a data set.
-        unpack: from a batch of an iterable to `(inputs, targets)`, also of batches of reference rows; of batches that
-            are mappings, the name of the targets will do.
-        collate: from a list of items to what the model takes, where the inputs are lists of objects such as graphs;
-            the predictor takes such lists, too.
+        size: number of rows that run at once, for a pair of arrays or a data set.
+        unpack: function from one batch of an iterable to `(inputs, targets)`, also used for reference batches; if
+            batches are mappings, the key of the targets is enough.
+        collate: function from a list of items (such as graphs) to the model's input batch. The predictor then takes
+            lists of items, too.
     """
 
     size: int = 256
@@ -50,8 +50,8 @@ class Batches:
         """Yield `(inputs, targets)` with the inputs on the model's device.
 
         `data` is a pair `(x, y)` with y a tensor, array or table, a data set of torch or Hugging Face, or an iterable
-        of batches, each a pair, a mapping, or what `unpack` turns into a pair. With `collate`, inputs are lists of
-        items.
+        of batches, each a pair, a mapping, or an object that `unpack` turns into a pair. With `collate`, inputs
+        are lists of items.
         """
         if isinstance(data, Tensor) or hasattr(data, "__array__"):
             raise DataError(
@@ -83,12 +83,12 @@ class Batches:
                 yield x, y
 
     def is_one_pair(self, data: Any) -> bool:
-        """Return True if data are one pair `(x, y)` of all rows, and not an iterable of batches."""
+        """Return True if data is one pair `(x, y)` of all rows, and not an iterable of batches."""
         return self.unpack is None and is_pair(data)
 
 
 class Peeked:
-    """Batches, or a data set in batches, of which the first was looked at."""
+    """Hold batches whose first one has been read already, and iterate over all of them once."""
 
     def __init__(self, data: Any, batch_size: int) -> None:
         self._all, self._rest = data, dataset_batches(data, batch_size)
@@ -99,7 +99,7 @@ class Peeked:
 
     @property
     def row_total(self) -> int | None:
-        """How many rows there are, where the data tell."""
+        """Return the number of rows, or None if the data do not say it."""
         return row_total(self._all)
 
 
@@ -118,7 +118,7 @@ def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
 
 
 def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) -> Any:
-    """At most so many of the first inputs of a pair (x, y), placed."""
+    """Return the first inputs of a pair (x, y), at most `most`, on the model's device."""
     x, rows = as_items(pair[0], collate), len(pair[1])
     if isinstance(x, Graphs):
         x.match(rows)
@@ -128,9 +128,9 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
 
 
 def row_total(data: Any) -> int | None:
-    """How many rows `batches` will yield at most, or None where that is not known beforehand.
+    """Return the largest number of rows that `data` can yield, or None if it is not known beforehand.
 
-    A `DataLoader` knows it by its `dataset`; other iterables may have an attribute `row_total`.
+    For a `DataLoader` it is the length of its `dataset`; other iterables may have an attribute `row_total`.
     """
     try:
         return len(data[1] if is_pair(data) else data if is_dataset(data) else data.dataset)
@@ -139,7 +139,7 @@ def row_total(data: Any) -> int | None:
 
 
 def is_pair(data: Any) -> bool:
-    """Whether `data` is one pair (x, y), and not two batches; y may still be a list or a table, to be refused later."""
+    """Return True if `data` is one pair (x, y), not two batches; y may still be a list, which is refused later."""
     return isinstance(data, (tuple, list)) and len(data) == 2 and any(hasattr(part, "__array__") for part in data)
 
 
@@ -149,7 +149,7 @@ def _check_size(batch_size: Any) -> None:
 
 
 def as_target(y: Any) -> Tensor:
-    """Targets as a tensor of finite real numbers, or `DataError`."""
+    """Convert targets to a tensor of finite real numbers, or raise `DataError`."""
     if not isinstance(y, (Tensor, np.ndarray)) and not is_table(y):
         raise DataError(
             f"expected targets as a tensor, array or table; found {type(y).__name__}. Convert them, or pass unpack= to "
@@ -174,6 +174,6 @@ def _check_rows(x: Any, y: Tensor) -> None:
     rows = row_count(x)
     if y.dim() == 0 or len(y) != rows:
         raise DataError(
-            f"expected one target for each of the {rows} input rows; found targets of shape {tuple(y.shape)}. Where a "
-            "row is no entry of a tensor, as a graph of several nodes, pass a list of items and collate=."
+            f"expected one target for each of the {rows} input rows; found targets of shape {tuple(y.shape)}. If a "
+            "row is not one entry of a tensor, such as a graph of several nodes, pass a list of items and collate=."
         )

@@ -1,8 +1,7 @@
-"""Data sets as batches: those of torch, those of Hugging Face's `datasets`, and batches that are mappings.
+"""Read torch and Hugging Face data sets in batches, and split batches into inputs and targets.
 
-A batch that is a mapping holds the inputs by the names of `forward`'s parameters, and the targets under one of
-`LABELS`, or under the name that the user gives. Entries that the model does not take are left out, as Hugging Face's
-`Trainer` does.
+A batch may be a mapping with inputs under the parameter names of `forward` and targets under one of `LABELS`, or under
+a name that the user gives. Entries that the model does not take are ignored, as in Hugging Face's `Trainer`.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ __all__ = [
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str
-"""From a batch to (inputs, targets); of batches that are mappings, the name of the targets will do."""
+"""Function from a batch to (inputs, targets); if batches are mappings, the key of the targets is enough."""
 
 LABELS = ("labels", "label", "targets", "target", "y")
-"""Names that targets have in a batch that is a mapping, unless the user says another."""
-
+"""Keys under which the targets of a mapping are looked up by default."""
 
 _ROWS = 256
 
 
 class Columns(dict[str, Any]):
-    """A batch of columns by their names, which is nobody's own kind of input."""
+    """Hold a batch of columns by name; the class marks mappings that were made here, not by the user."""
 
 
 def is_loader(data: Any) -> bool:
-    """Return True if something gives batches of rows, and is no rows itself: a `DataLoader`, or a data set."""
+    """Return True for a `DataLoader` or a data set, which yield batches of rows."""
     return not isinstance(data, Tensor) and (isinstance(data, DataLoader) or is_dataset(data))
 
 
 def gives_batches(data: Any) -> bool:
-    """Return True if something gives batches at least once: a loader, a data set, or a generator."""
+    """Return True for a loader, a data set or an iterator (which yields its batches only once)."""
     return is_loader(data) or isinstance(data, Iterator)
 
 
 def is_dataset(data: Any) -> bool:
-    """Return True if something is a data set of torch or of Hugging Face, which is cut into batches here."""
+    """Return True for a data set of torch or Hugging Face, which has to be cut into batches."""
     return isinstance(data, Dataset) or _is_hugging_face(data)
 
 
 def _is_hugging_face(data: Any) -> bool:
+    """Return True for a data set of Hugging Face, or a dict of them."""
     return all(hasattr(data, name) for name in ("with_format", "column_names"))
 
 
@@ -80,16 +79,16 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _stacked(values: Any) -> Any:
-    """Return rows that came one by one as one tensor, where they are of one shape."""
+    """Stack a list of tensors if they have the same shape; return other values unchanged."""
     if not isinstance(values, list) or not values or not all(isinstance(value, Tensor) for value in values):
         return values
     return torch.stack(values) if len({value.shape for value in values}) == 1 else values
 
 
 def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> Any:
-    """Return the inputs in a batch that is a mapping, without the targets: those that the model knows, or the only one.
+    """Return the inputs of a mapping, without targets: the entries that `forward` names, or the only entry.
 
-    A model that knows none of several takes the mapping as it is, as one argument; of columns that is an error.
+    If `forward` names none of several entries, the mapping itself is the input; for `Columns` this is an error.
     """
     parameters = inspect.signature(bare(model).forward).parameters.values()
     required = {p.name for p in parameters if p.default is p.empty}
@@ -113,7 +112,7 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
 
 
 def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch; those of a mapping are called as `unpack` says, or one of `LABELS`."""
+    """Return inputs and targets of a batch; in a mapping, targets are under the key `unpack` or one of `LABELS`."""
     if graphs.is_graph(batch) and not callable(unpack):
         return Graphs(graphs.as_batch(batch)), graphs.target_of(batch, unpack)
     if isinstance(batch, Mapping) and not callable(unpack):
@@ -122,8 +121,8 @@ def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, 
             wanted = f"one of {', '.join(LABELS)}" if unpack is None else repr(unpack)
             raise DataError(
                 f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys "
-                f"{list(batch)}. Pass unpack=, the name of the targets, or a function from a batch to (inputs, "
-                "targets)."
+                f"{list(batch)}. Pass the key of the targets, or a function from a batch to (inputs, "
+                "targets), as unpack=."
             )
         return named_inputs(batch, model, labels[0]), batch[labels[0]]
     if isinstance(unpack, str):
@@ -142,13 +141,13 @@ def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, 
 
 
 def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
-    """Return the inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
+    """Return the inputs of a batch: the whole batch, or its first part if it must be a pair (inputs, targets).
 
-    Of a mapping, the entries that the model takes. With `unpack`, the first part of what it gives; with `collate`, a
-    list of items, or a tuple of it and targets.
+    For a mapping, return the entries that the model takes; with `unpack`, the first part of its result. With `collate`,
+    the batch is a list of items, or a tuple of such a list and targets.
 
-    A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
-    meant cannot be seen, and guessing wrong would go unnoticed.
+    A pair is two inputs if `forward` requires two or more, and inputs with targets if it takes only one. Raise
+    `DataError` if the second input is optional, because a wrong guess would go unnoticed.
     """
     if graphs.is_graph(batch) and not callable(unpack) and collate is None:
         return Graphs(graphs.as_batch(batch))
@@ -174,9 +173,9 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     if len(taken) < 2:
         return first
     raise DataError(
-        f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
-        "the second part could be an input or a target. Pass batches of inputs alone; or tell "
-        "predict_batches: unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
+        f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, is optional, so "
+        "the second part could be an input or a target. Pass batches of inputs alone, or pass to "
+        "predict_batches unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
     )
 
 
@@ -187,7 +186,7 @@ def inputs_in(
     take: Callable[[Any], Any] | str | None = None,
     collate: Collate = None,
 ) -> Iterator[Any]:
-    """Yield the inputs of every batch; `take` takes them out of a batch, or names the targets."""
+    """Yield the inputs of every batch; `take` is a function from a batch to inputs, or the key of the targets."""
     for batch in dataset_batches(loader, batch_size) if is_dataset(loader) else loader:
         if isinstance(take, str) or take is None:
             yield inputs_of(batch, model, take, collate)
@@ -196,14 +195,14 @@ def inputs_in(
 
 
 def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
-    """Yield the inputs of every batch of a loader or a data set, of which there must be one."""
+    """Yield the inputs of every batch of a loader or data set; raise `DataError` if it is empty."""
     batches = inputs_in(loader, model, _ROWS)
     first = list(islice(batches, 1))
     if not first:
-        raise DataError("expected a loader or a data set with at least one batch of rows; found none.")
+        raise DataError("expected a loader or a data set with at least one batch of rows; found none. Pass more rows.")
     yield from chain(first, batches)
 
 
 def first_inputs(x: Any, model: nn.Module, collate: Collate = None) -> Any:
-    """Return the inputs of the first batch of a loader or a data set; all else as it is."""
+    """Return the inputs of the first batch of a loader or data set; return any other `x` unchanged."""
     return next(inputs_loaded(x, model)) if is_loader(x) and collate is None else x

@@ -1,10 +1,9 @@
-"""Graphs of PyTorch Geometric: what a model is called with, what its targets are, and several graphs as one batch.
+"""Read graphs of PyTorch Geometric: the arguments of the model, the targets, and batches of several graphs.
 
     calibrate(model, DataLoader(graphs, 64), reference=DataLoader(train_graphs, 64))
 
-A row is a graph, or a node where there is one target for each node. A model is called with the batch itself, or with
-those of its attributes that `forward` names: `forward(x, edge_index, batch)`. The library is not imported here: whoever
-has a graph of it has imported it.
+A row is a graph, or a node if there is one target per node. The model is called with the batch itself, or with the
+attributes that `forward` names: `forward(x, edge_index, batch)`. PyTorch Geometric is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = [
 ]
 
 _WHOLE = ("batch", "data", "graph", "graphs", "inputs")
-"""Names of a parameter that takes all of a batch, also where an attribute has that name."""
+"""Parameter names that mean the whole batch, even if the batch has an attribute of that name."""
 
 _INPUTS = ("x", "pos", "edge_attr", "edge_weight")
 """Attributes that are inputs by convention; others may be targets, which are NaN where they are unknown."""
@@ -39,7 +38,7 @@ def is_graph(x: Any) -> bool:
 
 
 def as_batch(x: Any) -> Any:
-    """Return a graph, a batch of graphs or a list of graphs as a batch; None for all else."""
+    """Return a graph, a batch of graphs or a list of graphs as a batch; None for any other object."""
     one = is_graph(x)
     graphs = [x] if one else x if isinstance(x, (list, tuple)) else ()
     if not graphs or not all(map(is_graph, graphs)):
@@ -47,7 +46,7 @@ def as_batch(x: Any) -> Any:
     if hasattr(graphs[0], "node_types"):
         raise DataError(
             "expected graphs with one type of nodes; found HeteroData. Pass a list of them with "
-            "batches=Batches(collate=...), a function from the list to what the model takes."
+            "batches=Batches(collate=...), a function from the list to the model's input."
         )
     return x if one and _is_batch(x) else _joined(_each(graphs))
 
@@ -64,13 +63,13 @@ def batches(data: Any, size: int) -> Any:
 
 
 def copies(batch: Any, times: int) -> Any:
-    """Return a batch several times in one, one copy after the other."""
-    made, count = _joined([batch] * times), batch.num_graphs
+    """Return one batch that holds `times` copies of a batch, one after the other."""
+    joined, count = _joined([batch] * times), batch.num_graphs
     nodes, starts = int(batch.num_nodes), torch.arange(times, device=batch.batch.device)[:, None]
-    made.batch = (batch.batch + count * starts).flatten()
-    made.ptr = torch.cat([(batch.ptr[:-1] + nodes * starts).flatten(), batch.ptr[-1:] * times])
-    made._num_graphs = count * times
-    return made
+    joined.batch = (batch.batch + count * starts).flatten()
+    joined.ptr = torch.cat([(batch.ptr[:-1] + nodes * starts).flatten(), batch.ptr[-1:] * times])
+    joined._num_graphs = count * times
+    return joined
 
 
 def check_finite(batch: Any, given: Any) -> None:
@@ -93,7 +92,7 @@ def stand_in(batch: Any) -> Any:
 
 
 def arguments(batch: Any, model: nn.Module) -> Any:
-    """Return what `model` is called with: a mapping of those attributes that `forward` names, or the batch."""
+    """Return the model's arguments: a dict of the batch attributes that `forward` names, or the batch itself."""
     parameters = inspect.signature(bare(model).forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required, known = [p.name for p in named if p.default is p.empty], set(batch.keys())
@@ -102,8 +101,8 @@ def arguments(batch: Any, model: nn.Module) -> Any:
     missing = [name for name in required if name not in known]
     if missing:
         raise DataError(
-            f"expected forward() to take a batch of graphs, or attributes of it by their names; {missing} are none of "
-            f"{sorted(known)}. Rename the parameters, or put the model into a module whose forward takes the batch."
+            f"expected forward() to take a batch of graphs, or parameters named as its attributes {sorted(known)}; "
+            f"found {missing}. Rename the parameters, or put the model into a module whose forward takes the batch."
         )
     return {p.name: batch[p.name] for p in named if p.name in known and (p.name != "y" or p.default is p.empty)}
 
@@ -126,9 +125,9 @@ def target_of(batch: Any, name: str | Callable[[Any], Any] | None) -> Tensor:
 
 
 def place_signs(batch: Any) -> Tensor:
-    """Return `(nodes,)` of 1 and -1 by the place of a node in its own graph, which add up to little."""
-    place: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
-    return 1.0 - 2.0 * (((place * 2654435761) >> 15) & 1)
+    """Return a pseudo-random sign per node, `(nodes,)`, from its position in its graph; the sum is close to 0."""
+    position: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
+    return 1.0 - 2.0 * (((position * 2654435761) >> 15) & 1)
 
 
 def _is_batch(graph: Any) -> bool:
@@ -146,6 +145,6 @@ def _joined(graphs: Iterable[Any]) -> Any:
 
 
 def some(batch: Any, index: slice | Sequence[int]) -> Any:
-    """Return a batch of some of the graphs, which may repeat."""
-    places = range(batch.num_graphs)[index] if isinstance(index, slice) else index
-    return _joined([batch.get_example(i) for i in places])
+    """Return a batch of the graphs at `index`, which may repeat."""
+    positions = range(batch.num_graphs)[index] if isinstance(index, slice) else index
+    return _joined([batch.get_example(i) for i in positions])

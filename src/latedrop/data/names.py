@@ -1,7 +1,7 @@
-"""Names of columns: in data frames that come in, and in those that go out.
+"""Read and check the column names of data frames.
 
-A calibration remembers the names of its input and target columns. Inputs whose columns stand in another order are put
-into the one that the model was calibrated with; columns that are missing, or too many, are refused.
+A calibration stores the names of its input and target columns. Later inputs are reordered to this order; missing or
+additional columns are refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from latedrop.terminal import listed
 __all__ = ["Names", "in_order", "index_of", "names_of", "pair_in_order"]
 
 Names = Mapping[str, Sequence[str]]
-"""The names of columns: `inputs` and `targets`, as far as these are known."""
+"""Column names under the keys `inputs` and `targets`; a key is missing if its names are unknown."""
 
 _SHOWN = 6
 
 
 def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
-    """Return the column names of a pair `(x, y)`; None where neither has any. Names that stand twice tell nothing.
+    """Return the column names of a pair `(x, y)`; None if neither has any. Names with duplicates are ignored.
 
     >>> import pandas
     >>> names_of((pandas.DataFrame({"a": [1.0], "b": [2.0]}), pandas.Series([3.0], name="price")))
@@ -36,19 +36,19 @@ def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
 
 
 def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
-    """Return a data frame with its columns in the order of `names`; anything else as it is.
+    """Return a data frame with its columns in the order of `names`; return any other `x` unchanged.
 
-    Raises `DataError` where columns are missing or too many.
+    Raise `DataError` if columns are missing, or if there are others.
 
     >>> import pandas
     >>> list(in_order(pandas.DataFrame({"b": [2.0], "a": [1.0]}), {"inputs": ("a", "b")}).columns)
     ['a', 'b']
     """
-    known, there = list((names or {}).get(key, ())), list(_columns(x) if hasattr(x, "columns") else ())
-    if not known or not there or there == known:
+    known, given = list((names or {}).get(key, ())), list(_columns(x) if hasattr(x, "columns") else ())
+    if not known or not given or given == known:
         return x
-    missing, more = [name for name in known if name not in there], [name for name in there if name not in known]
-    if missing or more or len(there) != len(known):
+    missing, more = [name for name in known if name not in given], [name for name in given if name not in known]
+    if missing or more or len(given) != len(known):
         wrong = [f"without {listed(map(repr, missing), _SHOWN)}"] if missing else []
         wrong += [f"with {listed(map(repr, more), _SHOWN)} besides"] if more else []
         raise DataError(
@@ -60,19 +60,19 @@ def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
 
 
 def pair_in_order(data: Any, names: Names | None) -> Any:
-    """Return a pair `(x, y)` with the columns of both in order; anything else as it is."""
+    """Return a pair `(x, y)` with the columns of both in order; return any other data unchanged."""
     if names is None or not is_pair(data):
         return data
     return in_order(data[0], names), in_order(data[1], names, "targets")
 
 
 def index_of(x: Any) -> Any:
-    """Return the index of a data frame of pandas, None for anything else."""
+    """Return the index of a pandas data frame; None for any other object."""
     return getattr(x, "index", None) if is_table(x) and hasattr(x, "iloc") else None
 
 
 def _columns(table: Any) -> tuple[str, ...]:
-    """Return the names of a table's columns, or of a series; none where they are no texts."""
+    """Return the column names of a table or the name of a series; empty if one is not a non-empty string."""
     if not is_table(table):
         return ()
     names = tuple(table.columns) if hasattr(table, "columns") else (getattr(table, "name", None),)

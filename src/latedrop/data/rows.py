@@ -1,7 +1,7 @@
-"""Rows: the first axis of every input and of the output counts the examples.
+"""Count, select and repeat rows: examples along the first axis of every input and of the output.
 
-A tuple or list is several positional inputs; a mapping is keyword inputs, or one dict. Where rows are objects (graphs,
-molecules, sequences of any length), `Items` holds them as a list, with the function that makes a batch of them.
+A tuple or list holds several positional inputs; a mapping holds keyword inputs, or is one input. If rows are objects
+(graphs, molecules, sequences of any length), `Items` holds them as a list with the function that collates a batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, n
 
 
 class Items:
-    """A list of items, one for each row, and how a batch is made of them."""
+    """Hold a list of items, one for each row, and the function that collates a batch of them."""
 
     def __init__(self, items: Iterable[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.items, self.collate = list(items), collate
@@ -40,33 +40,33 @@ class Items:
         return len(self.items)
 
     def at(self, index: slice | Iterable[int]) -> Items:
-        """Some of them."""
-        some = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
-        return Items(some, self.collate)
+        """Return the items at a slice or at indices."""
+        chosen = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
+        return Items(chosen, self.collate)
 
     def repeated(self, times: int) -> Items:
-        """All of them, one time after the other."""
+        """Return all items `times` times, one copy after the other."""
         return self.at([*range(len(self))] * times)
 
     def batch(self, model: nn.Module) -> Any:
-        """Return what `collate` makes of all, on the model's device; a model may write into it."""
+        """Collate all items to a batch on the model's device; return a copy, because a model may write into it."""
         if self._batch is None:
             try:
-                made = self.collate(list(self.items))
+                batch = self.collate(list(self.items))
             except Exception as error:
                 raise DataError(
                     f"expected collate= to make a batch of {len(self)} items; it raised {type(error).__name__}: "
                     f"{error}. It is given a list of items, as a DataLoader's collate_fn is."
                 ) from error
-            made = place(made, model)
-            if not _is_plain(made):  # an object of somebody's own, which we cannot copy
-                return _moved(made, model)
-            self._batch = made
+            batch = place(batch, model)
+            if not _is_plain(batch):  # an object of an unknown class, which we cannot copy
+                return _moved(batch, model)
+            self._batch = batch
         return map_values(self._batch, lambda tensor: tensor.clone())
 
 
 class Graphs(Items):
-    """A batch of graphs of PyTorch Geometric. A row is a graph; or a node, where `nodes` is True."""
+    """Hold a batch of graphs of PyTorch Geometric. A row is a graph, or a node if `nodes` is True."""
 
     def __init__(self, batch: Any, *, nodes: bool | None = None) -> None:
         self.graphs, self.nodes, self._checked = batch, nodes, False
@@ -89,16 +89,16 @@ class Graphs(Items):
         return Graphs(graphs.some(self.graphs, chosen), nodes=self.nodes)
 
     def parts(self, size: int) -> Iterable[Graphs]:
-        """Return it in parts of at most `size` graphs."""
+        """Split into parts of at most `size` graphs."""
         count = int(self.graphs.num_graphs)
         return [self] if count <= size else [self.at(slice(i, i + size)) for i in range(0, count, size)]
 
     def repeated(self, times: int) -> Graphs:
-        """Return all of it, one time after the other."""
+        """Return all graphs `times` times, one copy after the other."""
         return self if times == 1 else Graphs(graphs.copies(self.graphs, times), nodes=self.nodes)
 
     def batch(self, model: nn.Module) -> Any:
-        """Return what the model is called with, on its device; it may write into it."""
+        """Return the model's arguments on its device; they are a copy, because a model may write into them."""
         parameter = next(model.parameters(), None)
         batch = self.graphs.clone()
         batch = batch if parameter is None else batch.to(parameter.device)
@@ -118,11 +118,11 @@ class Graphs(Items):
         return torch.isin(batch, batch[rows]) if self.nodes else rows
 
     def with_rows(self, sites: Iterable[Any]) -> Graphs:
-        """Return it with the rows that the sites were found for: nodes, if their rows belong together."""
+        """Return the batch with the kind of rows of the sites: nodes if every site couples its rows along axis 0."""
         return Graphs(self.graphs, nodes=all(site.coupled and site.batch_axis == 0 for site in sites))
 
     def match(self, rows: int) -> None:
-        """Let nodes be the rows, if there are so many of these, and not so many graphs."""
+        """Treat nodes as rows if `rows` is the number of nodes and not that of graphs."""
         self.nodes = rows != self.graphs.num_graphs and rows == self.graphs.num_nodes
 
     def owners(self, device: torch.device) -> dict[str, Tensor]:
@@ -133,19 +133,19 @@ class Graphs(Items):
 
     @property
     def signs(self) -> Tensor:
-        """A sign for each node; see `graphs.place_signs`."""
+        """Return a sign for each node; see `graphs.place_signs`."""
         return graphs.place_signs(self.graphs)
 
 
 def rows_are_nodes(x: Any) -> bool:
-    """Whether each row is a node of a graph: these run together."""
+    """Return True if rows are nodes of graphs, which have to run together."""
     return isinstance(x, Graphs) and bool(x.nodes)
 
 
 def as_items(x: Any, collate: Collate, sites: Iterable[Any] | None = None) -> Any:
-    """`x` as it is without `collate`; with it, `x` is a list of items, or what can be read like one.
+    """Wrap a list of items with `collate` as `Items`, and graphs as `Graphs`; return any other `x` unchanged.
 
-    Graphs of PyTorch Geometric become `Graphs`, whose rows are those of the sites.
+    `sites` decide whether the rows of `Graphs` are graphs or nodes, see `Graphs.with_rows`.
     """
     if collate is None:
         batch = None if isinstance(x, (Tensor, Items)) else graphs.as_batch(x)
@@ -166,12 +166,12 @@ def as_items(x: Any, collate: Collate, sites: Iterable[Any] | None = None) -> An
 
 
 def batch_of(x: Any, model: nn.Module) -> Any:
-    """Return what the model is given: the batch that items make, all else as it is."""
+    """Return the model's input: the collated batch of `Items`, or `x` unchanged."""
     return x.batch(model) if isinstance(x, Items) else x
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether something consists of tensors, numbers and words in tuples, lists and dicts."""
+    """Return True if a value consists of tensors, numbers and text in tuples, lists and dicts."""
     if isinstance(value, Mapping):
         return type(value) is dict and all(map(_is_plain, value.values()))
     if isinstance(value, (tuple, list)):
@@ -180,18 +180,21 @@ def _is_plain(value: Any) -> bool:
 
 
 def _moved(value: Any, model: nn.Module) -> Any:
-    """An object on the model's device, where it can be moved there."""
+    """Move an object to the model's device if it has a method `to`."""
     if type(value) is tuple:
         return tuple(_moved(item, model) for item in value)
     parameter = next(model.parameters(), None)
     if parameter is None or isinstance(value, Tensor) or not callable(getattr(value, "to", None)):
         return value
     moved = value.to(parameter.device)
-    return value if moved is None else moved  # some move themselves in place
+    return value if moved is None else moved  # some objects move in place and return None
 
 
 def tensors(value: Any, around: tuple[Any, ...] = ()) -> list[Tensor]:
-    """Return every tensor inside nested tuples, lists, mappings and dataclasses, in order; `around` holds the value."""
+    """Return every tensor inside nested tuples, lists, mappings and dataclasses, in order.
+
+    `around` are the containers that hold the value; a container that holds itself is skipped.
+    """
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
@@ -202,7 +205,7 @@ def tensors(value: Any, around: tuple[Any, ...] = ()) -> list[Tensor]:
         items = (getattr(value, field.name) for field in fields(value))
     else:
         return []
-    if any(value is outer for outer in around):  # something may hold itself
+    if any(value is outer for outer in around):
         return []
     return [tensor for item in items for tensor in tensors(item, (*around, value))]
 
@@ -219,7 +222,7 @@ def operands(args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def row_count(x: Any) -> int:
-    """Number of examples in `x`: the length of the first tensor that has an axis.
+    """Return the number of examples in `x`: the length of the first tensor that has an axis.
 
     >>> row_count({"a": torch.zeros(5, 2)})
     5
@@ -231,7 +234,7 @@ def row_count(x: Any) -> int:
     ):
         raise DataError(
             "expected inputs whose first axis counts the examples; found a PackedSequence, in which it counts steps. "
-            "Pass a list of sequences and collate=: a function from such a list to what the model takes."
+            "Pass a list of sequences and collate=: a function from such a list to the model's input."
         )
     for tensor in (x,) if isinstance(x, Tensor) else tensors(x):
         if tensor.dim() > 0:
@@ -254,7 +257,7 @@ def some_rows(x: Any) -> int:
     """Return the number of rows, or raise `DataError` where there is none."""
     count = row_count(x)
     if count == 0:
-        raise DataError("expected inputs with at least one row; found none. Leave out what has no rows.")
+        raise DataError("expected inputs with at least one row; found none. Leave empty inputs out.")
     return count
 
 
@@ -265,14 +268,14 @@ def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def take_rows(x: Any, index: slice | list[int]) -> Any:
-    """The rows `index` of every input in `x` that has as many rows as the first one."""
+    """Return the rows at `index` of every input in `x` that has as many rows as the first one."""
     if isinstance(x, Items):
         return x.at(index)
     return map_rows(x, lambda t: t[index])
 
 
 def repeated(x: Any, times: int) -> Any:
-    """All rows, one time after the other, in memory of their own: a model may write into its inputs."""
+    """Return all rows `times` times in new memory, because a model may write into its inputs."""
     if type(x) is Tensor and times > 1:
         return torch.cat([x] * times)
     if isinstance(x, Items):
@@ -281,14 +284,14 @@ def repeated(x: Any, times: int) -> Any:
 
 
 def copied(x: Any) -> Any:
-    """Inputs that a model may write into."""
+    """Return a copy of inputs, which a model may write into."""
     if type(x) is Tensor:
         return x.clone()
     return map_values(x, lambda t: t.clone() if isinstance(t, Tensor) else t)
 
 
 def distinct_rows(x: Any, count: int) -> Any:
-    """`count` rows of `x`; where it has fewer, they repeat at half the size to be told apart."""
+    """Return `count` rows of `x`; if it has fewer, repeat them at half the size, so that they differ."""
     rows = row_count(x)
     index = [i % rows for i in range(count)]
     if isinstance(x, Items):
@@ -305,7 +308,7 @@ def distinct_rows(x: Any, count: int) -> Any:
 
 
 def reordering(rows: int) -> list[int]:
-    """Return another order of some rows, which a model that turns them around or moves them on by one would change.
+    """Return a permutation of rows; with three or more it is neither the reversed order nor a shift by one.
 
     >>> reordering(3), reordering(5)
     ([1, 0, 2], [3, 4, 2, 1, 0])
@@ -315,5 +318,5 @@ def reordering(rows: int) -> list[int]:
 
 
 def reordered(x: Any) -> Any:
-    """Return all rows in that order."""
+    """Return all rows in the order of `reordering`."""
     return take_rows(x, reordering(row_count(x)))

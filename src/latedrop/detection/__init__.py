@@ -1,4 +1,4 @@
-"""Rows unlike those that a model was calibrated on, told by scores with p-values.
+"""Detect rows unlike those that a model was calibrated on, by scores with p-values.
 
-It may import `calibration` and every room that this may import.
+This package imports `calibration`, and packages that `calibration` may import.
 """

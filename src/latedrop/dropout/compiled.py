@@ -1,10 +1,10 @@
-"""Predictions on inputs of one shape, compiled by torch: for those that are made again and again.
+"""Compile predictions on inputs of a fixed shape, for many predictions with the same shape.
 
-What runs is a private copy that nobody else can change, so a function of a batch can be traced once (`make_fx`: forward
-and backward passes become one graph of operators) and handed to `torch.compile`. The graph shares the weights, and
-follows what is written into them. On a CUDA device torch replays it as a CUDA graph. For draws the masks are hashed by
-plain operators from keys that are inputs of the graph, so that a mask is never written to memory, and one program
-serves every rate.
+Latedrop runs a private copy of the network, which user code cannot change. So a function of a batch can be traced once
+(`make_fx` records forward and backward passes as one graph of operators) and compiled by `torch.compile`. The graph
+shares the weights, so changes of their values take effect. On a CUDA device torch replays it as a CUDA graph. Masks of
+draws are hashed by plain operators from keys that are inputs of the graph. No mask is written to memory, and the same
+program works for every rate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from latedrop.torch_private import draws_numbers, operator_of, plain_kernels, tr
 __all__ = ["Program", "batch_function", "compiled_moments", "program_for", "readout_key", "refuse"]
 
 _log = logging.getLogger(__name__)
-_MOST = 8  # programs of one network: each holds memory
+_MOST = 8  # maximum number of cached programs of a network, as each uses memory
 _COMPILING = Lock()
 _SIZES = ("nonzero", "masked_select", "unique", "_unique2", "_pack_padded_sequence")
 _SEVERAL = ("MultiheadAttention", "multi_head_attention_forward", "Bilinear", "bilinear")
@@ -45,10 +45,10 @@ def refuse(what: str, error: Exception | None = None) -> NoReturn:
 
 
 class Program:
-    """A function of tensors of one shape each, which runs a network, traced and compiled; one caller at a time."""
+    """Hold a traced and compiled function of tensors of fixed shapes that runs a network; one caller at a time."""
 
-    checked = False  # whether it was seen to give what the steps give
-    shape: Any = None  # what its maker wants to remember of its results
+    checked = False  # True once its results were compared with those of the uncompiled steps
+    shape: Any = None  # set by the caller of `program_for`: shape of its results
 
     def __init__(self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         self._device = inputs[0].device
@@ -58,22 +58,24 @@ class Program:
         self._turn, self._started = Lock(), False
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Return what the function gives, in memory of its own."""
+        """Return the results of the function, copied if CUDA graphs would overwrite them."""
         with self._turn, torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             try:
                 results = self._run(*inputs)
             except Exception as error:
                 if self._started or out_of_memory(error):
                     raise
-                refuse(f"what cannot be compiled ({_first_line(error)})", error)
+                refuse(f"one that cannot be compiled ({_first_line(error)})", error)
             self._started = True
             return [result.clone() for result in results] if self._device.type == "cuda" else list(results)
 
 
 def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program]) -> Program:
-    """Return the program of a network for inputs like `x` and a `key` of what else it depends on, or a new one."""
+    """Return the cached program for inputs shaped like `x` and a `key` of all other options, or make one."""
     if isinstance(x, Items):
-        raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
+        raise ArgumentError(
+            "expected engine='auto' with collate=; found a compiled engine, which needs batches of one shape."
+        )
     kind = network.weight.device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     whole = "program", repr(map_values(x, _form)), cast, torch.get_float32_matmul_precision(), key
@@ -89,11 +91,12 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
 
 
 def _form(value: Tensor) -> tuple[Any, ...]:
+    """Return shape, dtype, device and strides (or layout) of a tensor, on which a program depends."""
     return value.shape, value.dtype, value.device, value.stride() if value.layout is torch.strided else value.layout
 
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
-    """Return a function of a batch as one of its tensors, and these tensors."""
+    """Turn a function of a batch into one of the batch's tensors; return it and these tensors."""
 
     def of_tensors(*values: Tensor) -> Any:
         each = iter(values)
@@ -111,9 +114,9 @@ def compiled_moments(
     chunk: int,
     tries_prefix: Callable[[], bool],
 ) -> Moments:
-    """Return mean and variance over draws, `chunk` of them at once, by a program that is compiled on the first call.
+    """Compute mean and variance over draws, `chunk` at once, by a program that is compiled on the first call.
 
-    `tries_prefix` tells whether what comes before the first site can run once for all draws.
+    `tries_prefix` returns True if the layers before the first site can run once for all draws.
     """
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
     program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix()))
@@ -132,7 +135,7 @@ def compiled_moments(
 
 
 def _masks_of(sites: Sequence[Site]) -> list[tuple[Site, int]]:
-    """Return every mask of a pass, as a site and the number of a call; see `Pass.thinned`."""
+    """Return site and call number of every mask of a pass; see `Pass.thinned`."""
     times = {site: range(1 if site.kind == "channel" else site.calls) for site in sites}
     inputs = {site: range(3 if site.layer in _SEVERAL else 1) for site in sites}
     return [(site, time * 3 + i) for site in sites for time in times[site] for i in inputs[site]]
@@ -146,10 +149,10 @@ def _keys(sites: Sequence[Site], seed: int, draws: range, device: torch.device) 
 def _chunk_program(
     network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int, once: bool
 ) -> Program:
-    """Return a program of a chunk of draws.
+    """Compile a program that runs a chunk of draws.
 
-    It takes the inputs, then the limit and the scale of every site, which draws count, and the keys of every mask. It
-    gives the first draw, and the mean and the sum of squares of all draws relative to it.
+    Its arguments are the inputs, limit and scale of every site, weights of the draws (0 for padding), and keys of every
+    mask. It returns the first draw, the mean of all draws minus the first one, and the sum of squared deviations.
     """
     rows, device = row_count(x), network.weight.device
 
@@ -159,7 +162,7 @@ def _chunk_program(
         outputs = split(drawn, 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
-        off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN
+        off = torch.where(count > 0, outputs - outputs[0], 0.0)  # padding draws of the last chunk may be NaN
         mean = off.sum(0) / count.sum()
         return [outputs[0], mean, ((off - mean).square() * count).sum(0)]
 
@@ -170,7 +173,7 @@ def _chunk_program(
 
 
 class _Hashed:
-    """Masks by plain operators, which are compiled into the kernel that makes the layer's input: a `Thinner`."""
+    """Make masks by plain operators, which are compiled into the kernel of the layer's input; implements `Thinner`."""
 
     def __init__(self, sites: Sequence[Site], keys: Tensor, limits: Tensor, scales: Tensor) -> None:
         self._numbers = {site.name: number for number, site in enumerate(sites)}
@@ -178,13 +181,13 @@ class _Hashed:
         self._limits, self._scales, self._draws = limits, scales, keys.shape[1]
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        """See `Thinner`."""
+        """Multiply a value by the mask of a site and call; see `Thinner`."""
         if axis is None:
             return self.thin_split(site, call, value[None], shape, 0)[0]
         return self.thin_split(site, call, split(value, axis, self._draws), shape, axis).flatten(axis, axis + 1)
 
     def thin_split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
-        """Thin a value with an axis of draws before that of the examples; in single precision at least."""
+        """Multiply a value that has an axis of draws before the rows by its masks, in float32 or float64."""
         if (site.name, call) not in self._keys:
             refuse(f"a layer that runs more often than when the sites were found ({site.name})")
         keys, number = self._keys[site.name, call], self._numbers[site.name]
@@ -195,34 +198,35 @@ class _Hashed:
 
 
 def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
-    """Return a function that runs a network as a graph that says the same of all inputs."""
+    """Trace a function that runs a network; raise `ArgumentError` if its graph is not valid for all inputs."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in network.copy.modules())
     try:
         with plain_kernels() if recurrent else nullcontext():  # recurrent layers are traced step by step
             graph = traced(lambda *values: network.quietly(lambda: function(*values)), inputs)
     except LatedropError:
         raise
-    except Exception as error:  # the network runs; what it does cannot be written down
+    except Exception as error:  # the network runs, but cannot be traced
         if out_of_memory(error):
             raise
         if "_local_scalar_dense" in str(error):
             refuse("Python code that decides by values of its tensors", error)
-        refuse(f"what cannot be traced ({_first_line(error)})", error)
+        refuse(f"one that cannot be traced ({_first_line(error)})", error)
     for node in graph.graph.nodes:
         operator = operator_of(node.target) if node.op == "call_function" else None
         if draws_numbers(operator, node.args, node.kwargs):
             refuse(f"noise of its own ({node.target})")
         if operator is not None and operator.name in _SIZES:
             refuse(f"sizes that depend on values ({node.target})")
-        if operator is not None and operator.written:  # what Python writes beside it was written once, by the trace
+        if operator is not None and operator.written:  # Python code would write only once, in the trace
             refuse(f"a model that writes into tensors of its own ({node.target})")
     return graph
 
 
 def readout_key(readout: Any) -> Any:
-    """Return what tells readouts apart."""
+    """Return a key for a readout: its name or index, or the id of a function."""
     return id(readout) if callable(readout) else readout
 
 
 def _first_line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,7 +1,7 @@
-"""Dropout on, dropout off: while a context lasts, whoever opened it sees thinned networks; nobody else does.
+"""Apply dropout to a model inside a `with` block, only for the thread or task that opened it.
 
-Calls of the model, and of every module in it, go to a private copy, whose sites are thinned. Whether they do is looked
-up in the context of the caller, its thread or its task: everybody else gets the model itself.
+Inside the block, calls of the model and of its modules are routed to a private copy with dropout at its sites. The
+route is looked up in a context variable, so other threads and tasks still call the model itself.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Injection", "inject"]
 
 
 class Injection:
-    """Chooses which thinned network runs next; `inject` yields it.
+    """Choose the thinned network of the next forward pass; `inject` yields it.
 
     Attributes:
-        draw: the draw of the next forward pass. It moves on by one with each pass, unless it was fixed.
+        draw: number of the draw of the next forward pass. Each pass adds 1, unless a draw was fixed.
     """
 
     def __init__(self, model: nn.Module, sites: Sequence[Site], rate: Rate, seed: int, draw: int | None) -> None:
@@ -39,23 +39,23 @@ class Injection:
         self.sites = [site for site in sites if self.rates[site.name] > 0]
         self._fixed = draw is not None
         self._network = Network(model, gradients=True)
-        self._network.watch(self.sites)  # what is wrong with the sites is said at once
+        self._network.watch(self.sites)  # raises now if the sites do not fit the model
         plain, layers = plain_names(model), self._network.layers
         self.copies = {module: layers[plain(name)] for name, module in model.named_modules() if plain(name) in layers}
         self._root = layers[""]
 
     def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run what stands for a module of the model; a pass of the whole model is a draw."""
+        """Run the copy of a module of the model; each pass of the whole model is one draw."""
         copy = self.copies[module]
         whole = copy is self._root
         draw = range(self.draw, self.draw + 1)
         masks = DrawMasks(self.seed, self.rates, draw, draw)
         rows: int | None = None
-        with suppress(DataError):  # of packed sequences nobody can tell
+        with suppress(DataError):  # the number of rows of packed sequences is unknown
             rows = row_count((args, kwargs)) if whole else None
         now = Pass(self.sites, masks, rows)
         with self._network.passing(now):
-            output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
+            output = plain_call(copy)(*args, **kwargs)  # skips the `__call__` of its class, which is running already
         if whole:
             self._network.warn_of_idle(now)
             self.draw += not self._fixed
@@ -68,15 +68,15 @@ def inject(
 ) -> Iterator[Injection]:
     """Run `model` as one thinned network per forward pass while the context lasts, for the calling thread or task.
 
-    Of several contexts around a call the innermost counts.
+    If contexts are nested, the innermost one is used.
 
     Args:
-        model: it runs in eval mode inside, as a private copy that is made when the context is entered. The hooks of its
-            layers see their inputs as they are before anything is dropped.
-        sites: from `find_sites`.
-        rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
-        seed: with the draw and the site it fixes every mask.
-        draw: the one draw to use for every pass; None runs draw 0, 1, 2, ... one per pass.
+        model: a module. A private copy, made on entry, runs in eval mode. Hooks of its layers see their inputs before
+            dropout.
+        sites: sites from `find_sites`.
+        rate: probability that a unit is dropped: a float, or a mapping from name patterns to floats.
+        seed: seed of the masks; seed, draw and site determine a mask.
+        draw: number of the draw for every pass; None: 0, 1, 2, ..., one per pass.
 
     >>> from latedrop import find_sites
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -104,7 +104,7 @@ def inject(
         with _CHANGING:
             for module in rerouted:
                 restore_calls(module)
-        with suppress(ValueError):  # a generator that somebody else closes
+        with suppress(ValueError):  # the generator is closed in another context
             _ACTIVE.reset(token)
 
 
@@ -113,6 +113,6 @@ _CHANGING = Lock()
 
 
 def _route(module: nn.Module, call: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module, or what the innermost injection of the caller's context has in its place."""
+    """Call a module, or its copy in the innermost injection of the caller's context."""
     injection = next((injection for injection in reversed(_ACTIVE.get()) if module in injection.copies), None)
     return call(*args, **kwargs) if injection is None else injection.call(module, args, kwargs)

@@ -26,7 +26,7 @@ References: Gneiting & Raftery, "Strictly Proper Scoring Rules, Prediction, and 
 al., "Methods for comparing uncertainty quantifications for material property predictions" (2020). Levi et
 al., "Evaluating and Calibrating Uncertainty Prediction in Regression Tasks" (2022).
 
-The room may import the modules beside the rooms, and no room.
+This package imports top-level modules of latedrop, and none of its other packages.
 """
 
 from latedrop.metrics import classes

@@ -10,7 +10,7 @@ References: Ledda et al., "Dropout Injection at Test Time for Post Hoc Uncertain
 Networks", for the calibration and trade-off plots. Okabe & Ito, "Color Universal Design" (2008), for the
 colours.
 
-The room may import the modules beside the rooms, and no room.
+This package imports top-level modules of latedrop, and none of its other packages.
 """
 
 from latedrop.plots.calibration import calibration_curves, metric_by_rate, tradeoff

@@ -1,9 +1,10 @@
-"""`calibrate`, from the validation data to a calibrated model.
+"""Calibrate a trained model on validation data.
 
     data -> measure (mean, terms, features) -> candidates -> fit -> tails -> guard -> verdict -> record -> predictor
 
-There are two likelihoods. Numbers have a Gaussian one: a variance made of terms (`fit_terms`), or a scaled variance of
-one rate (`rates`). Classes have a categorical one with a temperature (`fit_classes`).
+Regression uses a Gaussian likelihood (with Student t tails for terms): the variance is a sum of terms (`fit_terms`), or
+the scaled dropout variance of one rate (`rates`). Classification uses a categorical likelihood with a temperature
+(`fit_classes`).
 """
 
 from __future__ import annotations
@@ -73,42 +74,47 @@ def calibrate(
     engine: Engine = "auto",
     progress: bool = True,
 ) -> Any:
-    """Fit the variance of a trained model to validation data, and say what it is worth.
+    """Fit the variance of a trained model's errors to validation data, and score the fit by cross-validation.
 
-    By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
-    to first order, leverage of features and of mask gradients, and a forest of the validation errors (see
-    `latedrop.terms`), compared with simpler ones by cross-validation; errors follow a Student t. The paper's
-    procedure is `method="sample"`, or `method=Sampling(rates, draws)`.
+    By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`. The terms `t_j` are the first-order variance
+    of dropout at the sites, the leverage of features and of mask gradients, and a forest fitted to the validation
+    errors (see `latedrop.terms`). Simpler candidates are compared by cross-validation. Errors follow a Student t
+    distribution. For the procedure of the paper pass `method="sample"` or `method=Sampling(rates, draws)`.
 
     Args:
-        model: a trained module; it is left as it was.
-        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, a data
-            set of torch or Hugging Face, or an iterable of batches (a `DataLoader`), read once. A batch is a pair, or
-            a mapping with inputs by the names of `forward`'s and targets under `labels`, `label`, `target` or `y`.
-        reference: inputs of training rows, as arrays, as batches (targets in them are left out), or with
-            `Batches(collate=...)` as a list of items: what is usual. Worth much; where None the validation rows stand
-            in.
-        method: `Terms(...)`, `Sampling(...)`, `FirstOrder(...)` or `Propagation(...)` with its options, or a name:
-            `"terms"`, `"sample"` draws thinned networks, `"linear"` takes the first-order variance, for all rates at
-            once and without draws, `"propagate"` carries mean and variance through the layers, for dense outputs.
-        task: `Classification(...)` with its options, or `"classification"`, calibrates probabilities instead, and
-            returns a `ClassPredictor`; `"auto"` does so where targets are whole numbers `(N,)` and outputs `(N, K)`,
-            or `(N, H, W)` and `(N, K, H, W)`; else, and with `"regression"`, targets are numbers.
-        readout: from the raw output to the quantity that `y` holds: a function, or the name or index of a part.
-        sites: from `find_sites`, or what narrows those that are found on the first batch: a name pattern
+        model: a trained module; it is not changed.
+        data: validation data that the model was not trained on: a pair `(x, y)` of tensors, arrays or tables, a torch
+            or Hugging Face data set, or an iterable of batches (a `DataLoader`), which is read once. A batch is a
+            pair, or a mapping with inputs under the parameter names of `forward` and targets under `labels`, `label`,
+            `target` or `y`.
+        reference: inputs of training rows, against which leverage and novelty are measured: arrays, batches (their
+            targets are ignored), or with `Batches(collate=...)` a list of items. Recommended: it improves the variance,
+            above all for unusual rows. None: the validation inputs are used instead.
+        method: `Terms(...)`, `Sampling(...)`, `FirstOrder(...)` or `Propagation(...)`, or a name for one with its
+            default options. `"terms"`: the sum above. `"sample"`: the variance of thinned networks drawn at random.
+            `"linear"`: its first-order approximation, for all rates at once and without draws. `"propagate"`: mean and
+            variance are propagated through the layers, for dense outputs.
+        task: `"regression"`, `"classification"` or `Classification(...)` with options. Classification calibrates
+            probabilities and returns a `ClassPredictor`. `"auto"` selects it if targets are whole numbers `(N,)` and
+            outputs `(N, K)`, or `(N, H, W)` and `(N, K, H, W)`; otherwise it selects regression.
+        readout: function from the model's raw output to the prediction of `y`, or the name or index of that part of
+            the output.
+        sites: sites from `find_sites`, or a filter for those found on the first batch: a name pattern
             (`"encoder.*"`), a type of layer, a predicate `(name, module) -> bool`, or a sequence of these.
-        target: how targets were transformed for training, where the model was not trained on them as they are in
-            `data`: `Standardized(mean, std)` or `Log()`. Predictions are then in the original unit.
-        intervals: `"student"`, whose tails are fitted to the errors; `"gaussian"`; or `"isotonic"`, recalibrated on the
-            validation rows. None: Student's for terms, and Gaussian ones for other methods. For conformal ones call
-            `uq.conformal(other_rows)`.
-        per_output: True: each index of axis 1 has its own scale and floor; False: one for all. By default True for
-            outputs `(N, K)` and `(N, C, H, W)`, False for `(N, H, W)`.
-        row_weights: `(N,)`, what each row of `data` counts, in the order in which these are read; all the same where
-            None.
-        batches: how `data` are read: `Batches(size, unpack, collate)`.
-        engine: how draws are run, see `sample`; the predictor runs them so, too.
-        progress: show a bar on work longer than two seconds.
+        target: transform of the targets that the model was trained on, if `data` holds them untransformed:
+            `Standardized(mean, std)` or `Log()`. Predictions are then in the unit of `data`.
+        intervals: `"student"`: Student t, with tails fitted to the errors; `"gaussian"`; or `"isotonic"`: recalibrated
+            on the validation rows. None: `"student"` for terms, `"gaussian"` for other methods. For conformal
+            intervals call `uq.conformal(other_rows)`.
+        per_output: True: fit scale and floor for each index of axis 1; False: one for all. None: True for outputs
+            `(N, K)` and `(N, C, H, W)`, False for `(N, H, W)`.
+        row_weights: weight of each row of `data`, `(N,)`, in the order in which rows are read. None: equal weights.
+        batches: how `data` and `reference` are read: `Batches(size, unpack, collate)`.
+        engine: how draws are run, here and by the predictor; see `sample`.
+        progress: show a progress bar if the work takes longer than two seconds.
+
+    Returns:
+        A `Predictor`, or a `ClassPredictor` for classes. Its `calibration` is the record of the fit.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -157,21 +163,22 @@ def calibrate_cross_fitted(
     intervals: Literal["student", "gaussian", "isotonic"] | None = None,
     progress: bool = True,
 ) -> Predictor:
-    """Fit the variance of a model to the errors of networks that did not see the rows: no row is lost to validation.
+    """Fit the variance of a model to cross-fitted errors, so that no row is reserved for validation.
 
-    Train `model` on all rows, and one network for each fold on the rows outside of it. The coefficients of the terms
-    are common; the leverage of each network is measured against its own training rows.
+    Train `model` on all rows, and one network per fold on the rows outside the fold. All networks share the
+    coefficients of the terms; the leverage of each is measured against its own training rows.
 
     Args:
-        model: trained on all rows; it makes the predictions, and is left as it was.
-        data: some of its rows, from which the terms learn what outputs and features are like; errors are not read.
-        folds: for each network: the network, the rows `(x, y)` that it did not see, and inputs that it was trained on.
+        model: network trained on all rows; it makes the predictions, and is not changed.
+        data: some of its training rows `(x, y)`, for the shapes and sizes of outputs and features; their errors are
+            not used.
+        folds: one tuple per network: network, rows `(x, y)` it was not trained on, inputs it was trained on.
         reference: inputs of training rows of `model`.
-        method: `Terms(...)` with its options.
-        readout: from the raw output to the quantity that `y` holds, for all networks.
+        method: `Terms(...)`, or `"terms"` for its default options.
+        readout: as in `calibrate`, for all networks.
         sites: as in `calibrate`.
         intervals: as in `calibrate`.
-        progress: show a bar on work longer than two seconds.
+        progress: as in `calibrate`.
     """
     check_module(model)
     if not folds:
@@ -189,8 +196,8 @@ def calibrate_cross_fitted(
     plan = replace(plan, method=replace(plan.method, terms=terms))
     network = Network(model)
     with catch_warnings():
-        filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each fold, not of all together
-        # The model has seen every row; its errors are not used.
+        filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # counts one fold, not all
+        # The final model was trained on `data`, but its errors are not used.
         filterwarnings("ignore", ".* among the reference rows", LatedropWarning)
         parts = [measure_terms(Network(one), rows, replace(plan, reference=seen)) for one, rows, seen in folds]
         final = measure_terms(network, data, plan)
@@ -206,16 +213,16 @@ def calibrate_cross_fitted(
 
 
 def _by_terms(network: Network, measured: TermRows) -> Predictor:
-    """Fit a variance of terms to rows that were measured."""
+    """Choose and fit the terms of the variance on measured rows; return the predictor."""
     plan, shape = measured.plan, measured.target.shape
     rows = with_guard(measured)
-    picked = compare(rows, nested(rows))  # fits and tails, on rows left out; and the fit to all rows
+    picked = compare(rows, nested(rows))  # cross-validated fits and tails, and the fit to all rows
     for candidate in picked.candidates:
         _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
     _log.info("the variance is made of %s", picked.name)
     scales = torch.full((rows.error.shape[1],), picked.tail.variance, dtype=torch.float64)
     variance = fitted_variance(rows, picked.fit).reshape(shape)
-    # The scale is that of the tails alone; the relaxed one is fitted beside it.
+    # The scale comes from the tails alone; `fit_scale` adds the relaxed scale.
     optimal = scales, torch.zeros_like(scales)
     scale = fit_scale(rows.mean, variance, rows.target, plan, rows.per_output, optimal=optimal)
     assert scale is not None  # the floor is above 0
@@ -238,7 +245,7 @@ def _by_terms(network: Network, measured: TermRows) -> Predictor:
 
 
 def _by_rates(network: Network, fitted: FittedRates, plan: Plan) -> Predictor:
-    """Record the best of the rates that were fitted."""
+    """Return the predictor with the best of the fitted rates."""
     method, fit = plan.method, fitted.fit
     assert not isinstance(method, Terms)
     for row in fitted.table:
@@ -268,7 +275,7 @@ def _by_rates(network: Network, fitted: FittedRates, plan: Plan) -> Predictor:
 def _predictor(
     network: Network, plan: Plan, sites: Sites, fit: ScaleFit, left_out: CrossValidated, **fitted: Any
 ) -> Predictor:
-    """Record what was fitted to numbers, whatever the method, and give it to the model."""
+    """Make the record of a regression, by any method, and the predictor that uses it."""
     record = Calibration(
         choice=plan.method.scale,
         method=plan.method.name,
@@ -290,11 +297,13 @@ def _predictor(
 
 
 def _by_classes(network: Network, rows: Measured, plan: Plan) -> ClassPredictor:
-    """Fit a temperature to rows that were measured."""
+    """Choose and fit a temperature on measured rows; return the predictor."""
     method, task, classes = plan.method, plan.task, rows.logits.shape[1]
     assert isinstance(task, Classification)
     if task.names and len(task.names) != classes:
-        raise ArgumentError(f"expected names of {classes} classes; found {len(task.names)}.")
+        raise ArgumentError(
+            f"expected names of {classes} classes, as the model has; found {len(task.names)}. Name every class once."
+        )
     guard = method.guard if isinstance(method, Terms) else True
     picked = chosen(rows, guard=guard)
     p, gain = picked.left_out.exp(), losses(picked.alone, rows.labels) - losses(picked.left_out, rows.labels)
@@ -335,7 +344,7 @@ def _by_classes(network: Network, rows: Measured, plan: Plan) -> ClassPredictor:
 
 
 def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
-    """Return what every record says about the model and its inputs."""
+    """Return the fields of every record that describe the model and its inputs."""
     readout, columns = plan.readout, plan.columns
     return {
         "sites": sites,
@@ -347,13 +356,13 @@ def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
 
 
 def _running(plan: Plan) -> dict[str, Any]:
-    """How the predictor runs: as the calibration did."""
+    """Return the options that make the predictor run as the calibration did."""
     chunk = plan.method.chunk if isinstance(plan.method, Sampling) else None
     return {"batch_size": plan.batches.size, "collate": plan.batches.collate, "engine": plan.engine, "chunk": chunk}
 
 
 def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:
-    """Return which task it is, None for numbers; and the data, of which a batch may have been read."""
+    """Return the classification task, or None for regression; and the data, of which one batch may have been read."""
     if plan.task != "auto":
         return plan.task if isinstance(plan.task, Classification) else None, data
     if not (isinstance(data, Iterable) or is_dataset(data)) or hasattr(data, "__array__"):
@@ -361,7 +370,7 @@ def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | 
     data = data if plan.batches.is_one_pair(data) else Peeked(data, plan.batches.size)
     try:
         labels, output = _first_rows(model, data, plan)
-    except Exception:  # told later, by whoever uses these rows
+    except Exception:  # the same rows are used later, and the error is reported then
         return None, data
     if is_classification(labels, output):
         return Classification(), data
@@ -374,8 +383,8 @@ def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | 
         )
     if output[0].numel() == 1:
         warn(
-            "the targets are all 0 or 1, and are fitted as numbers: the outputs should be close to 0 and 1. Of a "
-            "classifier with one logit pass task='classification'; task='regression' says that they are numbers.",
+            "the targets are all 0 or 1, and are fitted as numbers: the outputs should be close to 0 and 1. For a "
+            "classifier with one logit pass task='classification'; for numbers pass task='regression'.",
             LatedropWarning,
             stacklevel=3,
         )
@@ -383,10 +392,10 @@ def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | 
 
 
 def _first_rows(model: nn.Module, data: Any, plan: Plan) -> tuple[Tensor, Tensor | None]:
-    """Return labels, and the output of a few rows where these may be classes."""
+    """Return the targets, and the model's output of a few rows if the targets may be classes."""
     if isinstance(data, Peeked):
         x, y = next(plan.batches.read([data.first], model))
-    else:  # of a pair only a few rows go to the device
+    else:  # move only a few rows of a pair to the device
         x, y = None, as_target(data[1])
     if y.is_floating_point() and not _zero_or_one(y):
         return y, None
@@ -395,4 +404,5 @@ def _first_rows(model: nn.Module, data: Any, plan: Plan) -> tuple[Tensor, Tensor
 
 
 def _zero_or_one(values: Tensor) -> bool:
+    """Return True if values are all 0 or 1, and both occur."""
     return bool(((values == 0) | (values == 1)).all()) and len(values.unique()) == 2

@@ -94,6 +94,11 @@ class Region:
 
     def outline(self, first: int = 0, second: int = 1, points: int = 100) -> Tensor:
         """Return `(N, points, 2)`, the edge of each ellipsoid as seen along two outputs, to draw it."""
+        outputs = self.mean.shape[1]
+        if first == second or not all(-outputs <= k < outputs for k in (first, second)):
+            raise ArgumentError(
+                f"expected two different outputs of {outputs}, counted from 0; found {first} and {second}."
+            )
         pair = self.root[:, [first, second]]
         edge = torch.linalg.cholesky(pair @ pair.mT)
         angle = torch.linspace(0, 2 * math.pi, points, dtype=edge.dtype, device=edge.device)

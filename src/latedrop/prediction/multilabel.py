@@ -37,7 +37,7 @@ from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Network, Readout, check_module
 from latedrop.prediction.prediction import Predicted
-from latedrop.prediction.predictor import check_belongs
+from latedrop.prediction.predictor import check_belongs, explain_failure
 from latedrop.quantiles import checked_level
 from latedrop.weights import Weights, fingerprint
 
@@ -249,7 +249,11 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 def _logits(network: Network, x: Any, readout: Readout, batch_size: int) -> Tensor:
     """Return `(N, K)` in double precision on the CPU."""
     placed = place(as_items(x, None), network.weight, cut=True)
-    parts = [own_output(network, part, readout).double().cpu() for part in row_batches(placed, batch_size)]
+    try:
+        parts = [own_output(network, part, readout).double().cpu() for part in row_batches(placed, batch_size)]
+    except Exception as error:
+        explain_failure(error, placed, network.model)
+        raise
     if not parts or parts[0].dim() != 2 or parts[0].shape[1] < 2:
         shape = tuple(parts[0].shape) if parts else "no rows"
         raise DataError(f"expected logits (N, K) of at least 2 labels; found {shape}. Pass a readout that gives them.")

@@ -1,6 +1,6 @@
 """HTTP on this machine: who may ask, and where it is served. FastAPI and uvicorn are extras.
 
-It may import the modules beside the rooms, and no room.
+This package imports top-level modules of latedrop, and none of its other packages.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_words_that_are_no_source(word: str) -> None:
 
 def test_files_that_are_no_video(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(FileError, match="by the ending"):
+    with pytest.raises(FileError, match="expected a video file such as"):
         open_sources([str(tmp_path / "notes.txt")])
     with pytest.raises(ArgumentError, match="frames per second"):
         open_sources([], fps=0)

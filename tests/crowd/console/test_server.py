@@ -209,7 +209,7 @@ def test_wrong_words_are_refused(console: Console) -> None:
                  {"name": "a", "points": SQUARE, "limit": -1}, {"name": "a" * 1000}, []):  # fmt: skip
         assert console.ask(at, "POST", body)[0] in (400, 422)
     small = [[0.5, 0.5], [0.505, 0.5], [0.5, 0.505]]
-    assert "holds a cell" in console.ask(at, "POST", {"name": "a", "points": small})[1]["error"]
+    assert "at least one cell" in console.ask(at, "POST", {"name": "a", "points": small})[1]["error"]
     assert "an area" in console.ask(at, "POST", {"name": "a"})[1]["error"]  # the whole picture is there already
     assert console.ask("/api/sources/9/snapshot", "POST")[0] == 400
     assert console.ask(at, "POST", {"name": "x" * 300_000})[0] == 413
@@ -223,7 +223,10 @@ def test_a_body_without_a_length_is_counted_as_it_comes(console: Console) -> Non
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
     wire.request("POST", "/api/sources/0/zones", parts, headers, encode_chunked=True)
     answer = wire.getresponse()
-    assert (answer.status, json.loads(answer.read())) == (413, {"error": "expected at most 262144 bytes."})
+    assert (answer.status, json.loads(answer.read())) == (
+        413,
+        {"error": "expected a request of at most 262144 bytes; found a larger one. Send less."},
+    )
     wire.close()
 
 
@@ -315,7 +318,7 @@ def test_labels_recalibrate_and_can_be_taken_back(console: Console) -> None:
     assert few["calibrations"][0]["used"]
     status, answer, _ = console.ask(at, "DELETE")
     assert status >= 400
-    assert "that has a label" in answer["error"]
+    assert "a frame with a label" in answer["error"]
 
 
 def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
@@ -345,7 +348,7 @@ def test_a_calibration_that_does_not_fit_is_no_reason_not_to_start(tmp_path: Pat
     store.add_calibration("door", "from 9 labels", other)
     watch = Watch([Source("door", True, walking)], trained, calibration, store, Settings(), Notices([]))
     assert watch.views[0].counter.calibration.fingerprint == calibration.fingerprint
-    assert "last time" in store.events()[0]["text"]
+    assert "last session" in store.events()[0]["text"]
     store.close()
 
 

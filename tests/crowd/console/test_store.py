@@ -125,7 +125,7 @@ def test_a_file_of_others_is_refused_and_stays_as_it_is(kind: str, tmp_path: Pat
     else:
         database(path, FOREIGN[kind])
     before, files = path.read_bytes(), sorted(tmp_path.iterdir())
-    with pytest.raises(FileError, match=r"is another one, and stays as it is\. Pass another --memory"):
+    with pytest.raises(FileError, match=r"is another file, and was not changed\. Pass another --memory"):
         Store(path)
     assert (path.read_bytes(), sorted(tmp_path.iterdir())) == (before, files)
 
@@ -147,7 +147,7 @@ def test_files_of_another_version_or_with_other_tables_are_refused(tmp_path: Pat
     with pytest.raises(FileError, match=r"other columns\. Pass another --memory"):
         Store(other)
     assert other.read_bytes() == before
-    with pytest.raises(FileError, match="is something else"):
+    with pytest.raises(FileError, match="is not a file"):
         Store(tmp_path)
     with pytest.raises(ArgumentError, match="5 MB"):
         Store(tmp_path / "small", most_bytes=10)
@@ -165,7 +165,7 @@ CELLS = (
 def test_cells_of_other_kinds_are_refused_and_stay_as_they_are(cells: str, tmp_path: Path) -> None:
     path = database(filled(tmp_path / "a.sqlite"), f"UPDATE {cells}")  # which SQLite takes in any column
     before = path.read_bytes()
-    with pytest.raises(FileError, match=f"its table {cells.split()[0]} holds values that cannot be. Pass another"):
+    with pytest.raises(FileError, match=f"its table {cells.split()[0]} holds invalid values. Pass another"):
         Store(path)
     assert path.read_bytes() == before
 

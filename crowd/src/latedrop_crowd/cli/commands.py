@@ -1,7 +1,7 @@
-"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train` and `watch`.
+"""Define the commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train` and `watch`.
 
-Plain functions that parse, call and print. The command line of latedrop finds them by the entry point
-`latedrop.commands`, which names `make_app`. What a command needs is imported inside it.
+Each command is a function that parses, calls and prints. The command line of latedrop finds them by the entry point
+`latedrop.commands`, which names `make_app`. Imports are inside the commands, so that `--help` is fast.
 """
 
 import inspect
@@ -30,86 +30,95 @@ if TYPE_CHECKING:
 __all__ = ["make_app"]
 
 _DEVICE = "auto, cpu or cuda."
-_SHOWN = 3  # warnings of strange frames
+_SHOWN = 3  # maximum number of warnings about single unusual frames
 _DEBUG = "Show the traceback of an error."
-_DATA = "Folder of the set, as it was released, or of your own frames; scenes need none."
-_SET = "mall, ucsd, pets, own (frames of your own) or scenes."
+_DATA = "Folder of the data set as released, or of your own frames. Not used for scenes."
+_SET = "Data set: mall, ucsd, pets, own (your own frames) or scenes (synthetic)."
 _ENLARGED = {"ucsd": 2}  # its people are small
 
 WEIGHTS = Annotated[
     str,
     option(
-        "A counter: a file that `crowd train` wrote, a shipped name such as mall, package.module:callable, or a .pt2 "
-        "file.",
+        "Counter: a file written by `crowd train`, the name of a shipped one such as mall, package.module:callable, or "
+        "a .pt2 file.",
         "--weights",
         "-w",
     ),
 ]
 CALIBRATION = Annotated[
     Path | None,
-    option("What `crowd calibrate` wrote; by default the one beside the weights.", "--calibration", "-c"),
+    option("File written by `crowd calibrate`; by default the one beside the weights.", "--calibration", "-c"),
 ]
 _OTHERS = "For a counter trained elsewhere:"
 
 
 class CounterOptions(NamedTuple):
-    """The options about a counter, which `command.bundled` makes of one parameter; None where they were not given."""
+    """Hold the options about the counter, None if not given; `command.bundled` expands them from one parameter."""
 
-    state: Annotated[str | None, option(f"{_OTHERS} its weights, for package.module:callable.", "--state")] = None
-    input_scale: Annotated[float | None, option(f"{_OTHERS} its frames are in [0, this]; 255 for bytes.")] = None
-    density_scale: Annotated[float | None, option(f"{_OTHERS} people for each unit of its map.")] = None
-    relu: Annotated[bool, option(f"{_OTHERS} cut off densities below 0.", "--relu")] = False
-    stride: Annotated[int | None, option(f"{_OTHERS} pixels on each side of a cell of its map; 4 by default.")] = None
-    channels: Annotated[int | None, option(f"{_OTHERS} 1 for grey frames, the default, 3 for colour.")] = None
+    state: Annotated[
+        str | None, option(f"{_OTHERS} file with the weights, for package.module:callable.", "--state")
+    ] = None
+    input_scale: Annotated[float | None, option(f"{_OTHERS} largest pixel value of its input, such as 1 or 255.")] = (
+        None
+    )
+    density_scale: Annotated[float | None, option(f"{_OTHERS} number of people per unit of its density map.")] = None
+    relu: Annotated[bool, option(f"{_OTHERS} set negative densities to 0.", "--relu")] = False
+    stride: Annotated[int | None, option(f"{_OTHERS} side of a cell of its density map in pixels; 4 by default.")] = (
+        None
+    )
+    channels: Annotated[
+        int | None, option(f"{_OTHERS} number of channels of its input: 1 (grey, the default) or 3 (colour).")
+    ] = None
     roi: Annotated[
-        Path | None, option("Image: people are counted where it is not black; by default the weights' own.")
+        Path | None,
+        option("Image of the region of interest: count only where it is not black; by default that of the weights."),
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Return the options about a counter of others that were given."""
-        left_out = ("roi", *(name for name, value in self._asdict().items() if value is None or value is False))
-        return {name: value for name, value in self._asdict().items() if name not in left_out}
+        """Return the given options that describe a counter trained elsewhere."""
+        skipped = ("roi", *(name for name, value in self._asdict().items() if value is None or value is False))
+        return {name: value for name, value in self._asdict().items() if name not in skipped}
 
 
-_SOURCES = "Videos, folders of images, numbers of cameras, rtsp:// and http:// streams."
+_SOURCES = "Videos, folders of images, camera numbers, rtsp:// and http:// streams."
 
 
 class AlarmOptions(NamedTuple):
-    """The options about alarms and labels, which `command.bundled` makes of one parameter."""
+    """Hold the options about alarms and labels; `command.bundled` expands them from one parameter."""
 
-    sure: Annotated[float, option("Probability from which on a zone is red; as sure of the opposite, green.")] = 0.9
-    hold: Annotated[float, option("Seconds that a change of colour must last.")] = 2.0
+    sure: Annotated[
+        float, option("Probability of exceeding the limit from which a zone is red; green from that of keeping it.")
+    ] = 0.9
+    hold: Annotated[float, option("Seconds that a change must last before the colour changes.")] = 2.0
     notify: Annotated[
         list[str] | None,
         option("Send alarms to http(s)://..., mqtt(s)://host/topic or smtp(s)://host/me@example.org; repeatable."),
     ] = None
-    propose: Annotated[float, option("Propose at most one frame for a label within this many seconds.")] = 120.0
-    reports: Annotated[
-        Path | None, option("Folder for a report of every day, HTML and CSV; written after midnight.")
-    ] = None
+    propose: Annotated[float, option("Propose one frame for labelling per this many seconds.")] = 120.0
+    reports: Annotated[Path | None, option("Folder for daily reports (HTML and CSV), written after midnight.")] = None
 
     def settings(self, level: float) -> "Settings":
-        """Return the console's settings; `ArgumentError` where they cannot be so."""
+        """Return the settings of the console; raise `ArgumentError` if a value is out of range."""
         from latedrop.metrics.levels import checked_level
         from latedrop_crowd.console.watch import Settings
         from latedrop_crowd.console.zones import Rule
 
         if not self.propose > 0:
-            raise ArgumentError(f"expected --propose above 0 seconds; found {self.propose}.")
+            raise ArgumentError(f"expected --propose above 0 seconds; found {self.propose}. The default is 120.")
         return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose, reports=self.reports)
 
 
 class TokenOptions(NamedTuple):
-    """The options about who may do what, which `command.bundled` makes of one parameter."""
+    """Hold the access tokens; `command.bundled` expands them from one parameter."""
 
     token: Annotated[
-        str | None, option("Token that a browser must know to do all; generated where others can reach it.")
+        str | None, option("Token for full access; generated if --host is not local or another token is given.")
     ] = None
-    label_token: Annotated[str | None, option("Token to look, label and acknowledge.")] = None
-    view_token: Annotated[str | None, option("Token to look.")] = None
+    label_token: Annotated[str | None, option("Token to view, label frames and acknowledge alarms.")] = None
+    view_token: Annotated[str | None, option("Token to view only.")] = None
 
     def by_role(self) -> dict[str, str | None]:
-        """The tokens by what they allow."""
+        """Return the tokens by role."""
         return {"view": self.view_token, "label": self.label_token, "configure": self.token}
 
 
@@ -117,8 +126,8 @@ _NO_OPTIONS, _USUAL, _NO_TOKENS = CounterOptions(), AlarmOptions(), TokenOptions
 
 
 def make_app() -> typer.Typer:
-    """The commands below `latedrop crowd`."""
-    app = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
+    """Return the app with the commands of `latedrop crowd`."""
+    app = typer.Typer(help="Count people with intervals: train, calibrate, count, watch.", no_args_is_help=True)
     for command in (crowd_count, crowd_calibrate, crowd_recalibrate, crowd_train, crowd_watch):
         about, _, example = inspect.cleandoc(command.__doc__ or "").partition("\n\nExample: ")
         epilog = f"Example:\n\n{example}" if example else None  # after the options, as in the commands of latedrop
@@ -132,16 +141,18 @@ def crowd_count(
     calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
     out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
-    panels: Annotated[bool, option("Draw each frame, its density, uncertainty and faint regions; slow.")] = False,
-    every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
+    panels: Annotated[bool, option("Draw each frame with its density, uncertainty and faint regions; slow.")] = False,
+    every: Annotated[int, option("Count every k-th frame of a folder or video.")] = 1,
     device: Annotated[str, option(_DEVICE)] = "auto",
-    resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
-    skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
+    resume: Annotated[
+        bool, option("Continue an interrupted run: skip frames that are in counts.csv.", "--resume")
+    ] = False,
+    skip_bad: Annotated[bool, option("Skip frames that cannot be counted, with a warning.", "--skip-bad")] = False,
     counter: CounterOptions = _NO_OPTIONS,
-    as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
+    as_json: Annotated[bool, option("Print one line of JSON per frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
-    """Count people with intervals, frame by frame; if it is interrupted, finished frames are kept.
+    """Count people with intervals, frame by frame; an interrupted run keeps its finished frames.
 
     Example: latedrop crowd count camera.mp4 --every 25 --weights mall --out monday
     """
@@ -157,23 +168,23 @@ def crowd_count(
         level = checked_level(level)
         path = out / "counts.csv"
         read = {**_read(sources), "--weights": weights_path(weights)[0], "--calibration": calibration}
-        # Panels stay out of folders of frames, or they were counted next time.
+        # Panels must not go into a folder of frames, or the next run would count them.
         check_apart({"--out": out if panels else None, "counts.csv": path}, read)
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
-        left_out = []
+        bad_frames = []
 
-        def leave_out(error: LatedropError) -> None:
-            left_out.append(error)
-            say(f"warning: left out: {error}")
+        def skip(error: LatedropError) -> None:
+            bad_frames.append(error)
+            say(f"warning: skipped: {error}")
 
-        bad = leave_out if skip_bad else None
+        bad = skip if skip_bad else None
         images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
         done = finished_frames(path, provenance_of(used, level)) if resume else {}
         if done:
-            say(f"passing over what {path} has: {_frames(len(done))}.")
+            say(f"skipping {_frames(len(done))} that {path} already has.")
         if not used.has_dropout:
-            say(f"note: the width of intervals {used.width}.")
+            say(f"note: the width of the intervals {used.width}.")
         rows = count_people(faster(trained), used, images, level, deviations=panels, skip=done, on_bad=bad)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _warned(shown_on(rows, "counting", images.total, "frames", show=True)):
@@ -183,7 +194,9 @@ def crowd_count(
                     _panel(where, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
         if not tally and not done:
-            raise LatedropError(f"expected frames that can be counted; all {len(left_out)} were left out.")
+            raise LatedropError(
+                f"expected frames that can be counted; all {len(bad_frames)} were skipped. See the warnings above."
+            )
         print("" if as_json else f"written: {path}{f', panels in {where}' if panels and tally else ''}\n", end="")
 
 
@@ -194,7 +207,7 @@ def crowd_calibrate(
     output: Annotated[
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
     ] = None,
-    report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
+    report: Annotated[Path | None, option("Also write an HTML report about the uncertainty of the count.")] = None,
     counter: CounterOptions = _NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
@@ -243,7 +256,9 @@ def _write_report(report: Path, calibration: "CrowdCalibration", frames: "CrowdS
 
 def crowd_recalibrate(
     sources: Annotated[list[Path], argument("Images, folders and videos of the new scene.", metavar="SOURCE")],
-    labels: Annotated[Path, option("CSV with columns frame and count: 10 to 40 frames, spread over the scene.")],
+    labels: Annotated[
+        Path, option("CSV with columns frame and count, for 10 to 40 frames spread over time and scene.")
+    ],
     weights: WEIGHTS,
     calibration: CALIBRATION = None,
     output: Annotated[
@@ -253,7 +268,7 @@ def crowd_recalibrate(
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
-    """Fit a calibration to a new scene from a few of its frames, whose people you counted.
+    """Adapt a calibration to a new scene, from a few frames in which you counted the people.
 
     Example: latedrop crowd recalibrate lobby/ --labels lobby.csv --weights mall -o lobby.calibration.json
     """
@@ -272,30 +287,35 @@ def crowd_recalibrate(
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         folder(target.parent)
         stream = open_frames(sources, trained.channels)
-        found = recalibrate_counter(trained, used, stream, counts)
-        found.save(target)
-        print(f"{found.recalibration}\nwritten: {target}")
+        recalibrated = recalibrate_counter(trained, used, stream, counts)
+        recalibrated.save(target)
+        print(f"{recalibrated.recalibration}\nwritten: {target}")
 
 
 def crowd_train(
     set_name: Annotated[str, option(_SET, "--set")],
-    out: Annotated[Path, option("Where the weights go: NAME.safetensors.")],
+    out: Annotated[Path, option("File for the weights: NAME.safetensors.")],
     data: Annotated[Path | None, option(_DATA)] = None,
-    epochs: Annotated[int | None, option("Passes over the training frames.")] = None,
-    batch: Annotated[int | None, option("Frames per step.")] = None,
-    lr: Annotated[float | None, option("Largest learning rate.")] = None,
-    crop: Annotated[int | None, option("Side of random squares in pixels; whole frames by default.")] = None,
-    rate: Annotated[float | None, option("Of embedded dropout.")] = None,
-    seed: Annotated[int | None, option("Of weights, order, crops and masks.")] = None,
+    epochs: Annotated[int | None, option("Number of passes over the training frames.")] = None,
+    batch: Annotated[int | None, option("Number of frames per training step.")] = None,
+    lr: Annotated[float | None, option("Maximum learning rate.")] = None,
+    crop: Annotated[int | None, option("Side of random square crops in pixels; whole frames by default.")] = None,
+    rate: Annotated[float | None, option("Rate of dropout during training.")] = None,
+    seed: Annotated[int | None, option("Random seed of initial weights, frame order, crops and dropout masks.")] = None,
     enlarge: Annotated[int | None, option("Factor by which frames are enlarged; 2 by default for ucsd.")] = None,
     roi: Annotated[bool | None, option("Count only inside the region of interest.", "--roi/--no-roi")] = None,
-    sigma: Annotated[float | None, option("Of a head's kernel in pixels; by default the set's own.")] = None,
-    folds: Annotated[int, option("Number of blocks of time to cross-fit in.")] = 0,
-    fresh: Annotated[bool, option("Start again, and write over what is there.", "--fresh")] = False,
+    sigma: Annotated[
+        float | None,
+        option("Standard deviation of the kernel drawn at each head, in pixels; by default that of the set."),
+    ] = None,
+    folds: Annotated[
+        int, option("Number of blocks of time for cross-fitting: one more network is trained per block.")
+    ] = 0,
+    fresh: Annotated[bool, option("Start again and overwrite earlier files.", "--fresh")] = False,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
-    """Train a counter on the training frames of a set; it goes on from its checkpoint where it was stopped.
+    """Train a counter on the training frames of a set; an interrupted run continues from its checkpoint.
 
     Example: latedrop crowd train --set mall --data mall_dataset --out mall.safetensors
     """
@@ -315,7 +335,9 @@ def crowd_train(
         else:
             enlarge = _ENLARGED.get(set_name, 1) if enlarge is None else enlarge
             frames = open_set(set_name, _folder_of(set_name, data), enlarge=enlarge, use_roi=roi, sigma=sigma)
-        command = typed.get().replace(str(data), "DIR").replace(str(out), out.name)  # folders are the user's business
+        command = (
+            typed.get().replace(str(data), "DIR").replace(str(out), out.name)
+        )  # the log names no folders of the user
         options: dict[str, Any] = {"fresh": fresh, "command": command}
         if folds:
             cross_fit(frames, settings, out, chosen_device(device), folds=folds, **options)
@@ -326,21 +348,25 @@ def crowd_train(
 
 def crowd_watch(
     sources: Annotated[list[str] | None, argument(_SOURCES, metavar="SOURCE")] = None,
-    demo: Annotated[bool, option("Watch two synthetic squares; no data is needed.", "--demo")] = False,
+    demo: Annotated[bool, option("Watch two synthetic scenes; no data are needed.", "--demo")] = False,
     weights: Annotated[
         str | None,
-        option("A counter, as for `crowd count`: a file, mall, ucsd, pets, ....", "--weights", "--model", "-w"),
+        option("Counter, as for `crowd count`: a file, mall, ucsd, pets, ....", "--weights", "--model", "-w"),
     ] = None,
     calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that an interval holds the true count.")] = 0.9,
-    memory: Annotated[Path, option("File of all that is remembered.")] = Path("latedrop-console.sqlite"),
-    keep: Annotated[float, option("Megabytes that it may grow to.")] = 500.0,
-    host: Annotated[str, option("Address to listen on; others than the local one need a token.")] = "127.0.0.1",
+    memory: Annotated[Path, option("SQLite file for counts, zones, alarms and labels.")] = Path(
+        "latedrop-console.sqlite"
+    ),
+    keep: Annotated[float, option("Maximum size of this file in MB.")] = 500.0,
+    host: Annotated[str, option("Address to listen on; addresses that others can reach need a token.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 takes a free one.")] = 8765,
     tokens: TokenOptions = _NO_TOKENS,
     alarms: AlarmOptions = _USUAL,
-    fps: Annotated[float | None, option("Frames per second of folders, or of videos instead of their own.")] = None,
-    loop: Annotated[bool, option("Begin videos and folders again when they end.", "--loop")] = False,
+    fps: Annotated[
+        float | None, option("Frames per second of folders (5 by default) or videos (by default their own).")
+    ] = None,
+    loop: Annotated[bool, option("Restart videos and folders when they end.", "--loop")] = False,
     counter: CounterOptions = _NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
@@ -367,12 +393,12 @@ def crowd_watch(
 
 
 def is_foreign(weights: str) -> bool:
-    """Return True if code, or a program, is meant."""
+    """Return True if `--weights` names a Python callable or a .pt2 program."""
     return (not Path(weights).is_file() and ":" in weights) or Path(weights).suffix.lower() == ".pt2"
 
 
 def load_counter(weights: str, device: Any, options: CounterOptions) -> "Trained":
-    """The counter, on its device."""
+    """Load the counter on a device, with the options that describe it."""
     from latedrop.named import load_model
     from latedrop_crowd.mcnn import as_counter, load_weights
 
@@ -383,8 +409,8 @@ def load_counter(weights: str, device: Any, options: CounterOptions) -> "Trained
     elif given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ArgumentError(
-            f"expected {names} only with package.module:callable or a .pt2 file; {weights} says itself how its frames "
-            "and its map are scaled. Leave it out."
+            f"expected {names} only with package.module:callable or a .pt2 file; found {weights}, "
+            "which says itself how its frames and its map are scaled. Leave the option out."
         )
     else:
         trained = load_weights(weights_path(weights)[0], device)
@@ -400,7 +426,7 @@ def load_counter(weights: str, device: Any, options: CounterOptions) -> "Trained
 
 
 def weights_path(weights: str) -> tuple[Path, bool]:
-    """The file, and whether a calibration beside it is not the user's own; a path goes before a name."""
+    """Return the weights file, and True if its folder is not the user's; an existing path wins over a shipped name."""
     from latedrop_crowd.mcnn import shipped
 
     if is_foreign(weights):
@@ -414,7 +440,7 @@ def weights_path(weights: str) -> tuple[Path, bool]:
 def calibrated(
     weights: str, calibration: Path | None, device: Any, options: CounterOptions
 ) -> "tuple[Trained, CrowdCalibration]":
-    """The counter with its calibration."""
+    """Load the counter and its calibration."""
     from latedrop_crowd.calibration import load_calibration
 
     trained = load_counter(weights, device, options)
@@ -429,13 +455,13 @@ def calibrated(
 
 
 def _read(sources: Iterable[Path]) -> dict[str, Path]:
-    """All files of the sources, which no output may take the place of."""
+    """Return all files of the sources by label, so that no output overwrites one."""
     files = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
     return {f"SOURCE {file}": file for file in files}
 
 
 def _opened(name: str, data: Path | None, trained: "Trained") -> "CrowdSet":
-    """The set as the network was trained on it."""
+    """Open the data set with the frame size and region that the network was trained on."""
     from latedrop_crowd.layouts import open_as_trained
     from latedrop_crowd.scenes import make_scenes
 
@@ -445,6 +471,7 @@ def _opened(name: str, data: Path | None, trained: "Trained") -> "CrowdSet":
 
 
 def _folder_of(name: str, data: Path | None) -> Path:
+    """Return the folder of the data set; raise `ArgumentError` without --data."""
     if data is None:
         raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
     return data
@@ -456,34 +483,34 @@ def _frames(number: int) -> str:
 
 @contextmanager
 def _kept(path: Path) -> Iterator[list[float]]:
-    """Whatever ends the counting: say what is in the file, and how to go on."""
+    """Collect the counts of a run; if it is interrupted, say what the file holds and how to continue."""
     tally: list[float] = []
     try:
         yield tally
     except (LatedropError, OSError, KeyboardInterrupt):
         if tally:
-            say(f"{path} has {_frames(len(tally))} of this run; the same command with --resume goes on after them.")
+            say(f"{path} has {_frames(len(tally))} of this run; repeat the command with --resume to continue.")
         raise
 
 
 def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
-    """The frames, with a warning of those unlike what was seen: the first few one by one."""
+    """Yield the frames, and warn of unusual ones: of the first few one by one, then of their number."""
     number = strange = 0
     for frame in frames:
         number += 1
         strange += bool(frame.reasons)
         if frame.reasons and strange <= _SHOWN:
             follows = "" if frame.uncountable else " Its interval is wider."
-            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}.{follows}")
+            say(f"warning: {frame.name} is unusual: {'; '.join(frame.reasons)}.{follows}")
         yield frame
     if strange > _SHOWN:
-        say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")
+        say(f"warning: {strange} of {_frames(number)} are unusual; see the column strangeness.")
 
 
 def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
     from latedrop_crowd.panels import write_panel
 
-    # A frame's name may be a path, and a video's has a number behind it.
+    # The name of a frame may be a path, or that of a video followed by a number.
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in frame.name)
     write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge, stride=trained.stride)
 
@@ -492,7 +519,9 @@ def _watched(sources: list[str], demo: bool, weights: str | None, fps: float | N
     from latedrop_crowd.console.sources import demo_sources, open_sources
 
     if demo == bool(sources):
-        raise ArgumentError("expected either sources to watch or --demo; found both, or none of them.")
+        raise ArgumentError("expected either sources to watch or --demo; found both or neither. Pass one of them.")
     if not demo and weights is None:
-        raise ArgumentError("expected --weights, the counter that suits the cameras: mall, ucsd, pets, or a file.")
+        raise ArgumentError(
+            "expected --weights; found none. Pass the counter for these cameras: mall, ucsd, pets, or a file."
+        )
     return demo_sources() if demo else open_sources(sources, fps, loop=loop)

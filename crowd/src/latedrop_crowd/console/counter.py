@@ -1,4 +1,4 @@
-"""Counts live frames: as large as the counter was calibrated on, in one pass."""
+"""Count live frames, resized to the size of the calibration frames, in one forward pass."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from latedrop_crowd.regions import Policy, find_regions, usual_threshold
 
 __all__ = ["Count", "LiveCounter", "fitted"]
 
-_ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
+_ALIKE = 0.03  # relative difference of aspect ratios up to which a frame is resized
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
+_AGAIN, _PART = 10.0, 0.05  # seconds between measurements of the shares; largest fraction of time for them
 
 
 @dataclass(frozen=True)
 class Count:
-    """One frame, counted."""
+    """Hold the counts of one frame."""
 
-    amounts: list[Amount]  # of each zone that was asked for
-    image: Tensor = field(repr=False)  # the frame as the network takes it, before it is enlarged, `(C, H, W)`
-    reading: Reading = field(repr=False)  # what the calibrated counter said
-    ends: float  # reach of the interval in scales
+    amounts: list[Amount]  # one for each requested zone
+    image: Tensor = field(repr=False)  # input frame before enlarging, `(C, H, W)`
+    reading: Reading = field(repr=False)  # output of the calibrated counter
+    ends: float  # half width of the interval in scales
 
 
 class LiveCounter:
-    """A counter for one source, with intervals of a `level`."""
+    """Count the frames of one source, with intervals of probability `level`."""
 
     def __init__(self, trained: Trained, calibration: CrowdCalibration, level: float = 0.9) -> None:
         self.trained, self.level = trained, level
@@ -51,7 +51,7 @@ class LiveCounter:
         self.calibration = calibration
 
     def image(self, pixels: Pixels) -> Tensor:
-        """A picture as the network takes it, before it is enlarged: its channels, and the size that is usual."""
+        """Convert a picture to an input frame before enlarging: channels of the network, size of the calibration."""
         image = to_tensor(pixels, self.trained.channels)
         usual = self.calibration.usual
         if usual is None or usual.size is None:
@@ -60,7 +60,7 @@ class LiveCounter:
 
     def count(self, name: str, pixels: Pixels, zones: Sequence[Points] = ((),)) -> Count:
         """Count a frame, and each zone of it; the first zone is the whole picture."""
-        image, calibration = self.image(pixels), self.calibration  # others may set it meanwhile
+        image, calibration = self.image(pixels), self.calibration  # read once: another thread may set it
         ready = self.trained.prepared(name, image)
         reading = calibration.read(self.trained, ready, deviations=False).check(name)
         whole = Amount(reading.mean, reading.variance, reading.dof)
@@ -68,7 +68,7 @@ class LiveCounter:
         return Count(shares.amounts(whole, reading.density), image, reading, reading.reach(self.level))
 
     def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
-        """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""
+        """Return standard deviations of the cells, `(h, w)`; None if cells were not calibrated."""
         if self.calibration.pixels is None:
             return None
         ready = self.trained.prepared("the frame", count.image)
@@ -76,7 +76,7 @@ class LiveCounter:
             return self.calibration.read(self.trained, ready).std
 
     def faint(self, count: Count) -> npt.NDArray[np.bool_]:
-        """Cells `(h, w)` of faint regions, and of those that the calibration rejects."""
+        """Return the mask `(h, w)` of faint regions and of regions that the calibration rejects."""
         policy = self.calibration.policy or Policy(usual_threshold(count.reading.density[None]))
         regions = find_regions(count.reading.density, threshold=policy.threshold)
         return regions.mask(policy.faint(regions) | policy.rejects(regions))
@@ -88,9 +88,9 @@ class LiveCounter:
         calibration: CrowdCalibration,
         zones: tuple[Points, ...],
     ) -> Shares:
-        """The zones' shares, measured again now and then, and for other zones, calibrations or sizes of frames."""
-        begun, shares, known = time.monotonic(), self._shares, self._measured_for
-        same = known is not None and known[0] is calibration and known[1] == zones
+        """Return the shares of the zones; measure again from time to time, and if zones, calibration or size change."""
+        begun, shares, measured_for = time.monotonic(), self._shares, self._measured_for
+        same = measured_for is not None and measured_for[0] is calibration and measured_for[1] == zones
         if shares is None or not same or begun > self._due or shares.masks.shape[1:] != density.shape:
             with _memory_returned():
                 shares = self._shares = Shares.measured(self.trained, calibration, image, density, zones)
@@ -101,10 +101,10 @@ class LiveCounter:
 
 @contextmanager
 def _memory_returned() -> Iterator[None]:
-    """Give freed memory back to the system at once, inside; outside, keep it for the next frame. For glibc alone.
+    """Return freed memory to the system at once inside the block, and keep it for the next frame outside (glibc only).
 
-    What is measured now and then needs hundreds of megabytes. A plain pass does not, and to ask the system for its
-    memory anew, frame by frame, costs more processor time than the pass.
+    Shares and uncertainty maps need hundreds of MB, but rarely. A plain pass needs little, and requesting its memory
+    from the system for every frame would take more processor time than the pass.
     """
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(libc, "malloc_trim"):
@@ -120,7 +120,7 @@ def _memory_returned() -> Iterator[None]:
 
 
 def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The image `(C, H, W)` in this size, where its sides have the same ratio; else as it is.
+    """Resize an image `(C, H, W)` to `size` if the aspect ratios agree; else return it unchanged.
 
     >>> import torch
     >>> fitted(torch.rand(1, 960, 1280), (480, 640)).shape, fitted(torch.rand(1, 720, 1280), (480, 640)).shape

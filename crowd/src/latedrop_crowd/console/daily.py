@@ -1,7 +1,7 @@
-"""A report of one day: each zone hour by hour, with the interval of its busiest moment, and what happened.
+"""Write daily reports: each zone hour by hour, with the interval of its busiest moment, and all events.
 
-An hour is counted in steps of ten seconds. A step is above the limit for sure where its whole interval is, and may be
-above where the upper end is. The mean over an hour has no interval: errors of a scene last longer than an hour.
+Each hour is divided into steps of ten seconds. A step is surely above the limit if its whole interval is, and possibly
+above if the upper end is. The mean of an hour has no interval, because the errors within an hour are correlated.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from latedrop_crowd.console.zones import Zone
 
 __all__ = ["day_page", "hours_of", "hours_table", "write_reports"]
 
-_STEP = 10.0  # seconds, as the store keeps counts that are older than an hour
-_WIDE, _HIGH = 720, 120  # of a chart, in pixels
+_STEP = 10.0  # seconds; the store averages old counts over the same step
+_WIDE, _HIGH = 720, 120  # width and height of a chart in pixels
 _STYLE = """
 body { font: 15px system-ui; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse }
@@ -33,27 +33,27 @@ td:first-child, th:first-child { text-align: left }
 
 @dataclass(frozen=True)
 class Hour:
-    """A zone in an hour."""
+    """Summarise the counts of a zone in one hour."""
 
-    hour: str  # when it begins, by the clock on the wall
-    mean: float  # people, over the steps that could be counted
+    hour: str  # local time at which it begins
+    mean: float  # people, mean of the counted steps
     peak: float  # people in the fullest step
-    peak_low: float  # its interval
+    peak_low: float  # interval of the fullest step
     peak_high: float
-    sure_minutes: float  # that the whole interval was above the limit
-    possible_minutes: float  # that the upper end was
-    counted_minutes: float  # that could be counted
+    sure_minutes: float  # minutes with the whole interval above the limit
+    possible_minutes: float  # minutes with the upper end above the limit
+    counted_minutes: float  # minutes that could be counted
 
 
 def day_bounds(day: date) -> tuple[float, float]:
-    """The first moment of a day and of the next one, in seconds; a day may have 23 or 25 hours."""
+    """Return begin and end of a day in seconds since 1970; a day may have 23 or 25 hours."""
     ends = (datetime.combine(one, datetime.min.time()) for one in (day, day + timedelta(days=1)))
     begin, end = (moment.timestamp() for moment in ends)
     return begin, end
 
 
 def hours_of(store: Store, zone: Zone, day: date) -> list[Hour]:
-    """The hours of a day in which a zone was counted."""
+    """Return the hours of a day in which a zone was counted."""
     begin, end = day_bounds(day)
     rows = store.timeline(zone.id, begin, end, most=round((end - begin) / _STEP))
     by_hour: dict[int, list[tuple[float, ...]]] = {}
@@ -71,7 +71,7 @@ def hours_of(store: Store, zone: Zone, day: date) -> list[Hour]:
 
 
 def hours_table(store: Store, zones: Iterable[Zone], day: date) -> str:
-    """All zones of a day as CSV."""
+    """Return the hours of all zones of a day as CSV."""
     head = ("day", "zone", "limit", *(field.name for field in fields(Hour)))
     lines = [
         (day.isoformat(), zone.name, zone.limit, hour.hour, *(round(value, 2) for value in astuple(hour)[1:]))
@@ -82,14 +82,14 @@ def hours_table(store: Store, zones: Iterable[Zone], day: date) -> str:
 
 
 def day_page(store: Store, source: str, zones: Sequence[Zone], day: date, level: float) -> str:
-    """A day of a source as HTML that loads nothing."""
+    """Return the report of a source as a self-contained HTML page."""
     begin, end = day_bounds(day)
     events = [event for event in store.events(5000) if begin <= event["time"] < end and event["source"] in (source, "")]
     parts = [f"<h1>{escape(source)}, {day.isoformat()}</h1>"]
     for zone in zones:
         hours = hours_of(store, zone, day)
-        said = "" if zone.limit is None else f", limit {zone.limit:g}"
-        parts.append(f"<h2>{escape(zone.name)}{said}</h2>")
+        limit = "" if zone.limit is None else f", limit {zone.limit:g}"
+        parts.append(f"<h2>{escape(zone.name)}{limit}</h2>")
         if not hours:
             parts.append("<p>Nothing was counted.</p>")
             continue
@@ -120,7 +120,7 @@ def _table(hours: Sequence[Hour], zone: Zone, level: float) -> str:
 
 
 def _chart(store: Store, zone: Zone, begin: float, end: float) -> str:
-    """The day as a line with its band and the limit, as SVG."""
+    """Draw the counts of a day with their intervals and the limit, as SVG."""
     rows = [row for row in store.timeline(zone.id, begin, end, most=288) if row[1] is not None]
     most = max(1.0, zone.limit or 0.0, *(row[3] for row in rows)) * 1.05
 
@@ -141,7 +141,7 @@ def _chart(store: Store, zone: Zone, begin: float, end: float) -> str:
 def write_reports(
     store: Store, sources: Iterable[tuple[str, Sequence[Zone]]], folder: Path, level: float
 ) -> list[Path]:
-    """Write the reports of yesterday that are not there yet, of sources that were counted then."""
+    """Write missing reports of yesterday, for sources that were counted then; return their paths."""
     day, written = date.fromtimestamp(time.time()) - timedelta(days=1), []
     for number, (source, zones) in enumerate(sources, 1):
         name = re.sub(r"[^\w-]+", "_", source)[:60]

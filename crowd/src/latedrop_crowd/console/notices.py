@@ -1,7 +1,7 @@
-"""Alarms told to others by a web hook (HTTP POST of JSON), MQTT or e-mail; with retries, and a bound on what waits.
+"""Send alarms by web hook (HTTP POST of JSON), MQTT or e-mail, with retries and bounded queues.
 
 MQTT is version 3.1.1 with quality of service 1: a connection is made, one message is published and acknowledged. A
-password goes to a mail server over TLS alone.
+password is sent to a mail server only over TLS.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Delivers messages, each target in a thread of its own: never in the way of counting, nor of another target.
+    """Deliver messages, each target in its own thread, so that a slow target delays neither counting nor others.
 
     Targets are `http://`, `https://`, `mqtt://[user:password@]host[:port]/topic` (`mqtts://` with TLS) and
     `smtp://[user:password@]host[:port]/someone@example.org` (`smtps://` with TLS from the start). A message is tried
@@ -46,28 +46,28 @@ class Notices:
 
     @property
     def sent(self) -> int:
-        """Messages that were delivered."""
+        """Return the number of delivered messages."""
         return sum(line.sent for line in self._lines)
 
     @property
     def dropped(self) -> int:
-        """Messages that were not, and are tried no more."""
+        """Return the number of messages given up after all retries or for a full queue."""
         return sum(line.dropped for line in self._lines)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Put a message into the queues; where one is full, the oldest one goes."""
+        """Put a message into every queue; a full queue drops its oldest message."""
         body = json.dumps(message).encode()
         for line in self._lines:
             line.put(body)
 
     def close(self) -> None:
-        """Stop; what waits is lost."""
+        """Stop; messages still queued are lost."""
         for line in self._lines:
             line.stop.set()
 
 
 class _Line:
-    """The queue of messages to one target."""
+    """Deliver a queue of messages to one target."""
 
     def __init__(self, target: str, host: str, wait: float) -> None:
         self._target, self._host, self._wait = target, host, wait
@@ -100,13 +100,13 @@ class _Line:
                 deliver(self._target, body)
                 self.sent += 1
                 return
-            except Exception as error:  # whatever somebody else's server makes of it
+            except Exception as error:  # a foreign server can cause any error
                 _logger.info("a notice to %s was not delivered: %s", self._host, type(error).__name__)
                 if self.stop.wait(wait):
                     return
                 wait = min(2 * wait, _LONGEST)
         self.dropped += 1
-        _logger.warning("a notice to %s was not delivered, and is tried no more", self._host)
+        _logger.warning("a notice to %s was not delivered after all retries", self._host)
 
 
 def _checked(target: str) -> SplitResult:
@@ -118,15 +118,19 @@ def _checked(target: str) -> SplitResult:
     topic = parts.path.strip("/")
     if parts.scheme not in ("http", "https", "mqtt", "mqtts", "smtp", "smtps") or not parts.hostname:
         raise ArgumentError(
-            "expected an http(s)://, mqtt(s):// or smtp(s):// address to notify, with a host; found "
-            f"{parts.scheme or 'another'!r}."
+            "expected an http(s)://, mqtt(s):// or smtp(s):// address with a host for --notify; found "
+            f"{parts.scheme or 'another'!r}. See latedrop crowd watch --help."
         )
     if parts.scheme.startswith("http") and (parts.username is not None or not target.isprintable() or " " in target):
-        raise ArgumentError("expected an http(s):// address without user, password and spaces; found one with them.")
+        raise ArgumentError(
+            "expected an http(s):// address without user, password and spaces; found one with them. Leave them out."
+        )
     if parts.scheme.startswith("mqtt") and (not topic or "#" in target or "+" in topic):
-        raise ArgumentError("expected mqtt://host/topic, without # and + in the topic.")
+        raise ArgumentError("expected mqtt://host/topic, without # and + in the topic; found another. Name one topic.")
     if parts.scheme.startswith("smtp") and not _ADDRESS.fullmatch(unquote(topic)):
-        raise ArgumentError("expected smtp://host/someone@example.org, with the address that alarms are sent to.")
+        raise ArgumentError(
+            "expected smtp://host/someone@example.org; found no e-mail address. Add the one that alarms are sent to."
+        )
     return parts
 
 
@@ -137,13 +141,13 @@ def _post(target: str, body: bytes) -> None:
 
 
 def mail(target: str, body: bytes) -> None:
-    """One e-mail, from the address that it goes to; `OSError` unless the server takes it."""
-    parts, known = _checked(target), json.loads(body)
+    """Send one e-mail, with the recipient as sender; raise `OSError` if the server refuses it."""
+    parts, fields = _checked(target), json.loads(body)
     message = EmailMessage()
     message["To"] = message["From"] = unquote(parts.path.strip("/"))
-    subject = " ".join(str(known.get(key, "")) for key in ("event", "source", "zone"))
+    subject = " ".join(str(fields.get(key, "")) for key in ("event", "source", "zone"))
     message["Subject"] = f"latedrop: {' '.join(subject.split())}"
-    message.set_content("".join(f"{name}: {value}\n" for name, value in known.items()))
+    message.set_content("".join(f"{name}: {value}\n" for name, value in fields.items()))
     secure = parts.scheme == "smtps"
     context = ssl.create_default_context()
     wire: smtplib.SMTP
@@ -158,13 +162,15 @@ def mail(target: str, body: bytes) -> None:
             secure = True
         if parts.username is not None:
             if not secure:
-                raise OSError("the mail server offers no TLS, without which no password is sent")
+                raise OSError(
+                    "expected TLS for the password; the mail server offers no TLS. Use smtps://, or another server."
+                )
             wire.login(unquote(parts.username), unquote(parts.password or ""))
         wire.send_message(message)
 
 
 def publish(target: str, body: bytes) -> None:
-    """One MQTT message; `OSError` unless the broker acknowledges it."""
+    """Publish one MQTT message; raise `OSError` unless the broker acknowledges it."""
     parts = _checked(target)
     secure = parts.scheme == "mqtts"
     port = parts.port or (8883 if secure else 1883)
@@ -197,7 +203,7 @@ def _packet(kind: int, content: bytes) -> bytes:
 
 
 def _answer(wire: socket.socket, kind: int) -> bytes:
-    """The content of a short packet of that kind."""
+    """Read a short packet of this kind; return its content."""
     head = _received(wire, 2)
     content = _received(wire, head[1] & 127)
     if head[0] & 0xF0 != kind:

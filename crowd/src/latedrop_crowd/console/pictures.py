@@ -1,4 +1,4 @@
-"""Pictures for the page: the frame as JPEG, and layers of numbers as see-through PNGs."""
+"""Encode pictures for the page: frames as JPEG, and layers of numbers as transparent PNGs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from latedrop_crowd.console.sources import Pixels
 __all__ = ["density_layer", "doubt_layer", "jpeg", "png", "regions_layer"]
 
 _WIDEST, _FINER = 1280, 6
-# From clear to strong, at steps of equal size: what a map is drawn in.
+# Colour scales of maps, from low to high values, in equal steps.
 _DENSITY = ((10, 80, 130), (20, 130, 165), (60, 185, 200), (140, 225, 225), (235, 255, 250))
 _DOUBT = ((90, 60, 160), (160, 70, 190), (225, 90, 180), (255, 140, 160), (255, 225, 215))
 
 
 def jpeg(pixels: Pixels, quality: int = 82) -> bytes:
-    """A frame, at most 1280 pixels wide."""
+    """Encode a frame as JPEG, at most 1280 pixels wide."""
     image = _image(pixels)
     if image.width > _WIDEST:
         image = image.resize((_WIDEST, round(image.height * _WIDEST / image.width)))
@@ -27,22 +27,22 @@ def jpeg(pixels: Pixels, quality: int = 82) -> bytes:
 
 
 def png(pixels: npt.NDArray[Any]) -> bytes:
-    """Bytes `(H, W)`, `(H, W, 3)` or `(H, W, 4)`, without loss."""
+    """Encode pixels `(H, W)`, `(H, W, 3)` or `(H, W, 4)` as PNG, without loss."""
     return _written(_image(pixels), "PNG", compress_level=1)
 
 
 def density_layer(density: npt.NDArray[np.float64]) -> bytes:
-    """Where people are counted."""
+    """Draw a density map `(h, w)`."""
     return png(_coloured(density, _DENSITY))
 
 
 def doubt_layer(std: npt.NDArray[np.float64]) -> bytes:
-    """Where the counter is unsure of what it counts, beyond what it is nearly everywhere."""
+    """Draw standard deviations `(h, w)`, minus their median over the map."""
     return png(_coloured(np.clip(std - np.median(std), 0, None), _DOUBT))
 
 
 def regions_layer(regions: npt.NDArray[np.bool_]) -> bytes:
-    """Regions in doubt: a rim, and a light fill."""
+    """Draw uncertain regions, a mask `(h, w)`, with an outline and a light fill."""
     large = np.pad(regions, 1).repeat(_FINER, 0).repeat(_FINER, 1)
     inner = large.copy()
     for axis, step in ((0, 2), (0, -2), (1, 2), (1, -2)):
@@ -56,7 +56,7 @@ def regions_layer(regions: npt.NDArray[np.bool_]) -> bytes:
 def _coloured(
     values: npt.NDArray[np.float64], colours: tuple[tuple[int, int, int], ...], most: float = 0.84
 ) -> npt.NDArray[np.uint8]:
-    """The larger a value, the less see-through; the largest usual one is the 99.5 % quantile of what is above 0."""
+    """Colour values; larger ones are more opaque. The scale ends at the 99.5 % quantile of the positive values."""
     above = values[values > 0]
     top = max(float(np.quantile(above, 0.995)) if len(above) else 1.0, 1e-6)
     level = np.clip(values / top, 0, 1) ** 0.6

@@ -1,9 +1,9 @@
-"""The page and what it asks for, over HTTP: JSON, pictures, and a stream of server-sent events.
+"""Serve the page of the console over HTTP: JSON, pictures, and a stream of server-sent events.
 
-A `Hub` hands messages from the counting thread to every open page; a slow page misses some, and holds up nobody.
+A `Hub` passes messages from the counting thread to every open page; a slow page misses messages, and blocks no other.
 
-Headers stand on every answer, requests are small, errors are JSON. A token leaves the address at once, and stays in a
-cookie; several tokens stand for several roles.
+Every response has security headers, the size of requests is limited, and errors are JSON. A token in the address is
+moved to a cookie at once. Each role has its own token.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Part = Annotated[float, Field(ge=0, le=1)]
 
 
 class ZoneWords(BaseModel):
-    """A zone, as the page sends it."""
+    """Describe a zone in a request of the page."""
 
     name: str = Field(min_length=1, max_length=60)
     points: list[tuple[float, float]] = Field(default_factory=list, max_length=64)
@@ -58,14 +58,14 @@ class ZoneWords(BaseModel):
 
 
 class LabelWords(BaseModel):
-    """A count by a person: a number, or heads as x, y in [0, 1] of the picture."""
+    """Describe a label: a number of people, or heads as x, y in [0, 1] of the picture."""
 
     people: float | None = Field(default=None, ge=0, le=1e5)
     heads: list[tuple[_Part, _Part]] | None = Field(default=None, max_length=5000)
 
 
 def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
-    """The application; `watch` begins when it does, and ends with it. `tokens` are by role, see `ROLES`."""
+    """Make the application, which starts and stops `watch`. `tokens` are given by role, see `ROLES`."""
     hub = Hub()
 
     @asynccontextmanager
@@ -93,12 +93,14 @@ def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
 
 
 def _note(watch: Watch, request: Request, source: str, text: str, zone: int | None = None) -> None:
-    """Write an audit line: what was changed, by whom and from where."""
+    """Store an audit event: the change, the role and the address of the client."""
     client = "" if request.client is None else f" from {request.client.host}"
     watch.store.add_event(source, "change", f"{text} (by {role_of(request)}{client})", zone)
 
 
 def _looking(app: FastAPI, watch: Watch) -> None:
+    """Add the routes for viewing, and for acknowledging alarms."""
+
     @app.get("/api/state")
     def state(request: Request) -> dict[str, Any]:
         rule = watch.settings.rule
@@ -153,6 +155,8 @@ def _looking(app: FastAPI, watch: Watch) -> None:
 
 
 def _zones(app: FastAPI, watch: Watch) -> None:
+    """Add the routes that change zones."""
+
     @app.post("/api/sources/{number}/zones")
     def add(number: int, words: ZoneWords, request: Request) -> dict[str, Any]:
         view = watch.view(number)
@@ -184,6 +188,8 @@ def _zones(app: FastAPI, watch: Watch) -> None:
 
 
 def _labels(app: FastAPI, watch: Watch) -> None:
+    """Add the routes for frames, labels and calibrations."""
+
     @app.get("/api/sources/{number}/labels")
     def labels(number: int) -> dict[str, Any]:
         return _learned(watch, watch.view(number))
@@ -191,8 +197,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/freeze")
     def freeze(number: int) -> dict[str, Any]:
         view = watch.view(number)
-        number_of_frame = watch.freeze(view)
-        return {"id": number_of_frame, **_learned(watch, view)}
+        frame = watch.freeze(view)
+        return {"id": frame, **_learned(watch, view)}
 
     @app.post("/api/sources/{number}/frames/{frame}/label")
     def label(number: int, frame: _Id, words: LabelWords, request: Request) -> dict[str, Any]:
@@ -200,18 +206,20 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         heads = None if words.heads is None else float(len(words.heads))
         people = heads if words.people is None else words.people
         if people is None or heads not in (None, people):
-            number_of_frame = "neither" if people is None else f"{people:g} people and {heads:g} heads"
-            raise DataError(f"expected the number of people, or their heads, as many of both; found {number_of_frame}.")
-        said = watch.label(view, frame, people, words.heads)
+            numbers = "neither" if people is None else f"{people:g} people and {heads:g} heads"
+            raise DataError(
+                f"expected a number of people, or as many heads; found {numbers}. Count again, or mark every head."
+            )
+        message = watch.label(view, frame, people, words.heads)
         _note(watch, request, view.name, f"frame {frame} labelled, {people:g} people")
-        return {"said": said, **_learned(watch, view)}
+        return {"said": message, **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}/label")
     def unlabel(number: int, frame: _Id, request: Request) -> dict[str, Any]:
         view = watch.view(number)
-        said = watch.label(view, frame, None)
+        message = watch.label(view, frame, None)
         _note(watch, request, view.name, f"label of frame {frame} deleted")
-        return {"said": said, **_learned(watch, view)}
+        return {"said": message, **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")
     def drop(number: int, frame: _Id, request: Request) -> dict[str, Any]:
@@ -222,8 +230,8 @@ def _labels(app: FastAPI, watch: Watch) -> None:
 
     @app.get("/api/frames/{frame}")
     def frame_picture(frame: _Id) -> Response:
-        number_of_frame = watch.store.frame(frame)
-        return _image(None if number_of_frame is None else bytes(number_of_frame["jpeg"]), "image/jpeg")
+        row = watch.store.frame(frame)
+        return _image(None if row is None else bytes(row["jpeg"]), "image/jpeg")
 
     @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
     def restore(number: int, calibration: _Id, request: Request) -> dict[str, Any]:
@@ -234,18 +242,20 @@ def _labels(app: FastAPI, watch: Watch) -> None:
 
 
 def _files(app: FastAPI, watch: Watch) -> None:
+    """Add the routes for snapshots, pictures, reports and CSV files."""
+
     @app.post("/api/sources/{number}/snapshot")
     def snapshot(number: int) -> dict[str, Any]:
         view = watch.view(number)
         shot, count = view.shown(), view.message.get("zones", [{}])[0]
-        said = "snapshot"
+        text = "snapshot"
         if count.get("count") is not None:
-            said = f"snapshot: {count['count']:.0f} people, {count['low']:.0f} to {count['high']:.0f}"
+            text = f"snapshot: {count['count']:.0f} people, {count['low']:.0f} to {count['high']:.0f}"
         picture = None if shot is None else view.picture_of(shot)
-        return {"id": watch.store.add_event(view.name, "snapshot", said, None, picture)}
+        return {"id": watch.store.add_event(view.name, "snapshot", text, None, picture)}
 
     @app.get("/api/pictures/{number}")
-    def kept(number: _Id) -> Response:
+    def stored_picture(number: _Id) -> Response:
         return _image(watch.store.picture(number), "image/jpeg")
 
     @app.get("/api/events.csv")
@@ -277,6 +287,7 @@ def _files(app: FastAPI, watch: Watch) -> None:
 
 
 def _about(view: View) -> dict[str, Any]:
+    """Return the state of a source for the page."""
     calibration = view.counter.calibration
     policy = calibration.policy or Policy(0.0)
     return {
@@ -287,12 +298,12 @@ def _about(view: View) -> dict[str, Any]:
         "camera": {} if view.camera is None else view.camera.about(),
         "faint": {"mass": policy.faint_mass, "seen": policy.faint_seen, "false": policy.faint_false},
         "message": view.message,
-        "width": f"Its width {calibration.width}; strange frames widen it.",
+        "width": f"Its width {calibration.width}; unusual frames widen it.",
     }
 
 
 def _learned(watch: Watch, view: View) -> dict[str, Any]:
-    """List labels, frames that wait for one, and calibrations that can be restored."""
+    """Return labelled and unlabelled frames, and calibrations that can be restored."""
     calibrations = watch.store.calibrations(view.name)
     return {
         "proposed": watch.store.frames(view.name, labelled=False),
@@ -308,20 +319,21 @@ def _limit(words: ZoneWords) -> str:
 
 
 def _with_zone(watch: Watch, number: int, zone: int) -> View:
+    """Return the view of a source that has this zone; raise if it has not."""
     view = watch.view(number)
     if zone not in {z.id for z in view.zones}:
-        raise LatedropError("expected a zone of this source; there is none of that number.")
+        raise LatedropError("expected a zone of this source; found none with this number. Reload the page.")
     return view
 
 
 def _check_cells(view: View, points: Any) -> None:
-    """A zone so small that no cell of the map has its middle inside would count nobody, ever."""
+    """Refuse a zone that contains no cell centre of the density map: it would always count 0."""
     if view.count is not None:
         h, w = view.count.reading.density.shape
         if not cells_of(drawn_points(points), (h, w)).any():
             raise DataError(
-                f"expected a zone that holds a cell of the counter's map, which has {w} x {h} of them; found none "
-                "inside. Draw it larger."
+                f"expected a zone with at least one cell of the counter's {w} x {h} map; found none inside. Draw it "
+                "larger."
             )
 
 
@@ -352,43 +364,43 @@ _WAITING = 32
 
 
 class Hub:
-    """Hands messages on; `tell` may be called from any thread."""
+    """Pass messages to all open pages; `tell` may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pages: set[asyncio.Queue[str | None]] = set()
 
     def begin(self) -> None:
-        """Called in the server's loop when it is up."""
+        """Keep the running event loop of the server; call this inside it."""
         self._loop = asyncio.get_running_loop()
 
     def end(self) -> None:
-        """Let pages go; also from another thread."""
+        """Close the streams of all pages; may be called from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._hand_on, None)
 
     def tell(self, message: dict[str, Any]) -> None:
-        """A message to all pages."""
+        """Send a message to all pages."""
         if self._loop is not None and self._pages and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._hand_on, json.dumps(message))
 
     async def listen(self) -> AsyncIterator[str]:
-        """Server-sent events, for one page."""
-        own: asyncio.Queue[str | None] = asyncio.Queue(_WAITING)
-        self._pages.add(own)
+        """Yield server-sent events for one page."""
+        messages: asyncio.Queue[str | None] = asyncio.Queue(_WAITING)
+        self._pages.add(messages)
         try:
             yield "retry: 1000\n\n"
             while True:
                 try:
-                    text = await asyncio.wait_for(own.get(), 10)
-                except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+                    text = await asyncio.wait_for(messages.get(), 10)
+                except asyncio.TimeoutError:  # differs from TimeoutError before Python 3.11
                     yield ": still here\n\n"
                     continue
                 if text is None:
                     return
                 yield f"data: {text}\n\n"
         finally:
-            self._pages.discard(own)
+            self._pages.discard(messages)
 
     def _hand_on(self, text: str | None) -> None:
         for page in self._pages:
@@ -398,16 +410,19 @@ class Hub:
 
 
 def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], say: Callable[[str], object]) -> None:
-    """Open the address, `say` it for each role, and serve until the process is asked to stop.
+    """Listen on the address, `say` the URL for each role, and serve until the process is stopped.
 
-    `tokens` by role are what requests must know; that to configure is made up where it is None and others can reach the
-    address, or have tokens.
+    `tokens` are given by role. The token to configure is generated if it is None and the address is not local or
+    another role has a token.
     """
     given = {role: token for role, token in tokens.items() if token is not None}
     if any(len(token) < 8 or not token.isascii() or not token.isprintable() for token in given.values()):
-        raise ArgumentError("expected a token of 8 plain characters or more; found fewer, or others.")
+        raise ArgumentError(
+            "expected tokens of 8 or more printable ASCII characters; found a shorter one or other "
+            "characters. Pass another token."
+        )
     if len(set(given.values())) < len(given):
-        raise ArgumentError("expected another token for each role; found one twice. Change one.")
+        raise ArgumentError("expected a different token for each role; found one twice. Change one.")
     if given or not is_loopback(host):
         given.setdefault(ROLES[-1], secrets.token_urlsafe(18))
     wire, address = listening(host, port)
@@ -420,11 +435,11 @@ def serve(watch: Watch, host: str, port: int, tokens: Mapping[str, str | None], 
 
 
 LARGEST = 262_144
-"""Bytes of a request."""
+"""Maximum size of a request in bytes."""
 COOKIE = "latedrop_token"
 """The name of the cookie that holds a token."""
 ROLES = ("view", "label", "configure")
-"""Tokens allow: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
+"""Roles in rising order: view; also label frames, acknowledge alarms and take snapshots; also everything else."""
 _LABELLING = re.compile(r"/api/(alarms/.*|sources/\d+/(freeze|snapshot|frames/.*))")
 _ROLE = "latedrop.role"
 HEADERS = {
@@ -438,13 +453,13 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 _KINDS = {f".{ending}": kind for ending, kind in _TYPES.items()}
 
 
 def _page(app: FastAPI) -> None:
-    """Serve `index.html` and, by name, what it loads; say errors as JSON. Nothing that is asked for becomes a path."""
+    """Serve `index.html` and its files by name, and errors as JSON. No part of a request is used as a path."""
     folder = Path(__file__).parent / "page"
     files = {path.name: path for path in folder.iterdir() if path.suffix in _KINDS}
 
@@ -456,7 +471,7 @@ def _page(app: FastAPI) -> None:
     def part(name: str) -> Response:
         path = files.get(name)
         if path is None:
-            return _said(404, "there is no such file")
+            return _said(404, "expected a file of the page; found no such file. Reload the page.")
         return Response(path.read_bytes(), media_type=_KINDS[path.suffix])
 
     @app.exception_handler(LatedropError)
@@ -469,20 +484,20 @@ def _page(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def misread(request: Request, error: RequestValidationError) -> Response:
-        # Not what was found: numbers and letters that no answer can hold may be among it.
-        told = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:3])
-        return _said(422, f"expected another request; {told}.")
+        # The message leaves out the values, which may not be valid JSON.
+        problems = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:3])
+        return _said(422, f"expected a valid request; {problems}.")
 
 
 def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:
-    """The answer to a request that is not allowed; None where it is. `tokens` are by their role; none: all is local."""
+    """Return the response to a refused request, or None if it is allowed. Without `tokens` only local requests are."""
     why = foreign_page(request) or (None if tokens else from_elsewhere(request))
     if why is not None or not tokens:
         return None if why is None else JSONResponse({"error": why}, 403)
     given = request.query_params.get("token")
     role = None if given is None else _role(given.encode("utf-8", "replace"), tokens)
     if role is not None:
-        # The token leaves the address at once, and stays in a cookie that scripts cannot read.
+        # Move the token from the address to a cookie that scripts cannot read.
         answer = RedirectResponse(request.url.path, 303)
         answer.set_cookie(COOKIE, tokens[role], httponly=True, samesite="strict", max_age=30 * 86400)
         return answer
@@ -494,19 +509,19 @@ def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:
 
 
 def _role(words: bytes, tokens: Mapping[str, str]) -> str | None:
-    """Whose token it is; all are compared, so that the time tells nothing."""
+    """Return the role of a token, or None; compare it with all in constant time."""
     roles = [role for role, token in tokens.items() if hmac.compare_digest(words, token.encode())]
     return roles[0] if roles else None
 
 
 def role_of(request: Request) -> str:
-    """Return the role of a request that was let in; without tokens everybody may do all."""
+    """Return the role of an allowed request; without tokens it is the highest one."""
     role: str = request.scope.get(_ROLE, ROLES[-1])
     return role
 
 
 def _forbidden(request: Request) -> str | None:
-    """Say why the role of a request does not allow it; None where it does."""
+    """Return an error message if the role of a request does not allow it, else None."""
     wanted = "label" if _LABELLING.fullmatch(request.scope["path"]) else "configure"
     if request.method in ("GET", "HEAD") or ROLES.index(role_of(request)) >= ROLES.index(wanted):
         return None
@@ -514,7 +529,7 @@ def _forbidden(request: Request) -> str | None:
 
 
 class _Guard:
-    """Lets in who may ask, and no more bytes than `LARGEST`, counted as they come: a length need not be told."""
+    """Check tokens, and refuse bodies over `LARGEST` bytes, counted as they arrive because a length may be missing."""
 
     def __init__(self, app: Any, tokens: Mapping[str, str]) -> None:
         self._app, self._tokens = app, tokens
@@ -544,13 +559,13 @@ class _Guard:
         why = _forbidden(request) if answer is None else None
         if why is not None:
             answer = _said(403, why)
-        told = request.headers.get("content-length", "")
-        if answer is None and told.isdecimal() and int(told) > LARGEST:
+        length = request.headers.get("content-length", "")
+        if answer is None and length.isdecimal() and int(length) > LARGEST:
             answer = _said(413, _TOO_LARGE)
         await (answer or self._app)(scope, counted, with_headers)
 
 
-_TOO_LARGE = f"expected at most {LARGEST} bytes."
+_TOO_LARGE = f"expected a request of at most {LARGEST} bytes; found a larger one. Send less."
 
 
 def _said(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,8 +1,8 @@
-"""Where live frames come from: video files, folders, cameras, network streams, and scenes that move.
+"""Read live frames from video files, folders, cameras, network streams, and synthetic scenes.
 
-Each source gives frames at its own pace. A password in an address is never shown.
+Each source yields frames at its own rate. A password in an address is never shown.
 
-A `Camera` reads a source in a thread of its own: the latest frame wins, and a stream that breaks is opened again.
+A `Camera` reads a source in its own thread, keeps only the latest frame, and reopens a broken stream.
 """
 
 from __future__ import annotations
@@ -34,47 +34,49 @@ from latedrop_crowd.scenes import Walks
 __all__ = ["Camera", "Pixels", "Shot", "Source", "demo_sources", "open_sources"]
 
 Pixels = npt.NDArray[np.uint8]
-"""A picture, `(H, W)` or `(H, W, 3)`."""
+"""Pixels of a picture, `(H, W)` or `(H, W, 3)`."""
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
-_SILENT = 10.0  # seconds without a byte after which a stream is taken for broken
+_SILENT = 10.0  # seconds without data after which a stream counts as broken
 _DEMO_RATE = 8.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
-_RATES_OVER = 5.0  # seconds
+_RATES_OVER = 5.0  # seconds over which frame rates are averaged
 
 
 @dataclass(frozen=True)
 class Source:
-    """One source."""
+    """Describe one source of frames."""
 
-    name: str  # for people; without a password
-    live: bool  # whether it goes on by itself: a stream that ends is opened again, a file is not
-    # opens it; each call begins anew. It waits between frames as long as the source's own pace asks for
+    name: str  # shown to users, without a password
+    live: bool  # True for a stream, which is reopened when it ends; False for files
+    # Opens the source from the start, and yields frames at its own rate.
     frames: Callable[[], Iterator[Pixels]]
 
 
 def open_sources(words: Sequence[str], fps: float | None = None, *, loop: bool = False) -> list[Source]:
-    """Open paths, numbers of cameras and addresses: files are looked at now, streams when they are read.
+    """Make sources from paths, camera numbers and addresses; check files now, and open streams when they are read.
 
-    `fps` are frames per second of folders, 5 where None, and of files instead of their own.
+    `fps` is the frame rate of folders (None: 5 per second) and of videos (None: their own).
     """
     if fps is not None and not 0 < fps <= 1000:
-        raise ArgumentError(f"expected frames per second above 0 and at most 1000; found {fps}.")
+        raise ArgumentError(
+            f"expected --fps above 0 and at most 1000 frames per second; found {fps}. The default is 5 for folders."
+        )
     sources: dict[str, Source] = {}
     places: list[str] = []
     for word in words:
         source = _source(word, fps, loop)
         places.append(os.path.realpath(word) if os.path.exists(word) else word)
         if places[-1] in places[:-1]:
-            raise ArgumentError(f"expected each source once; found {source.name} twice.")
+            raise ArgumentError(f"expected each source once; found {source.name} twice. Remove one of them.")
         plain = in_utf8(source.name)
         names = chain([plain], (f"{plain} ({number})" for number in count(2)))
-        name = next(name for name in names if name not in sources)  # folders of one name, channels of one recorder
+        name = next(name for name in names if name not in sources)  # folders of the same name, channels of one recorder
         sources[name] = replace(source, name=name)
     return list(sources.values())
 
 
 def demo_sources(seed: int = 0) -> list[Source]:
-    """Two squares with people who walk; nothing is read."""
+    """Make two synthetic scenes of squares with walking people; no data are read."""
     squares = {"Station square": Walks(seed), "Market square": Walks(seed + 1, 84.0, 5, 30)}
     return [Source(name, True, lambda walks=walks: _walking(walks)) for name, walks in squares.items()]  # type: ignore[misc]
 
@@ -83,7 +85,7 @@ def _source(word: str, fps: float | None, loop: bool) -> Source:
     if re.fullmatch(r"\d{1,3}", word):
         if sys.platform == "win32":
             raise ArgumentError(
-                f"expected Linux or macOS for camera {word}; found Windows, where cameras have no numbers. Pass the "
+                f"expected Linux or macOS for camera {word}; found Windows, where numbers are not supported. Pass the "
                 "address of the camera's stream: rtsp:// or http://."
             )
         need("video", "av", of="latedrop-crowd")
@@ -93,7 +95,7 @@ def _source(word: str, fps: float | None, loop: bool) -> Source:
         if parts.scheme.lower() not in _SCHEMES or not parts.hostname:
             raise ArgumentError(
                 f"expected an address that begins with {', '.join(s + '://' for s in _SCHEMES)} and names a host; "
-                f"found {parts.scheme}://{parts.hostname or ''}."
+                f"found {parts.scheme}://{parts.hostname or ''}. Correct the address."
             )
         need("video", "av", of="latedrop-crowd")
         name = f"{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
@@ -106,11 +108,13 @@ def _source(word: str, fps: float | None, loop: bool) -> Source:
         )
     if not path.is_file():
         raise FileError(
-            f"expected a video, a folder of images, the number of a camera or an rtsp:// or http:// address; there is "
-            f"no {word}."
+            f"expected a video, a folder of images, the number of a camera or an rtsp:// or http:// address; found "
+            f"no file {word}. Check the path."
         )
     if not is_video(path):
-        raise FileError(f"expected a video by the ending of its name, or a folder of images; found {path.name}.")
+        raise FileError(
+            f"expected a video file such as .mp4, or a folder of images; found {path.name}. Rename it or convert it."
+        )
     need("video", "av", of="latedrop-crowd")
     return Source(path.name, False, lambda: _again(lambda: _played(path, fps), loop))
 
@@ -127,7 +131,7 @@ def _walking(walks: Walks) -> Iterator[Pixels]:
 
 
 def _paced(frames: Iterable[Pixels], fps: float) -> Iterator[Pixels]:
-    """Give so many frames a second; one that is late is not made up for."""
+    """Yield `fps` frames per second; a late frame does not speed up the next ones."""
     due = time.monotonic()
     for pixels in frames:
         yield pixels
@@ -147,20 +151,20 @@ def _stream_options(scheme: str) -> dict[str, str]:
 
 
 def _streamed(address: str, kind: str | None, options: dict[str, str]) -> Iterator[Pixels]:
-    """Frames as they come in; errors are ours, and name no address, which may hold a password."""
+    """Yield the frames of a stream; errors do not quote the address, which may contain a password."""
     with _opened(address, format=kind, options=options, timeout=_SILENT) as (frames, _):
         yield from frames
 
 
 def _played(path: Path, fps: float | None) -> Iterator[Pixels]:
-    """Frames of a file, as many a second as it says itself, or as asked for."""
+    """Yield the frames of a file at its own rate, or at `fps`."""
     with _opened(os.fspath(path)) as (frames, rate):
         yield from _paced(frames, fps or rate)
 
 
 @contextmanager
 def _opened(address: str, **options: Any) -> Iterator[tuple[Iterator[Pixels], float]]:
-    """Frames as fast as they can be decoded, and how many of them a second there are."""
+    """Open a video; give an iterator of frames without waiting, and its frame rate."""
     import av
 
     try:
@@ -180,18 +184,18 @@ def _opened(address: str, **options: Any) -> Iterator[tuple[Iterator[Pixels], fl
 
 @dataclass(frozen=True)
 class Shot:
-    """A frame as it came in."""
+    """Hold a frame with its number and time."""
 
-    number: int  # of the frame since the camera was switched on
+    number: int  # counted since the camera was started
     time: float  # seconds since 1970
-    pixels: Pixels  # of the frame
-    steady: float  # seconds by a clock that nobody sets: what lasts is counted in them
+    pixels: Pixels
+    steady: float  # seconds of a monotonic clock, for durations
 
 
 class Camera:
-    """Reads a source until it is closed; `arrived`, which cameras share, is notified of frames and changes of state.
+    """Read a source in a thread until closed; notify `arrived`, shared by cameras, of frames and changes of state.
 
-    A broken stream is opened again after `wait` seconds, then after twice as long, up to a minute.
+    A broken stream is reopened after `wait` seconds, then after twice as long, up to a minute.
     """
 
     def __init__(
@@ -210,17 +214,17 @@ class Camera:
         self._thread = Thread(target=self._run, name=f"camera {source.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the reading thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading; a decoder that waits for a byte is left behind, as its thread ends with the process."""
+        """Stop reading; a decoder that is waiting for data is not joined, and ends with the process."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
 
     def take(self) -> Shot | None:
-        """The latest frame that was not taken yet; those before it are skipped."""
+        """Return the latest frame if it was not taken yet, else None; earlier ones are skipped."""
         with self._arrived:
             shot, self._latest = self._latest, None
             if shot is not None:
@@ -230,10 +234,13 @@ class Camera:
             return shot
 
     def about(self) -> dict[str, Any]:
-        """State, and frames per second that come in and that are taken, over the last seconds, as plain data."""
+        """Return the state, and recent rates of arriving and counted frames per second, as a dict for JSON."""
         now = time.monotonic()
         arriving, taken = (_rate(list(self._times[way]), now) for way in ("in", "out"))
-        rates = {"arriving": round(arriving, 3), "counted": round(min(arriving, taken), 3)}  # their ends differ
+        rates = {
+            "arriving": round(arriving, 3),
+            "counted": round(min(arriving, taken), 3),
+        }  # the two rates are measured over different times
         return {"state": self.state, "words": self.words, **rates, "skipped": self.skipped}
 
     def _run(self) -> None:
@@ -275,7 +282,7 @@ class Camera:
 
 
 def _rate(times: list[float], now: float) -> float:
-    """Frames per second over the last seconds; where fewer than two came in these, since the last but one."""
+    """Return frames per second over the last seconds, but over at least the last two frames."""
     recent = max(2, sum(now - t < _RATES_OVER for t in times))
     used = times[-recent:]
     return (len(used) - 1) / (now - used[0]) if len(used) > 1 and now > used[0] else 0.0

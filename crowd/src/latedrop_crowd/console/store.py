@@ -1,14 +1,14 @@
-"""The memory of the console, in one SQLite file: counts, maps, zones, events, labels, calibrations, pictures.
+"""Store counts, maps, zones, events, labels, calibrations and pictures of the console in one SQLite file.
 
-The file carries the console's `application_id`. Any other file is refused before SQLite opens it, as nothing of it may
-change; a damaged one is refused by SQLite's own check. Errors of SQLite are `FileError`.
+The file has the console's `application_id`. Any other file is refused before SQLite opens it for writing, so that it
+is not changed; a damaged one is refused by SQLite's `quick_check`. Errors of SQLite are raised as `FileError`.
 
-One console has a file at a time; a second one is refused. The file is in WAL mode and is committed to twice a second:
-a process that is killed loses less than a second of counts, and nothing that an operator did. Counts older than an hour
-are kept as means over ten seconds. The file stays below a size: the oldest counts, maps, events and pictures go first;
-zones, labels and calibrations stay.
+Only one console can use a file at a time. The file is in WAL mode. Counts are committed twice a second, changes by an
+operator at once, so a killed process loses at most a second of counts. Counts older than an hour are averaged over ten
+seconds. If the file gets too large, the oldest counts, maps, events and pictures are deleted; zones, labels and
+calibrations are not.
 
-`Heat` keeps where people were over a time: sums of a source's density maps, one for each step of five minutes.
+`Heat` adds up the density maps of a source, in steps of five minutes.
 """
 
 from __future__ import annotations
@@ -50,19 +50,26 @@ CREATE TABLE maps (source TEXT NOT NULL, time REAL NOT NULL, frames INTEGER NOT 
     height INTEGER NOT NULL, width INTEGER NOT NULL, cells BLOB NOT NULL);
 CREATE INDEX maps_by_time ON maps (source, time);
 """
-_PATIENCE = 5.0  # seconds that another console has to end, as in a restart
-_FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
-_TIMES, _LATEST = ("time", "acknowledged", "ended", "labelled", "used"), 1e11  # seconds; some thousand years
-_TOGETHER = (("counts", "count", "low"), ("counts", "low", "high"), ("frames", "people", "labelled"))  # there or not
+_PATIENCE = 5.0  # seconds to wait for another console that is closing, as in a restart
+_FINE, _STEP = 3600.0, 10.0  # seconds: age up to which every count is kept, and averaging step beyond
+_TIMES, _LATEST = (
+    ("time", "acknowledged", "ended", "labelled", "used"),
+    1e11,
+)  # latest valid time in seconds, some thousand years
+_TOGETHER = (
+    ("counts", "count", "low"),
+    ("counts", "low", "high"),
+    ("frames", "people", "labelled"),
+)  # both NULL or neither
 _MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12, 20
 
 
 class Store:
-    """The file, which may grow to `most_bytes`, for several threads; it is made where there is none."""
+    """Open or create a file of at most `most_bytes`; its methods may be called from several threads."""
 
     def __init__(self, path: Path, most_bytes: float = 5e8) -> None:
         if not most_bytes >= 5e6:
-            raise ArgumentError(f"expected at least 5 MB for what is remembered; found {most_bytes / 1e6:g} MB.")
+            raise ArgumentError(f"expected --keep of at least 5 MB; found {most_bytes / 1e6:g} MB. The default is 500.")
         self.path, self.most_bytes = path, most_bytes
         self._lock = RLock()
         self._due = self._tidy = 0.0
@@ -81,7 +88,7 @@ class Store:
         self._db.row_factory = sqlite3.Row
 
     def _open(self) -> None:
-        """Lock the file until it is closed; check it before anything is written, or make its tables where it is new."""
+        """Lock the file until it is closed; check an existing file, or create the tables of a new one."""
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         if self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("it is damaged")
@@ -89,7 +96,9 @@ class Store:
         if not is_new:
             _check_tables(self._db)
         self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        if not self._db.execute("PRAGMA application_id").fetchone()[0]:  # before the journal: the file itself has it
+        if not self._db.execute("PRAGMA application_id").fetchone()[
+            0
+        ]:  # before WAL starts, so that it is in the file itself
             self._db.execute(f"PRAGMA application_id = {_OURS}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
@@ -98,25 +107,26 @@ class Store:
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """The database for one thread at a time; its errors as `FileError`."""
+        """Lend the database to one thread at a time; raise its errors as `FileError`."""
         with self._lock:
             try:
                 yield self._db
-            except (sqlite3.Error, UnicodeError) as error:  # also where a message quotes what is damaged
+            except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: a message quotes damaged text
                 raise self._refused(error) from error
 
     def _refused(self, error: Exception) -> FileError:
+        """Turn an error of SQLite into a `FileError` with the cause."""
         why = "another console uses it" if "locked" in str(error) else str(error).rstrip(".")
-        return FileError(f"expected to keep what happens in {self.path}; {why}. Pass another --memory.")
+        return FileError(f"expected a usable --memory file {self.path}; {why}. Pass another --memory.")
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Commit, and close the file."""
         with self._opened():
             self._commit()
             self._db.close()
 
     def zones(self, source: str) -> list[Zone]:
-        """Return the zones of a source; the whole picture first, which is made where it is missing."""
+        """Return the zones of a source, the whole picture first; create that one if it is missing."""
         rows = self._rows("SELECT * FROM zones WHERE source = ? AND gone = 0 ORDER BY id", source)
         if not rows:
             self._do("INSERT INTO zones (source, name, points) VALUES (?, 'Whole picture', '[]')", source)
@@ -124,25 +134,25 @@ class Store:
         return [Zone(r["id"], r["source"], r["name"], checked_points(r["points"]), r["people"]) for r in rows]
 
     def add_zone(self, source: str, name: str, points: Any, limit: float | None) -> int:
-        """A new zone's id."""
+        """Add a zone; return its id."""
         corners = json.dumps([list(point) for point in drawn_points(points)])
         return self._do(
             "INSERT INTO zones (source, name, points, people) VALUES (?, ?, ?, ?)", source, name, corners, limit
         )
 
     def change_zone(self, zone: int, name: str, limit: float | None, points: Any = ()) -> None:
-        """Another name, another limit, and other corners where any are given; the whole picture has none."""
+        """Change name and limit of a zone, and its corners if any are given; the whole picture keeps none."""
         self._do("UPDATE zones SET name = ?, people = ? WHERE id = ?", name, limit, zone)
         if points:
             corners = json.dumps([list(point) for point in drawn_points(points)])
             self._do("UPDATE zones SET points = ? WHERE id = ? AND points != '[]'", corners, zone)
 
     def remove_zone(self, zone: int) -> None:
-        """It is shown no more; what it counted stays. The whole picture cannot be removed."""
+        """Hide a zone but keep its counts; the whole picture cannot be removed."""
         self._do("UPDATE zones SET gone = 1 WHERE id = ? AND points != '[]'", zone)
 
     def add_counts(self, rows: Iterable[Sequence[float]]) -> None:
-        """Rows of zone, time, count, low, high and strangeness."""
+        """Add rows of zone, time, count, low, high and strangeness; commit about twice a second."""
         with self._opened() as db:
             self._begin()
             db.executemany(
@@ -154,7 +164,7 @@ class Store:
                 self.tidy()
 
     def timeline(self, zone: int, since: float, until: float, most: int = 600) -> list[tuple[float, ...]]:
-        """Time, count, low and high of a zone, averaged where there are more than `most`."""
+        """Return time, count, low, high and strangeness of a zone, averaged to about `most` rows."""
         step = max((until - since) / most, 1e-3)
         rows = self._rows(
             "SELECT AVG(time) t, AVG(count) c, AVG(low) l, AVG(high) h, MAX(strangeness) s FROM counts WHERE zone = ? "
@@ -164,25 +174,25 @@ class Store:
         return [tuple(row) for row in rows]
 
     def all_counts(self, zone: int, since: float) -> list[sqlite3.Row]:
-        """Every row that is kept, for a file."""
+        """Return every stored count of a zone since a time, for a CSV file."""
         return self._rows("SELECT * FROM counts WHERE zone = ? AND time >= ? ORDER BY time", zone, since)
 
     def add_map(self, source: str, begin: float, frames: int, shape: tuple[int, ...], cells: bytes) -> None:
-        """The mean density map of a source over some frames; see `Heat`."""
+        """Add the mean density map of a source over some frames; see `Heat`."""
         self._do(
             "INSERT INTO maps (source, time, frames, height, width, cells) VALUES (?, ?, ?, ?, ?, ?)",
             source, begin, frames, *shape, cells,
         )  # fmt: skip
 
     def maps(self, source: str, since: float, until: float) -> list[sqlite3.Row]:
-        """Maps that begin in a time, the newest first."""
+        """Return the maps of a source that begin between two times, newest first."""
         where = "source = ? AND time > ? AND time <= ?"
         return self._rows(f"SELECT * FROM maps WHERE {where} ORDER BY time DESC", source, since, until)
 
     def add_event(
         self, source: str, kind: str, text: str, zone: int | None = None, picture: bytes | None = None
     ) -> int:
-        """Write down what happened; its id."""
+        """Add an event, with a picture if given; return its id."""
         number = None
         if picture is not None:
             number = self._do("INSERT INTO pictures (time, jpeg) VALUES (?, ?)", time.time(), picture)
@@ -192,26 +202,26 @@ class Store:
         )  # fmt: skip
 
     def end_alarms(self, zone: int) -> None:
-        """The alarm of a zone is over."""
+        """Set the end of the open alarms of a zone."""
         self._do("UPDATE events SET ended = ? WHERE zone = ? AND kind = 'alarm' AND ended IS NULL", time.time(), zone)
 
     def acknowledge(self, event: int) -> bool:
-        """Somebody has seen an alarm; False where there is none to see."""
+        """Mark an alarm as acknowledged; return False if there is none to acknowledge."""
         before = self._rows("SELECT id FROM events WHERE id = ? AND kind = 'alarm' AND acknowledged IS NULL", event)
         self._do("UPDATE events SET acknowledged = ? WHERE id = ? AND acknowledged IS NULL", time.time(), event)
         return bool(before)
 
     def events(self, most: int = 200) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Return the newest events, newest first."""
         return [dict(row) for row in self._rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", most)]
 
     def open_alarms(self) -> list[dict[str, Any]]:
-        """Alarms that go on, or that nobody has acknowledged."""
+        """Return alarms that have not ended or are not acknowledged, newest first."""
         where = "kind = 'alarm' AND (ended IS NULL OR acknowledged IS NULL)"
         return [dict(row) for row in self._rows(f"SELECT * FROM events WHERE {where} ORDER BY id DESC LIMIT 50")]
 
     def picture(self, number: int) -> bytes | None:
-        """A picture that was kept."""
+        """Return a stored picture as JPEG; None if there is none with this number."""
         rows = self._rows("SELECT jpeg FROM pictures WHERE id = ?", number)
         return bytes(rows[0]["jpeg"]) if rows else None
 
@@ -225,7 +235,7 @@ class Store:
         numbers: tuple[float, float, float],
         when: float,
     ) -> int:
-        """Keep a frame of some time that can be labelled; the oldest that nobody labelled goes."""
+        """Store a frame for labelling; return its id. Beyond a maximum the oldest unlabelled frame is deleted."""
         number = self._do(
             "INSERT INTO frames (source, time, name, why, png, jpeg, count, low, high) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
             "?)",
@@ -239,36 +249,36 @@ class Store:
         return number
 
     def frame(self, number: int) -> dict[str, Any] | None:
-        """A frame that was kept, with its pixels."""
+        """Return a stored frame with its pictures; None if there is none."""
         rows = self._rows("SELECT * FROM frames WHERE id = ?", number)
         return dict(rows[0]) if rows else None
 
     def frames(self, source: str, *, labelled: bool) -> list[dict[str, Any]]:
-        """Frames that wait for a label, newest first; or those that have one, in their order in time."""
+        """Return unlabelled frames, newest first; or labelled ones in order of time."""
         test, order = ("NOT NULL", "time") if labelled else ("NULL", "time DESC")
         fields = "id, source, time, name, why, count, low, high, people, heads, labelled"
         query = f"SELECT {fields} FROM frames WHERE source = ? AND people IS {test} ORDER BY {order}"
         return [dict(row) for row in self._rows(query, source)]
 
     def label(self, number: int, people: float, heads: Any) -> None:
-        """Write down what somebody counted."""
+        """Store the label of a frame: the number of people, and their heads if marked."""
         self._do(
             "UPDATE frames SET people = ?, heads = ?, labelled = ? WHERE id = ?",
             people, None if heads is None else json.dumps(heads), time.time(), number,
         )  # fmt: skip
 
     def unlabel(self, number: int) -> bool:
-        """Take a label back; False where there is none."""
-        known = self._rows("SELECT id FROM frames WHERE id = ? AND people IS NOT NULL", number)
+        """Delete a label; return False if there is none."""
+        labelled = self._rows("SELECT id FROM frames WHERE id = ? AND people IS NOT NULL", number)
         self._do("UPDATE frames SET people = NULL, heads = NULL, labelled = NULL WHERE id = ?", number)
-        return bool(known)
+        return bool(labelled)
 
     def drop_frame(self, number: int) -> None:
-        """Forget a frame that nobody wants to label."""
+        """Delete an unlabelled frame."""
         self._do("DELETE FROM frames WHERE id = ? AND people IS NULL", number)
 
     def add_calibration(self, source: str, note: str, record: str) -> int:
-        """Keep a calibration, which is in use from now on."""
+        """Store a calibration and use it; beyond a maximum delete old ones, but never the first. Return its id."""
         number = self._do(
             "INSERT INTO calibrations (source, time, note, record) VALUES (?, ?, ?, ?)",
             source,
@@ -286,15 +296,15 @@ class Store:
         return number
 
     def use_calibration(self, source: str, number: int) -> None:
-        """Say which one is in use, and since when."""
+        """Mark a calibration as the one in use, with the present time."""
         self._do("UPDATE calibrations SET used = (id = ?) * ? WHERE source = ?", number, time.time(), source)
 
     def calibrations(self, source: str) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Return the calibrations of a source, newest first."""
         return [dict(row) for row in self._rows("SELECT * FROM calibrations WHERE source = ? ORDER BY id DESC", source)]
 
     def tidy(self) -> None:
-        """Thin out old counts, and stay below the size."""
+        """Average old counts, and delete old rows until the file is below its maximum size."""
         with self._opened():
             self._tidy = time.monotonic() + 60
             self._begin()
@@ -316,7 +326,7 @@ class Store:
                 self._forget_some()
 
     def size(self) -> int:
-        """Bytes that the file has, without what is free in it."""
+        """Return the size of the file in bytes, without its free pages."""
         with self._opened():
             pages, free, size = (
                 int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -325,7 +335,7 @@ class Store:
         return (pages - free) * size
 
     def _forget_some(self) -> None:
-        """The oldest twentieth of counts, pictures, events and maps."""
+        """Delete the oldest twentieth of counts, pictures, events and maps."""
         self._begin()
         for table in ("counts", "pictures", "events", "maps"):
             some = f"SELECT rowid FROM {table} ORDER BY time LIMIT 1 + (SELECT COUNT(*) / 20 FROM {table})"
@@ -338,7 +348,7 @@ class Store:
             return db.execute(query, values).fetchall()
 
     def _do(self, query: str, *values: Any) -> int:
-        """Change something, and commit it at once."""
+        """Run a statement and commit at once; return the id of the inserted row."""
         with self._opened() as db:
             self._begin()
             number = db.execute(query, values).lastrowid or 0
@@ -356,35 +366,35 @@ class Store:
 
 
 def _check_ours(path: Path) -> None:
-    """Raise where a file is there that the console did not make, without changing a byte of it."""
+    """Raise `FileError` if the file exists but was not made by the console, without changing it."""
     if path.exists() and not path.is_file():
-        raise FileError(f"expected a file to remember in; {path} is something else. Pass another --memory.")
+        raise FileError(f"expected a file for --memory; {path} is not a file. Pass another --memory.")
     if not path.exists() or not path.stat().st_size:
         return
-    # Immutable: SQLite neither locks the file nor writes one beside it. Python's `open` would end this process's locks.
+    # Immutable: SQLite neither locks the file nor writes one beside it. To close a file that Python opened would drop
+    # the locks of this process.
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         application, version = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
     except (sqlite3.Error, UnicodeError):
-        application, version = 0, 0  # no database
+        application, version = 0, 0  # not an SQLite file
     finally:
         db.close()
     if application != _OURS:
         raise FileError(
-            f"expected a file that the console made, or none; {path} is another one, and stays as it is. Pass another "
-            "--memory."
+            f"expected a file that the console made, or none; {path} is another file, and was not changed. Pass "
+            "another --memory."
         )
     if version not in (0, _FORMAT):
         raise FileError(
-            f"expected what this version of the console remembers in {path}; found format {version}. Pass another "
-            "--memory."
+            f"expected a console file of format {_FORMAT} in {path}; found format {version}. Pass another --memory."
         )
 
 
 def _check_tables(db: sqlite3.Connection) -> None:
-    """Raise where a column is missing, or holds what it should not: SQLite takes values of any type in any column."""
+    """Raise if a column is missing or holds values of a wrong type, which SQLite itself does not check."""
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(_TABLES)
         wanted = _fields(fresh)
@@ -398,30 +408,30 @@ def _check_tables(db: sqlite3.Connection) -> None:
             wrong[table].append(f"abs({column}) > {_LATEST}")
     for table, conditions in wrong.items():
         if db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(conditions)} LIMIT 1").fetchone():
-            raise sqlite3.DatabaseError(f"its table {table} holds values that cannot be")
+            raise sqlite3.DatabaseError(f"its table {table} holds invalid values")
 
 
 def _fields(db: sqlite3.Connection) -> set[tuple[Any, ...]]:
-    """Return table, column, type and whether there must be a value, of every column."""
+    """Return table, name, type and NOT NULL flag of every column."""
     query = 'SELECT m.name, p.name, p.type, p."notnull" FROM sqlite_master m, pragma_table_info(m.name) p '
     return {tuple(row) for row in db.execute(f"{query} WHERE m.type = 'table'")}
 
 
 STEP = 300.0  # seconds
-_WIDEST = 64  # cells: finer than that nobody sees, and a week of maps stays a few megabytes
+_WIDEST = 64  # maximum width of stored maps in cells, so that a week of maps takes a few MB
 
 Cells = npt.NDArray[np.float64]
 
 
 class Heat:
-    """Adds the maps of one source up; those of finished steps are in the store."""
+    """Add up the density maps of one source; maps of finished steps are in the store."""
 
     def __init__(self, store: Store, source: str) -> None:
         self._store, self._source = store, source
         self._begin, self._frames, self._sum = 0.0, 0, np.zeros((0, 0))
 
     def add(self, density: Cells, time: float) -> None:
-        """Take the map of a frame `(h, w)` at that time."""
+        """Add the density map `(h, w)` of a frame at a time in seconds."""
         side = -(-density.shape[1] // _WIDEST)
         coarse = density
         for axis in (0, 1):
@@ -434,16 +444,16 @@ class Heat:
         self._frames += 1
 
     def flush(self) -> None:
-        """Put the step under way into the store."""
+        """Store the sum of the current step."""
         if self._frames:
             cells = zlib.compress((self._sum / self._frames).astype("<f2").tobytes())
             self._store.add_map(self._source, self._begin, self._frames, self._sum.shape, cells)
         self._frames = 0
 
     def mean(self, since: float, until: float) -> tuple[Cells, int]:
-        """People per cell, the mean over the frames of all steps that a time touches, and how many frames these are.
+        """Return the mean map in people per cell over all steps that overlap a time, and the number of frames.
 
-        Of maps of several sizes, those of the newest size count.
+        If maps have several sizes, only those of the newest size are used.
         """
         under_way = self._frames > 0 and since < self._begin + STEP and self._begin <= until
         maps = [(self._sum, self._frames)] if under_way else []

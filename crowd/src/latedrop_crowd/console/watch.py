@@ -1,7 +1,7 @@
-"""All that runs behind the page: cameras, one thread that counts, zones, alarms, what is remembered and told.
+"""Run the console behind its page: read cameras, count in one thread, judge zones, raise alarms, store and report.
 
-Five labels or more refit the counts to the scene. One frame of each stretch of time is proposed for a label, so that
-labels are spread over the day: frames picked by the width of their interval did no better.
+From five labels on, counts are refitted to the scene. One frame per stretch of time is proposed for labelling, so that
+labels are spread over the day; choosing frames by the width of their interval was not better.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from latedrop_crowd.mcnn import Trained
 
 __all__ = ["Settings", "View", "Watch"]
 
-_LOOKED_AT = 4.0  # seconds after which a layer that nobody asked for is no longer worked out
-_MAP_PART = 0.5  # of a source's time that maps of doubt may take
-_REPORTS_EVERY = 60.0  # seconds between two looks whether a day is over
+_LOOKED_AT = 4.0  # seconds without a request after which a layer is no longer computed
+_MAP_PART = 0.5  # largest fraction of time for computing uncertainty maps
+_REPORTS_EVERY = 60.0  # seconds between checks whether a report is due
 _KINDS = ("density", "doubt", "faint")
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Choices of the console."""
+    """Hold the settings of the console."""
 
-    level: float = 0.9  # of the intervals
-    rule: Rule = field(default_factory=Rule)  # how sure, and for how long, before a colour changes
-    stretch: float = 120.0  # seconds; of each such stretch one frame is proposed for a label
+    level: float = 0.9  # probability of the intervals
+    rule: Rule = field(default_factory=Rule)  # when a zone changes its colour
+    stretch: float = 120.0  # seconds between frames proposed for labelling
     wait: float = 1.0  # seconds before a broken stream is opened again
-    reports: Path | None = None  # folder for a report of every day; None: none is written
+    reports: Path | None = None  # folder for daily reports; None: none are written
 
 
 class View:
-    """One source: its camera, its counter, its zones, and what was seen last."""
+    """Hold the state of one source: camera, counter, zones, and the latest frame and count."""
 
     def __init__(self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], heat: Heat) -> None:
         self.number, self.source, self.counter, self.zones, self.heat = number, source, counter, zones, heat
@@ -75,33 +75,33 @@ class View:
 
     @property
     def name(self) -> str:
-        """Of the source."""
+        """Return the name of the source."""
         return self.source.name
 
     def wants_maps(self) -> bool:
-        """Whether somebody looks at doubt, and it is time for the next."""
+        """Return True if the uncertainty layer was requested recently, and the next map is due."""
         now = time.monotonic()
         asked = self._asked.get("doubt", -1e9)
         if now - asked >= _LOOKED_AT:
-            self.mapped = None  # the next one who looks shall not see an old one
+            self.mapped = None  # the next request must not get an old map
         return now - asked < _LOOKED_AT and now > self._maps_due
 
     def map_took(self, seconds: float) -> None:
-        """So long did a map take: the next one has to wait, so that counts go on."""
+        """Delay the next map after one that took `seconds`, so that maps take a bounded fraction of time."""
         self._maps_due = time.monotonic() + seconds / _MAP_PART - seconds
 
     def shown(self, *, mapped: bool = False) -> Shot | None:
-        """The frame that was counted last; or the one whose doubt is known."""
+        """Return the frame that was counted last, or with `mapped` the one of the uncertainty map."""
         return self.mapped[0] if mapped and self.mapped is not None else self.shot
 
     def picture_of(self, shot: Shot) -> bytes:
-        """A frame as JPEG, which is made once."""
+        """Return a frame as JPEG; the last one is cached."""
         if self._picture is None or self._picture[0] != shot.number:
             self._picture = (shot.number, jpeg(shot.pixels))
         return self._picture[1]
 
     def layer(self, kind: str, *, mapped: bool = False) -> bytes | None:
-        """A layer over it, as PNG; None where there is none (yet)."""
+        """Return a layer for the frame as PNG; None if it does not exist yet."""
         if kind not in _KINDS:
             return None
         self._asked[kind] = time.monotonic()
@@ -115,7 +115,7 @@ class View:
 
 
 class Watch:
-    """Counts the frames of all sources, one after the other, the latest of each; `notices` are told of alarms."""
+    """Count the latest frame of each source in turn; raise alarms, and send them to `notices`."""
 
     def __init__(
         self,
@@ -140,14 +140,14 @@ class Watch:
         self._thread = Thread(target=self._run, name="counting", daemon=True)
 
     def start(self) -> None:
-        """Switch cameras on and count."""
+        """Start the cameras and the counting thread."""
         for view in self.views:
             view.camera = Camera(view.source, self._arrived, self.settings.wait, self._noted(view))
             view.camera.start()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop counting and write what is not written yet."""
+        """Stop counting, and write what is still in memory."""
         self._stop.set()
         with self._arrived:
             self._arrived.notify_all()
@@ -163,13 +163,13 @@ class Watch:
         self.store.close()
 
     def view(self, number: int) -> View:
-        """A source by its number."""
+        """Return the view of a source by its number."""
         if not 0 <= number < len(self.views):
-            raise DataError(f"expected a source from 0 to {len(self.views) - 1}; found {number}.")
+            raise DataError(f"expected a source from 0 to {len(self.views) - 1}; found {number}. Reload the page.")
         return self.views[number]
 
     def zones_changed(self, view: View) -> None:
-        """Read a source's zones again; a zone of another limit or other corners is judged anew."""
+        """Read the zones of a source again; reset the alarm of zones whose limit or corners changed."""
         with self.lock:
             before = {zone.id: zone for zone in view.zones}
             view.zones = self.store.zones(view.name)
@@ -181,7 +181,7 @@ class Watch:
         self.tell({"kind": "zones", "source": view.number})
 
     def freeze(self, view: View, why: str = "asked for") -> int:
-        """Keep the frame that was counted last, to be labelled; its id."""
+        """Store the frame that was counted last for labelling; return its id."""
         with self.lock:
             if view.count is None or view.shot is None:
                 raise DataError("expected a frame; none has come in yet. Wait for the picture.")
@@ -189,16 +189,16 @@ class Watch:
         return self._keep(view, _frame_name(view.name), why, count, shot)
 
     def label(self, view: View, frame: int, people: float | None, heads: Any = None) -> str:
-        """Learn from what somebody counted, in words what it does; None takes the label of a frame back."""
+        """Store a label and refit the counts; return a message about the fit. `people=None` deletes the label."""
         with self._labelling:
             row = self.store.frame(frame)
             if row is None or row["source"] != view.name:
-                raise DataError("expected a frame of this source that is still kept; it is gone. Take another one.")
+                raise DataError("expected a stored frame of this source; this one was deleted. Label another one.")
             if people is not None:
                 self.store.label(frame, people, heads)
             elif not self.store.unlabel(frame):
-                raise DataError("expected a frame that has a label; found none. Take another one.")
-            calibration, said = _fitted(view.counter.trained, self.own, self.store, view.name)
+                raise DataError("expected a frame with a label; found one without. Reload the page.")
+            calibration, message = _fitted(view.counter.trained, self.own, self.store, view.name)
             if calibration is not self.own or view.counter.calibration.recalibration is not None:
                 number = len(self.store.frames(view.name, labelled=True))
                 note = f"{'as it came' if calibration is self.own else 'fitted'}, {number} labels"
@@ -206,15 +206,15 @@ class Watch:
                     self.store.add_calibration(view.name, note, calibration.to_json())
                     view.counter.calibration = calibration
         before = "label taken back" if people is None else f"{people:g} people in a labelled frame"
-        self.store.add_event(view.name, "label", f"{before}. {said}", view.zones[0].id)
+        self.store.add_event(view.name, "label", f"{before}. {message}", view.zones[0].id)
         self.tell({"kind": "labels", "source": view.number})
-        return said
+        return message
 
     def restore(self, view: View, number: int) -> None:
-        """Use an earlier calibration again."""
+        """Switch to an earlier calibration."""
         row = next((row for row in self.store.calibrations(view.name) if row["id"] == number), None)
         if row is None:
-            raise DataError("expected a calibration of this source; there is none of that number.")
+            raise DataError("expected a calibration of this source; found none with this number. Reload the page.")
         with self.lock:
             view.counter.calibration = CrowdCalibration.from_json(row["record"])
             self.store.use_calibration(view.name, number)
@@ -222,6 +222,8 @@ class Watch:
         self.tell({"kind": "labels", "source": view.number})
 
     def _noted(self, view: View) -> Callable[[str, str], object]:
+        """Return a callback that stores and shows a change of state of the camera."""
+
         def noted(state: str, words: str) -> None:
             with suppress(FileError):  # a full disk must not stop the camera
                 self.store.add_event(view.name, "source", words)
@@ -230,7 +232,8 @@ class Watch:
         return noted
 
     def _run(self) -> None:
-        told_at = reported = 0.0
+        """Count frames, write reports and send the state of the cameras until the console closes."""
+        state_sent = reported = 0.0
         while not self._stop.is_set():
             busy = False
             for view in self.views:
@@ -244,14 +247,14 @@ class Watch:
             if time.monotonic() > reported + _REPORTS_EVERY or not reported:
                 reported = time.monotonic()
                 self._report()
-            if time.monotonic() > told_at + 1:
-                told_at = time.monotonic()
+            if time.monotonic() > state_sent + 1:
+                state_sent = time.monotonic()
                 for view in self.views:
                     if view.camera is not None:
                         self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
 
     def _report(self) -> None:
-        """Write the reports of yesterday, if they are wanted and not there yet."""
+        """Write yesterday's reports if a folder is set and they do not exist yet."""
         if self.settings.reports is None:
             return
         try:
@@ -262,18 +265,18 @@ class Watch:
             self.tell({"kind": "bad", "source": 0, "text": f"no report was written: {error}"})
 
     def _tried(self, view: View, shot: Shot) -> None:
-        """Count a frame; whatever goes wrong is shown, and the next frame is counted."""
+        """Count a frame; show any error on the page instead of raising it."""
         try:
             self._look(view, shot)
         except FileError as error:
-            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}"})
-        except Exception as error:  # a frame, or a counter of others, may raise anything
+            self.tell({"kind": "bad", "source": view.number, "text": f"results cannot be stored: {error}"})
+        except Exception as error:  # a foreign counter can raise any error
             _logger.warning("a frame was not counted", exc_info=True)
             text = str(error) if isinstance(error, LatedropError) else f"{type(error).__name__} in a frame"
             self.tell({"kind": "bad", "source": view.number, "text": text})
 
     def _look(self, view: View, shot: Shot) -> None:
-        """Count a frame. The lock, which requests wait for, is held only while the results are written down."""
+        """Count a frame. Requests wait for the lock, so it is taken only while the results are stored."""
         name, zones = _frame_name(view.name), view.zones
         count = view.counter.count(name, shot.pixels, [zone.points for zone in zones])
         if view.wants_maps():
@@ -283,7 +286,7 @@ class Watch:
             view.map_took(time.monotonic() - begun)
         with self.lock:
             view.count, view.shot = count, shot
-            current = {zone.id: zone for zone in view.zones}  # others than were counted, where a request changed them
+            current = {zone.id: zone for zone in view.zones}  # a request may have changed these
             judged = [
                 self._judged(view, current[zone.id], amount, shot)
                 for zone, amount in zip(zones, count.amounts, strict=True)
@@ -312,7 +315,7 @@ class Watch:
         self.tell(view.message)
 
     def _propose(self, view: View, name: str, count: Count, shot: Shot) -> None:
-        """Keep one frame of each stretch to be labelled."""
+        """Store one frame per stretch of time for labelling."""
         stretch = self.settings.stretch
         if view.propose_at is None:
             view.propose_at = shot.steady + stretch
@@ -322,15 +325,15 @@ class Watch:
             self.tell({"kind": "labels", "source": view.number})
 
     def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
-        """Count and colour of one zone; alarms begin and end here."""
+        """Return count and colour of one zone, and start or end its alarm."""
         assert view.count is not None
         low, high = amount.interval(view.count.ends)
-        said: dict[str, Any] = {"id": zone.id, "count": None, "low": None, "high": None}
+        state: dict[str, Any] = {"id": zone.id, "count": None, "low": None, "high": None}
         unknown = bool(view.count.reading.uncountable)
         if not unknown:
-            said |= {"count": round(max(0.0, amount.mean), 2), "low": round(low, 2), "high": round(high, 2)}
+            state |= {"count": round(max(0.0, amount.mean), 2), "low": round(low, 2), "high": round(high, 2)}
         if zone.limit is None:
-            return {**said, "probability": None, "colour": None, "coming": None}
+            return {**state, "probability": None, "colour": None, "coming": None}
         probability = 0.5 if unknown else probability_above(amount, zone.limit)
         alarm = view.alarms[zone.id]
         before = alarm.colour
@@ -340,7 +343,7 @@ class Watch:
             text = f"more than {zone.limit:g} people, {sure} % sure: {amount.mean:.0f} counted"
             event = self.store.add_event(view.name, "alarm", f"{zone.name}: {text}", zone.id, view.picture_of(shot))
             about = {"event": "alarm", "id": event, "source": view.name, "zone": zone.name, "limit": zone.limit}
-            numbers = {name: said[name] for name in ("count", "low", "high")}
+            numbers = {name: state[name] for name in ("count", "low", "high")}
             self.notices.send({**about, "time": shot.time, **numbers, "probability": round(probability, 3)})
         elif changed is not None and before == "red":
             self.store.end_alarms(zone.id)
@@ -349,22 +352,23 @@ class Watch:
         if changed is not None:
             self.tell({"kind": "events", "source": view.number})
         shown = None if unknown else round(probability, 3)
-        return {**said, "probability": shown, "colour": alarm.colour, "coming": alarm.coming}
+        return {**state, "probability": shown, "colour": alarm.colour, "coming": alarm.coming}
 
     def _keep(self, view: View, name: str, why: str, count: Count, shot: Shot) -> int:
+        """Store a counted frame for labelling; return its id."""
         amount = count.amounts[0]
         numbers = (max(0.0, amount.mean), *amount.interval(count.ends))
         pictures = _lossless(count.image), jpeg(shot.pixels)
         return self.store.add_frame(view.name, name, why, *pictures, numbers, shot.time)
 
     def _strange(self, view: View, count: Count) -> None:
-        """Write down when frames begin to be strange, and when that is over."""
+        """Store an event when frames become unusual, and when they are usual again."""
         limit = STRANGE if not view.strange else 0.75 * STRANGE
         now = count.reading.strangeness >= limit
         if now != view.strange:
             view.strange = now
-            why = "; ".join(count.reading.reasons) or "features unlike those of the frames that were seen"
-            text = f"frames are unlike the calibration's: {why}" if now else "frames are as usual again"
+            why = "; ".join(count.reading.reasons) or "features unlike those of the calibration frames"
+            text = f"frames are unlike those of the calibration: {why}" if now else "frames are usual again"
             self.store.add_event(view.name, "strange", text)
             self.tell({"kind": "events", "source": view.number})
 
@@ -377,63 +381,66 @@ def _why_label(strangeness: float) -> str:
 
 
 def _lossless(image: Tensor) -> bytes:
-    """A frame as the network takes it, `(C, H, W)` in [0, 1], as PNG."""
+    """Encode an input frame `(C, H, W)` in [0, 1] as PNG."""
     pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     return png(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def _fitted(trained: Trained, own: CrowdCalibration, store: Store, source: str) -> tuple[CrowdCalibration, str]:
-    """Fit counts to the labels of a source, and say what that does; give `own` back where there are too few."""
+def _fitted(trained: Trained, original: CrowdCalibration, store: Store, source: str) -> tuple[CrowdCalibration, str]:
+    """Refit `original` to the labels of a source, or return it if they are too few; return a message, too."""
     rows = store.frames(source, labelled=True)
     if len(rows) < FEWEST:
         missing = FEWEST - len(rows)
-        return own, f"With {missing} more label{'s' if missing > 1 else ''} the counts are fitted to this scene."
+        return original, f"With {missing} more label{'s' if missing > 1 else ''} the counts are fitted to this scene."
     frames = ((row["name"], _opened((store.frame(row["id"]) or row)["png"])) for row in rows)
     counts = {row["name"]: round(row["people"]) for row in rows}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* labelled frames", LatedropWarning)
-        calibration = recalibrate_counter(trained, own, frames, counts)
+        calibration = recalibrate_counter(trained, original, frames, counts)
     scene = calibration.recalibration
     assert scene is not None
     if scene.form == "as before":
         return calibration, (
-            f"Intervals follow {len(rows)} labels. The count stays as it was, off by {scene.mae_before:.1f} people on "
-            "average: a fit to the others comes no closer to a label left out."
+            f"Intervals follow {len(rows)} labels. The count is unchanged, with a mean error of {scene.mae_before:.1f} "
+            "people: on labels left out of the fit a refitted count was not better."
         )
     return calibration, (
-        f"Recalibrated on {len(rows)} labels: those left out of the fit are off by {scene.mae_after:.1f} people on "
-        f"average, before by {scene.mae_before:.1f}."
+        f"Recalibrated on {len(rows)} labels: the mean error on labels left out of the fit is {scene.mae_after:.1f} "
+        f"people, before {scene.mae_before:.1f}."
     )
 
 
-def _last_used(store: Store, source: str, own: CrowdCalibration) -> CrowdCalibration:
-    """Read the calibration that was in use when the console ended; `own`, that of the weights, where there is none."""
+def _last_used(store: Store, source: str, original: CrowdCalibration) -> CrowdCalibration:
+    """Load the calibration of the last session; return `original`, that of the weights, if there is none."""
     used = [row for row in store.calibrations(source) if row["used"]]
     if used:
-        why = "is of another counter"
+        why = "belongs to another counter"
         try:
             last = CrowdCalibration.from_json(used[0]["record"])
-            if (last.fingerprint, last.roi) == (own.fingerprint, own.roi):
+            if (last.fingerprint, last.roi) == (original.fingerprint, original.roi):
                 return last
-        except DataError:  # of another version, or damaged: no reason not to start
+        except DataError:  # of another version, or damaged: start without it
             why = "cannot be read"
-        store.add_event(source, "calibration", f"the calibration of last time {why}: that of the weights is in use")
-    store.add_calibration(source, "as it came", own.to_json())
-    return own
+        store.add_event(
+            source, "calibration", f"the calibration of the last session {why}: that of the weights is used"
+        )
+    store.add_calibration(source, "as it came", original.to_json())
+    return original
 
 
 def _frame_name(source: str) -> str:
-    """Of a frame, now."""
+    """Return a name for a frame that was taken now."""
     return f"{source} {time.time():.3f}"
 
 
 def _opened(content: bytes) -> Tensor:
+    """Decode a stored picture to `(C, H, W)` in [0, 1]."""
     from PIL import Image
 
     try:
         with Image.open(BytesIO(content)) as image:
             pixels = np.atleast_3d(np.asarray(image))
-    except (OSError, ValueError, SyntaxError) as error:  # of Pillow, for a file that is damaged
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for damaged files
         raise DataError(
             f"expected the picture of a labelled frame; it is damaged: {error}. Start with another --memory."
         ) from error

@@ -1,18 +1,18 @@
-r"""Zones: polygons on the picture, each with a count, an interval and a limit of its own.
+r"""Count people in zones: polygons on the picture, each with a count, an interval and a limit.
 
-The count of a zone is the sum `m_z` of the density inside. Its variance follows the first order of that very sum: with
-`V` the count's calibrated variance and `v`, `v_z` the first-order variances of the whole sum and of the zone's (one
-backward pass each, so that what cells have in common is in them),
+The count of a zone is the sum of the density inside it. Its variance `V_z` comes from the calibrated variance `V` of
+the whole count and from the first-order variances `v` of the whole sum and `v_z` of the zone's sum. Each takes one
+backward pass, so correlations between cells are included:
 
     V_z = V · v_z / v + sum over cells of d g (1 - g),
 
-the last part being people on the zone's edge: `d` is the density and `g` the zone's mask, blurred as heads are. A
-person who is half inside counts as a half, while whoever looks says 0 or 1. Between two such passes `v_z / v` moves
-with the zone's share of the people.
+The last part is for people on the zone's edge: `d` is the density and `g` the zone's mask, blurred by the kernel of the
+heads. The density counts a person who is half inside as 0.5, but a human counts 0 or 1. Between two backward passes
+`v_z / v` is scaled by the zone's share of the people.
 
-A limit is judged by the probability that it is exceeded. A zone turns red when it is sure enough that there are too
-many people, green when it is as sure that there are not; what lies between is amber, "cannot tell". Once red it stays
-so until that is less likely than not, and a change must last for some seconds: a single frame may be odd.
+The colour of a zone shows the probability that its limit is exceeded: red if it is at least `sure`, green if it is at
+most `1 - sure`, else amber. A red zone stays red until this probability falls below 0.5. A change must last some
+seconds before it is shown, because single frames can be wrong.
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ Point = tuple[float, float]
 Points = tuple[Point, ...]
 _MOST_CORNERS = 64
 _LEAST_AREA = 1e-5  # of the picture
-_SOME = 0.5  # people added to both sides of a share, so that an empty zone has one
+_SOME = 0.5  # people added to numerator and denominator of a share, so that it is above 0 for an empty zone
 
 
 @dataclass(frozen=True)
 class Zone:
-    """A zone."""
+    """Describe a zone of one source."""
 
     id: int  # its number in the store
     source: str  # name of the source it belongs to
     name: str  # for people
-    points: Points  # corners as x, y in [0, 1] of the picture; none where the whole picture is meant
-    limit: float | None  # people; more than so many are too many. None: it is only counted
+    points: Points  # corners as x, y in [0, 1] of the picture; empty for the whole picture
+    limit: float | None  # largest allowed number of people; None: count without alarms
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return a dict that can be written as JSON."""
         points = [list(point) for point in self.points]
         return {"id": self.id, "source": self.source, "name": self.name, "points": points, "limit": self.limit}
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How many people, with what is not known about it."""
+    """Hold a number of people and its uncertainty."""
 
     mean: float  # people
-    variance: float  # of a t-distribution the squared scale
+    variance: float  # people squared; the squared scale if `dof` is given
     dof: float | None = None  # degrees of freedom; None: Gaussian
 
     def interval(self, reach: float) -> tuple[float, float]:
-        """From `reach` scales below to as many above; people are never fewer than none."""
+        """Return the interval of `reach` scales around the mean, cut off at 0."""
         half = reach * self.variance**0.5
         return max(0.0, self.mean - half), max(0.0, self.mean + half)
 
 
 def checked_points(value: Any) -> Points:
-    """Corners of a polygon from plain data; `DataError` where they are none."""
+    """Read corners of a polygon from JSON text or pairs of numbers; raise `DataError` if they are invalid."""
     try:
         points = tuple((float(x), float(y)) for x, y in (json.loads(value) if isinstance(value, str) else value))
     except (TypeError, ValueError):
@@ -92,14 +92,14 @@ def checked_points(value: Any) -> Points:
     inside = all(isfinite(x) and isfinite(y) and 0 <= x <= 1 and 0 <= y <= 1 for x, y in points)
     if not inside or not (len(points) == 0 or 3 <= len(points) <= _MOST_CORNERS):
         raise DataError(
-            f"expected 3 to {_MOST_CORNERS} corners of a zone, as x and y from 0 to 1 of the picture; found "
-            f"{len(points)} or others."
+            f"expected 3 to {_MOST_CORNERS} corners of a zone, each an x and a y from 0 to 1; found {len(points)} "
+            "corners, or other values. Draw the zone again."
         )
     return points
 
 
 def drawn_points(value: Any) -> Points:
-    """Corners of a new zone: as `checked_points`, and an outline that has an area and does not cross itself.
+    """Check the corners of a new zone: its outline must have an area and must not cross itself.
 
     >>> drawn_points([(0, 0), (0, 0), (1, 0), (1, 1), (0, 0)])
     ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
@@ -125,7 +125,7 @@ def drawn_points(value: Any) -> Points:
 
 
 def _meet(a: Point, b: Point, c: Point, d: Point) -> bool:
-    """Whether two straight lines from `a` to `b` and from `c` to `d` have a point in common."""
+    """Return True if the segments from `a` to `b` and from `c` to `d` have a common point."""
 
     def side(p: Point, q: Point, r: Point) -> float:
         return float(np.sign((q[0] - p[0]) * (r[1] - p[1]) - (q[1] - p[1]) * (r[0] - p[0])))
@@ -141,7 +141,7 @@ def _meet(a: Point, b: Point, c: Point, d: Point) -> bool:
 
 
 def cells_of(points: Points, shape: tuple[int, int]) -> npt.NDArray[np.bool_]:
-    """The cells `(h, w)` whose middle lies inside a polygon, by the even-odd rule; all of them without corners.
+    """Return the mask `(h, w)` of cells whose centre is inside a polygon (even-odd rule); all cells without corners.
 
     >>> cells_of(((0, 0), (0.5, 0), (0.5, 1), (0, 1)), (2, 4)).astype(int).tolist()
     [[1, 1, 0, 0], [1, 1, 0, 0]]
@@ -160,9 +160,9 @@ def cells_of(points: Points, shape: tuple[int, int]) -> npt.NDArray[np.bool_]:
 def first_order_shares(
     trained: Trained, calibration: CrowdCalibration, image: Tensor, masks: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """`v_z / v` of each zone `(Z,)` on a frame `(C, H, W)`, from the gradients of the zones' own sums.
+    """Compute `v_z / v` of each zone, `(Z,)`, on a frame `(C, H, W)`, from the gradients of the zones' sums.
 
-    Sites count as the calibration weighs them; where dropout has no share in it, all alike.
+    Sites are weighted by the coefficients of the calibration, or equally if it has none for dropout.
     """
     chosen = torch.from_numpy(np.concatenate([np.ones_like(masks[:1]), masks])).to(image)
 
@@ -179,12 +179,12 @@ def first_order_shares(
 
 @dataclass(frozen=True)
 class Shares:
-    """The zones' shares of the count's variance."""
+    """Hold the share of each of Z zones in the variance of the count."""
 
-    masks: npt.NDArray[np.bool_]  # cells of each zone, bool `(Z, h, w)`
-    ratio: npt.NDArray[np.float64]  # `v_z / v` of each, measured on some frame, `(Z,)`
-    people: npt.NDArray[np.float64]  # the zones' share of the people in that frame, `(Z,)`
-    blurred: npt.NDArray[np.float64]  # the masks as heads are blurred, `(Z, h, w)`
+    masks: npt.NDArray[np.bool_]  # cells of each zone, `(Z, h, w)`
+    ratio: npt.NDArray[np.float64]  # `v_z / v` measured on one frame, `(Z,)`
+    people: npt.NDArray[np.float64]  # share of the people of that frame in each zone, `(Z,)`
+    blurred: npt.NDArray[np.float64]  # masks blurred by the kernel of the heads, `(Z, h, w)`
 
     @classmethod
     def measured(
@@ -195,7 +195,7 @@ class Shares:
         density: npt.NDArray[np.float64],
         zones: Sequence[Points],
     ) -> Shares:
-        """On one frame as the network takes it, whose density is known."""
+        """Measure the shares on one input frame `(C, H, W)` with a known density `(h, w)`."""
         from scipy.ndimage import gaussian_filter
 
         shape = (density.shape[0], density.shape[1])
@@ -209,9 +209,9 @@ class Shares:
         return cls(masks, ratio, _share(masks, density), blurred)
 
     def amounts(self, whole: Amount, density: npt.NDArray[np.float64]) -> list[Amount]:
-        """Count and variance of each zone, from those of the whole picture."""
+        """Return count and variance of each zone, from those of the whole picture."""
         total, part = float(density.sum()), (self.masks * density).sum((1, 2))
-        shift = whole.mean - total  # recalibration and labels move the count; each zone gets its share of that
+        shift = whole.mean - total  # difference by recalibration, divided among zones by their shares
         now = _share(self.masks, density)
         ratio = self.ratio * now / self.people
         edge = (np.clip(density, 0, None) * self.blurred * (1 - self.blurred)).sum((1, 2))
@@ -222,13 +222,14 @@ class Shares:
 
 
 def _share(masks: npt.NDArray[np.bool_], density: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the share of the people in each zone, `(Z,)`, above 0."""
     inside = np.clip((masks * density).sum((1, 2)), 0, None)
     share: npt.NDArray[np.float64] = (inside + _SOME) / (max(float(density.sum()), 0.0) + _SOME)
     return np.minimum(share, 1.0)
 
 
 def probability_above(amount: Amount, limit: float) -> float:
-    """That there are more than `limit` people; people are whole, so half a person more than it is the edge.
+    """Return the probability of more than `limit` people, with 0.5 added to the limit because counts are integers.
 
     >>> round(probability_above(Amount(20.5, 4.0), 20), 3)
     0.5
@@ -242,12 +243,12 @@ def probability_above(amount: Amount, limit: float) -> float:
 
 
 Colour = Literal["green", "amber", "red"]
-_KEEP = 0.5  # of being too many: above it, red stays red
+_KEEP = 0.5  # probability of exceeding the limit from which a red zone stays red
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How sure, and for how long."""
+    """Set how certain an alarm has to be, and how long a change has to last."""
 
     sure: float = 0.9  # probability from which on a zone turns red; below one minus it, green
     hold: float = 2.0  # seconds that a change must last
@@ -259,26 +260,26 @@ class Rule:
             raise ArgumentError(f"expected --hold from 0 to 3600 seconds; found {self.hold}.")
 
     def wanted(self, probability: float, now: Colour | None) -> Colour:
-        """The colour that a probability asks for, given the present one."""
+        """Return the colour for a probability, given the colour shown now."""
         if probability >= self.sure or (now == "red" and probability >= _KEEP):
             return "red"
         calm = 1 - self.sure + 1e-9
-        # From green one leaves later than one comes back to it.
+        # Hysteresis: a green zone stays green up to twice the probability at which it turns green.
         if probability <= calm or (now == "green" and probability <= min(2 * calm, _KEEP)):
             return "green"
         return "amber"
 
 
 class Alarm:
-    """The state of one zone's limit."""
+    """Track the colour of one zone."""
 
     def __init__(self, rule: Rule, colour: Colour | None = None) -> None:
         self.rule, self.colour = rule, colour
-        self.coming: Colour | None = None  # what frames ask for, where it has not lasted long enough to show
+        self.coming: Colour | None = None  # colour of the latest frames that has not lasted long enough to be shown
         self._since = 0.0
 
     def update(self, probability: float, time: float) -> Colour | None:
-        """Look at one frame; the new colour where it changes, else None."""
+        """Take the probability of one frame; return the new colour if it changes, else None."""
         wanted = self.rule.wanted(probability, self.colour)
         if wanted == self.colour:
             self.coming = None
