@@ -319,7 +319,7 @@ def test_graphs_beyond_numbers(conv: Any, nodes: bool) -> None:
 
 def test_overflowing_validation_graphs_are_told_of() -> None:
     val = graphs(60, seed=2)
-    val[0].x = val[0].x * 3e38
+    val[0].x = val[0].x.sign() * 3e38
     with pytest.raises((DataError, OutputError), match="finite"):
         calibrated(False, DataLoader(val, 30))
 
