@@ -105,6 +105,20 @@ def test_a_force_that_cannot_be_differentiated_again_has_draws() -> None:
     assert_same_up_to_rounding(p.std[rows], alone.std)
 
 
+def test_dynamics_that_diverge_are_novel() -> None:
+    energy, forces = (calibrated(Potential().eval(), name) for name in ("energy", "forces"))
+    lost, far = ase.Atoms("Ar4", positions=np.full((4, 3), np.nan)), ase.Atoms("Ar4", positions=np.eye(4, 3) * 1e30)
+    for atoms in (lost, far):
+        atoms.calc = calculator(energy, forces, graph=to_graph, most_novel=3)
+    with pytest.raises(NoveltyError, match="finite positions; found NaN or inf"):
+        lost.get_potential_energy()
+    with pytest.warns(match="nothing is known of"), pytest.raises(NoveltyError, match="at most 3; found inf"):
+        far.get_potential_energy()
+    lost.calc = calculator(energy, forces, graph=to_graph)
+    with pytest.raises(DataError, match="finite inputs"):
+        lost.get_potential_energy()
+
+
 def test_errors_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     forces = calibrated(Potential().eval(), "forces", method=Terms(["leverage"]))
     with pytest.raises(ArgumentError, match=r"energy to be a predictor of numbers.*found Potential"):

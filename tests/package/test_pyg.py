@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import Batches, Predictor, Terms, calibrate, find_sites, linearize, load, sample
-from latedrop.errors import DataError, SiteError
+from latedrop import Batches, Predictor, Terms, calibrate, calibrate_multilabel, find_sites, linearize, load, sample
+from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError, SiteError
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
 
@@ -248,3 +248,120 @@ def test_graphs_that_see_each_other() -> None:
     assert all(site.coupled for site in sites)
     draws = sample(Together().eval(), batch, 0.2, 4, sites=sites)
     assert draws.mean.shape == (6, 1)
+
+
+def calibrated(nodes: bool, data: Any = None, **options: Any) -> Predictor:
+    torch.manual_seed(0)
+    data = DataLoader(graphs(60, seed=2), 30) if data is None else data
+    batches = Batches(unpack="node_y" if nodes else None)
+    return calibrate(OfBatch(nodes=nodes).eval(), data, batches=batches, progress=False, **options)  # type: ignore[return-value]
+
+
+def with_feature(graph: Data, value: float, name: str = "x") -> Data:
+    changed = graph.clone()
+    changed[name][0, 0] = value
+    return changed
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_values_that_are_not_finite_are_refused(value: float, nodes: bool) -> None:
+    uq, test = calibrated(nodes), graphs(5)
+    bad = [*test[:3], with_feature(test[3], value), test[4]]
+    unknown = [with_feature(graph, torch.nan, "node_y") for graph in test]
+    assert_same_up_to_rounding(uq.predict(unknown).std, uq.predict(test).std)
+    with pytest.raises(DataError, match=r"finite inputs; found 1 NaN or inf among \d+ .* in 1 of 5 graphs.*impute"):
+        uq.predict(bad)
+    for wrong in (bad[3], [bad[3]], DataLoader(bad, 2)):
+        with pytest.raises(DataError, match="finite inputs; found 1 NaN or inf"):
+            uq.predict(wrong)
+    for at in (0, 45):
+        val = graphs(60, seed=2)
+        val[at] = with_feature(val[at], value)
+        with pytest.raises(DataError, match="finite inputs; found 1 NaN or inf"):
+            calibrated(nodes, DataLoader(val, 30))
+        with pytest.raises(DataError, match="finite inputs; found 1 NaN or inf"):
+            calibrated(nodes, reference=DataLoader(val, 30))
+    with pytest.raises(DataError, match="finite inputs; found 1 NaN or inf"):
+        find_sites(OfAttributes().eval(), Batch.from_data_list([with_feature(test[0], value, "edge_attr"), test[1]]))
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+@pytest.mark.parametrize("conv", [GCNConv, attention])
+def test_graphs_beyond_numbers(conv: Any, nodes: bool) -> None:
+    """Of a graph whose output or leverage overflows nothing is known; all others are answered as ever."""
+    torch.manual_seed(0)
+    model, batches = OfBatch(conv, nodes=nodes).eval(), Batches(unpack="node_y" if nodes else None)
+    uq = calibrate(model, DataLoader(graphs(60, seed=2), 30), batches=batches, progress=False)
+    test = graphs(5)
+    huge = test[1].clone()
+    huge.x = huge.x * 1e38
+    count = huge.num_nodes if nodes else 1
+    for wrong in (huge, [huge], [huge, huge], DataLoader([huge, huge], 1)):
+        with pytest.warns(LatedropWarning, match="nothing is known of"):
+            p = uq.predict(wrong)
+        assert len(p) == count * (1 if wrong is huge or wrong == [huge] else 2)
+        assert bool((p.std > 3e38).all())
+        assert bool((p.novelty > 3e38).all())
+    with pytest.warns(LatedropWarning, match=f"nothing is known of {count} of"):
+        p = uq.predict([test[0], huge, *test[2:]])
+    usual = uq.predict(test)
+    start = test[0].num_nodes if nodes else 1
+    beyond = torch.zeros(len(usual), dtype=torch.bool)
+    beyond[start : start + count] = True
+    assert bool((p.std[beyond] > 3e38).all())
+    assert_same_up_to_rounding(p.std[~beyond], usual.std[~beyond])
+    with torch.no_grad():
+        model.out.bias.fill_(torch.nan)
+    with pytest.warns(LatedropWarning, match="weights"), pytest.raises(OutputError, match="finite output"):
+        uq.predict(test)
+
+
+def test_overflowing_validation_graphs_are_told_of() -> None:
+    val = graphs(60, seed=2)
+    val[0].x = val[0].x.sign() * 3e38
+    with pytest.raises((DataError, OutputError), match="finite"):
+        calibrated(False, DataLoader(val, 30))
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_graphs_without_a_loader(nodes: bool) -> None:
+    val, train, test = graphs(60, seed=2), graphs(60, seed=3), graphs(7)
+    exact = calibrated(nodes, DataLoader(val, 60), reference=DataLoader(train, 60)).predict(test)
+
+    def forms(rows: list[Data]) -> list[Any]:
+        return [
+            rows,
+            tuple(rows),
+            Batch.from_data_list(rows),
+            [Batch.from_data_list(part) for part in (rows[:30], rows[30:])],
+        ]
+
+    for data, reference in zip(forms(val), forms(train), strict=True):
+        uq = calibrated(nodes, data, reference=reference)
+        assert_same_up_to_rounding(uq.predict(test).std, exact.std)
+        assert_same_up_to_rounding(uq.predict([Batch.from_data_list(test[:3]), *test[3:]]).std, exact.std)
+    assert uq.conformal(graphs(40, seed=8), "node_y" if nodes else None).predict(test).std.shape == exact.std.shape
+    if nodes:
+        big = graphs(1, fewest=90, most=90)[0]
+        assert calibrated(nodes, big).calibration.rows == 90
+    with pytest.raises(DataError, match="at least one row; found none"):
+        uq.predict([])
+
+
+def test_several_labels_of_graphs() -> None:
+    torch.manual_seed(0)
+    model, val = OfBatch(out=3).eval(), graphs(60)
+    for graph in val:
+        graph.y = (graph.x[:1, :3] > 0).float()
+    for data in (val, DataLoader(val, 30)):
+        uq = calibrate_multilabel(model, data)
+        assert uq.predict(val[:5]).probabilities.shape == (5, 3)
+
+
+def test_graphs_to_label_are_places_in_the_list() -> None:
+    pool = graphs(20, seed=5)
+    places = calibrated(nodes=False).acquire(pool, 4)
+    assert len({*places.tolist()} & {*range(20)}) == 4
+    with pytest.raises(ArgumentError, match=r"rows are nodes.*Rank graphs by their nodes"):
+        calibrated(nodes=True).acquire(pool, 4)

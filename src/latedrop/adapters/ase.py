@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
@@ -52,15 +52,29 @@ def calculator(
 
         def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = base.all_changes) -> None:
             super().calculate(atoms, properties, system_changes)
-            self.results = _results(energy, forces, [graph(self.atoms)])
-            if self.results["novelty"] > most_novel:
+            if most_novel < inf and not all(map(isfinite, self.atoms.positions.flat)):
                 raise NoveltyError(
-                    f"expected a structure with a novelty of at most {most_novel:g}; found "
-                    f"{self.results['novelty']:.3g}: the potential does not know it. Compute it by "
-                    "other means; or pass a larger most_novel=."
+                    "expected finite positions; found NaN or inf: the dynamics has diverged. Go back to an earlier "
+                    "structure, with a shorter time step."
                 )
+            try:
+                self.results = _results(energy, forces, [graph(self.atoms)])
+            except LatedropError as error:
+                if most_novel == inf or error.rows is None:
+                    raise
+                raise _unknown(most_novel, inf) from error
+            if self.results["novelty"] > most_novel:
+                raise _unknown(most_novel, self.results["novelty"])
 
     return Calculator()
+
+
+def _unknown(most_novel: float, novelty: float) -> NoveltyError:
+    """Return the error about a structure that is too novel; the novelty is infinite where no number can hold it."""
+    return NoveltyError(
+        f"expected a structure with a novelty of at most {most_novel:g}; found {novelty:.3g}: the potential does not "
+        "know it. Compute it by other means; or pass a larger most_novel=."
+    )
 
 
 def _results(energy: Predictor, forces: Predictor | None, structure: list[Any]) -> dict[str, Any]:
@@ -71,12 +85,14 @@ def _results(energy: Predictor, forces: Predictor | None, structure: list[Any]) 
             f"expected one energy for a structure; found an output of shape {tuple(p.mean.shape)}. Pass a readout of "
             "the energy to calibrate()."
         )
-    found: dict[str, Any] = {"energy": p.mean.item(), "free_energy": p.mean.item(), "energy_std": p.std.item()}
+    results: dict[str, Any] = {"energy": p.mean.item(), "free_energy": p.mean.item(), "energy_std": p.std.item()}
     novelty = [] if p.novelty is None else [p.novelty.max().item()]
+    novelty += [] if bool(p.raw_variance.isfinite().all()) else [inf]
     if forces is not None:
         q = forces.predict(structure).cpu()
-        found |= {"forces": q.mean.double().numpy(), "forces_std": q.std.double().numpy()}
+        novelty += [] if bool(q.raw_variance.isfinite().all()) else [inf]
+        results |= {"forces": q.mean.double().numpy(), "forces_std": q.std.double().numpy()}
         if q.novelty is not None:
-            found["atom_novelty"] = q.novelty.double().reshape(len(q.mean), -1).amax(1).numpy()
+            results["atom_novelty"] = q.novelty.double().reshape(len(q.mean), -1).amax(1).numpy()
             novelty.append(q.novelty.max().item())
-    return found | {"novelty": max(novelty, default=0.0)}
+    return results | {"novelty": max(novelty, default=0.0)}

@@ -521,7 +521,7 @@ def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterat
         inputs = place(as_items(rows, collate), model)
         return row_count(inputs), row_batches(inputs, size)
     try:
-        batches = dataset_batches(reference, size) if is_dataset(reference) else iter(reference)
+        batches = dataset_batches(reference, size)
     except TypeError as error:
         raise DataError(
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}. "

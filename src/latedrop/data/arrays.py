@@ -57,14 +57,14 @@ def floating(x: Any) -> list[Tensor]:
     return values
 
 
-def check_inputs(inputs: Sequence[Tensor]) -> None:
-    """Raise `DataError` if an input has NaN or inf."""
+def check_inputs(inputs: Sequence[Tensor], where: str = "", leave: str = "rows") -> None:
+    """Raise `DataError` where an input has NaN or inf; `where` says more of them, `leave` names what to drop."""
     for value in inputs:
         if not all_finite(value):
             bad = int((~torch.isfinite(value)).sum())
             raise DataError(
-                f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values. "
-                "Drop or impute those rows."
+                f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values{where}. "
+                f"Drop or impute those {leave}."
             )
 
 

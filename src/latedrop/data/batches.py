@@ -75,7 +75,7 @@ class Batches:
             raise DataError(
                 f"expected a pair (x, y) or an iterable of batches such as a DataLoader; found {type(data).__name__}."
             )
-        for batch in dataset_batches(data, self.size) if is_dataset(data) else data:
+        for batch in dataset_batches(data, self.size):
             x, y = unpacked(batch, self.unpack, model)
             x, y = place(as_items(x, self.collate), model), as_target(y)
             _check_rows(x, y)
@@ -91,7 +91,7 @@ class Peeked:
     """Hold batches whose first one has been read already, and iterate over all of them once."""
 
     def __init__(self, data: Any, batch_size: int) -> None:
-        self._all, self._rest = data, dataset_batches(data, batch_size) if is_dataset(data) else iter(data)
+        self._all, self._rest = data, dataset_batches(data, batch_size)
         self.first = next(self._rest, None)
 
     def __iter__(self) -> Iterator[Any]:

@@ -59,7 +59,9 @@ def _is_hugging_face(data: Any) -> bool:
 
 
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
-    """Yield the rows of a data set in batches: those of torch's `DataLoader`, or tensors by column for Hugging Face."""
+    """Yield batches: those that data are; of a data set as torch's `DataLoader` makes them, or tensors by column."""
+    if not is_dataset(data):
+        return iter(graphs.batches(data, batch_size))
     if not _is_hugging_face(data):
 
         def collated(items: list[Any]) -> Any:

@@ -16,13 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latedrop.data.arrays import all_finite, check_inputs, floating
 from latedrop.errors import DataError
 from latedrop.wrappers import bare
 
-__all__ = ["arguments", "as_batch", "copies", "is_graph", "place_signs", "some", "target_of"]
+__all__ = [
+    *("arguments", "as_batch", "batches", "check_finite", "copies", "is_graph", "place_signs", "some", "stand_in"),
+    "target_of",
+]
 
 _WHOLE = ("batch", "data", "graph", "graphs", "inputs")
 """Parameter names that mean the whole batch, even if the batch has an attribute of that name."""
+
+_INPUTS = ("x", "pos", "edge_attr", "edge_weight")
+"""Attributes that are inputs by convention; others may be targets, which are NaN where they are unknown."""
 
 
 def is_graph(x: Any) -> bool:
@@ -41,7 +48,18 @@ def as_batch(x: Any) -> Any:
             "expected graphs with one type of nodes; found HeteroData. Pass a list of them with "
             "batches=Batches(collate=...), a function from the list to the model's input."
         )
-    return x if one and hasattr(x, "num_graphs") and hasattr(x, "ptr") else _joined(graphs)
+    return x if one and _is_batch(x) else _joined(_each(graphs))
+
+
+def batches(data: Any, size: int) -> Any:
+    """Return a graph, a batch or a list of graphs as a list of batches of at most `size`; all else as it is."""
+    listed = [data] if is_graph(data) else data
+    if not isinstance(listed, (list, tuple)) or not listed or not all(map(is_graph, listed)):
+        return data
+    if any(hasattr(graph, "node_types") for graph in listed) or (listed is data and all(map(_is_batch, listed))):
+        return data
+    each = _each(listed)
+    return [_joined(each[start : start + size]) for start in range(0, len(each), size)]
 
 
 def copies(batch: Any, times: int) -> Any:
@@ -52,6 +70,25 @@ def copies(batch: Any, times: int) -> Any:
     joined.ptr = torch.cat([(batch.ptr[:-1] + nodes * starts).flatten(), batch.ptr[-1:] * times])
     joined._num_graphs = count * times
     return joined
+
+
+def check_finite(batch: Any, given: Any) -> None:
+    """Raise `DataError` where inputs have NaN or inf; `given` is what the model is called with, see `arguments`."""
+    names = [name for name in list(given.keys()) if given is not batch or name in _INPUTS]
+    values = {name: value for name in names for value in floating(batch[name])}
+    if values and not all_finite(*values.values()):
+        each = _each([batch])
+        bad = sum(not all_finite(*(graph[name] for name in values)) for graph in each)
+        check_inputs([*values.values()], f" in {bad} of {len(each)} graphs", "graphs")
+
+
+def stand_in(batch: Any) -> Any:
+    """Return the first graph of a batch with moderate numbers in place of its own."""
+    graph = batch.get_example(0)
+    for name in list(graph.keys()):
+        for values in floating(graph[name]):
+            graph[name] = torch.arange(1.0, values.numel() + 1).sin().abs().reshape(values.shape).to(values)
+    return _joined([graph])
 
 
 def arguments(batch: Any, model: nn.Module) -> Any:
@@ -91,6 +128,15 @@ def place_signs(batch: Any) -> Tensor:
     """Return a pseudo-random sign per node, `(nodes,)`, from its position in its graph; the sum is close to 0."""
     position: Tensor = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
     return 1.0 - 2.0 * (((position * 2654435761) >> 15) & 1)
+
+
+def _is_batch(graph: Any) -> bool:
+    return hasattr(graph, "num_graphs") and hasattr(graph, "ptr")
+
+
+def _each(graphs: Iterable[Any]) -> list[Any]:
+    """Return single graphs, also those inside of batches."""
+    return [each for graph in graphs for each in (graph.to_data_list() if _is_batch(graph) else [graph])]
 
 
 def _joined(graphs: Iterable[Any]) -> Any:

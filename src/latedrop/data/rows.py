@@ -69,19 +69,23 @@ class Graphs(Items):
     """Hold a batch of graphs of PyTorch Geometric. A row is a graph, or a node if `nodes` is True."""
 
     def __init__(self, batch: Any, *, nodes: bool | None = None) -> None:
-        self.graphs, self.nodes = batch, nodes
+        self.graphs, self.nodes, self._checked = batch, nodes, False
 
     def __len__(self) -> int:
         return int(self.graphs.num_nodes if self.nodes else self.graphs.num_graphs)
 
     def at(self, index: slice | Iterable[int]) -> Graphs:
-        """Return the graphs at `index`; if rows are nodes, `index` is a slice of graphs."""
-        if self.nodes and not isinstance(index, slice):
-            raise DataError(
-                "expected all nodes of a graph, as these act on each other; found some of them. Leave out whole "
-                "graphs, and give no node the weight 0."
-            )
+        """Return some of the graphs: a slice of them, or those of the rows with these places."""
         chosen = index if isinstance(index, slice) else list(index)
+        if self.nodes and not isinstance(chosen, slice):
+            batch = self.graphs.batch.cpu()
+            rows = torch.zeros(len(batch), dtype=torch.bool).index_fill(0, torch.tensor(chosen, dtype=torch.long), True)
+            if not torch.equal(self.whole(rows), rows):
+                raise DataError(
+                    "expected all nodes of a graph, as these act on each other; found some of them. Leave out whole "
+                    "graphs, and give no node the weight 0."
+                )
+            chosen = batch[rows].unique().tolist()
         return Graphs(graphs.some(self.graphs, chosen), nodes=self.nodes)
 
     def parts(self, size: int) -> Iterable[Graphs]:
@@ -97,7 +101,21 @@ class Graphs(Items):
         """Return the model's arguments on its device; they are a copy, because a model may write into them."""
         parameter = next(model.parameters(), None)
         batch = self.graphs.clone()
-        return graphs.arguments(batch if parameter is None else batch.to(parameter.device), model)
+        batch = batch if parameter is None else batch.to(parameter.device)
+        given = graphs.arguments(batch, model)
+        if not self._checked:
+            graphs.check_finite(batch, given)
+            self._checked = True
+        return given
+
+    def stand_in(self) -> Graphs:
+        """Return one graph whose numbers are moderate."""
+        return Graphs(graphs.stand_in(self.graphs), nodes=self.nodes)
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """Return some rows, `(N,)` of bool, with all others of their graphs."""
+        batch = self.graphs.batch.cpu()
+        return torch.isin(batch, batch[rows]) if self.nodes else rows
 
     def with_rows(self, sites: Iterable[Any]) -> Graphs:
         """Return the batch with the kind of rows of the sites: nodes if every site couples its rows along axis 0."""
@@ -226,6 +244,8 @@ def row_count(x: Any) -> int:
             f"expected inputs that can be read more than once; found a {type(x).__name__}. Pass a DataLoader, a data "
             "set, or arrays."
         )
+    if isinstance(x, (list, tuple)) and not x:
+        raise DataError("expected inputs with at least one row; found none. Leave out what has no rows.")
     raise DataError(
         "expected inputs with at least one tensor whose first axis counts the examples; "
         f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors; for a list of objects, "

@@ -321,8 +321,8 @@ def _follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
     order = torch.tensor(reordering(rows), device=a.device)
     split: Tensor = a.unflatten(axis, (-1, rows) if interleaved else (rows, -1))
     expected = split.index_select(axis + interleaved, order).flatten(axis, axis + 1)
-    rounding = 1e-3 * float(a.abs().max()) + 1e-12 if a.numel() else 0.0
-    return torch.allclose(expected, b, rtol=1e-2, atol=rounding)
+    rounding = 1e-3 * float(a.nan_to_num().abs().max()) + 1e-12 if a.numel() else 0.0
+    return torch.allclose(expected, b, rtol=1e-2, atol=rounding, equal_nan=True)
 
 
 def _selected(select: Select, name: str, module: nn.Module) -> bool:
@@ -383,6 +383,7 @@ class Probe:
         self.nodes: bool | None = None
         if isinstance(x, Graphs):  # passes are over graphs in either case
             x, self.nodes = Graphs(x.graphs), x.nodes
+            x.batch(network.copy)  # checks all of them, and passes are over some
         if row_count(x) == 0:
             raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
         self._network, self._reached = network, set[str]()

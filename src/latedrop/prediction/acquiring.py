@@ -21,7 +21,7 @@ from latedrop.data.arrays import place
 from latedrop.data.batches import row_batches
 from latedrop.data.datasets import gives_batches
 from latedrop.data.names import in_order
-from latedrop.data.rows import as_items
+from latedrop.data.rows import as_items, rows_are_nodes
 from latedrop.errors import ArgumentError, DataError
 from latedrop.terms import BatchContext
 
@@ -36,6 +36,11 @@ def acquired(uq: Any, pool: Any, count: int, score: Uncertainty | None, diverse:
         raise ArgumentError(
             f"expected a pool whose rows have places: a tensor, an array or a table; found {type(pool).__name__}. Pass "
             "the inputs themselves."
+        )
+    if uq.collate is None and rows_are_nodes(as_items(pool, None, uq.calibration.sites)):
+        raise ArgumentError(
+            "expected a calibration whose rows are graphs to choose graphs by; found one whose rows are nodes, which "
+            "have no places in a list of graphs. Rank graphs by their nodes: uq.predict(graph).std.mean() of each."
         )
     classes = isinstance(uq.calibration, ClassCalibration)
     if classes and uq.calibration.maps:

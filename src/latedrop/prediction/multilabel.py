@@ -32,6 +32,7 @@ from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, gives_batches, inputs_in
 from latedrop.data.names import in_order, index_of, names_of, pair_in_order
+from latedrop.data.rows import as_items
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Network, Readout, check_module
@@ -247,7 +248,7 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _logits(network: Network, x: Any, readout: Readout, batch_size: int) -> Tensor:
     """Return `(N, K)` in double precision on the CPU."""
-    placed = place(x, network.weight, cut=True)
+    placed = place(as_items(x, None), network.weight, cut=True)
     try:
         parts = [own_output(network, part, readout).double().cpu() for part in row_batches(placed, batch_size)]
     except Exception as error:

@@ -38,7 +38,7 @@ from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating,
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.data.names import in_order, index_of, pair_in_order
-from latedrop.data.rows import Collate, Items, as_items, map_rows, row_count, take_rows, tensors
+from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
 from latedrop.detection.detector import Detector, detector
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import Engine, out_of_memory
@@ -154,7 +154,8 @@ class Calibrated(Generic[_Record, _Made]):
                 whole = 0 < row_count(x) <= self.batch_size
                 parts = [run(part) for part in ([x] if whole else row_batches(x, self.batch_size))]
             except LatedropError as error:
-                if error.rows is None or any(site.coupled for site in self.calibration.sites):
+                coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
+                if error.rows is None or coupled:
                     raise
                 parts, beyond = _without_rows_beyond(run, x, self.batch_size, step)
         except Exception as error:
@@ -264,10 +265,10 @@ class Calibrated(Generic[_Record, _Made]):
         return joined
 
     def _own_output(self, x: Any) -> Tensor:
-        """Return the model's output, where some rows are beyond numbers; an error where it is finite for none."""
+        """Return the model's output, where some rows are beyond numbers; an error where none of a table is finite."""
         parts = row_batches(x, self.batch_size)
         output = torch.cat([own_output(self.network, part, self.readout, check=False) for part in parts])
-        if not bool(output.isfinite().any()):
+        if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
             check_finite(output, "without dropout")
         return output
 
@@ -662,15 +663,16 @@ def _without_rows_beyond(
 ) -> tuple[list[_Predicted], Tensor]:
     """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`.
 
-    An error that names no rows stays one. `alone` tries a single row. Where all rows are beyond, a row of zeros is
-    predicted.
+    An error that names no rows stays one. `alone` tries a single row. Where rows are nodes, whole graphs are left out.
+    Where all rows are beyond, a row of zeros is predicted, or a graph of moderate numbers.
     """
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
     for part in row_batches(x, batch_size):
-        rest, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
+        beyond = torch.zeros(row_count(part), dtype=torch.bool)
         masks.append(beyond)
         while not bool(beyond.all()):
+            rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist()) if bool(beyond.any()) else part
             try:
                 parts.append(run(rest))
                 break
@@ -679,11 +681,14 @@ def _without_rows_beyond(
                 if more is None or not bool(more.any()):
                     raise
                 beyond[~beyond], failure = more, error
-                rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist())
     if not parts:
-        if isinstance(x, Items):  # there are no items of zeros
+        if isinstance(x, Items) and not isinstance(x, Graphs):  # there are no items of zeros
             raise failure
-        parts.append(run(map_rows(take_rows(x, slice(1)), torch.zeros_like)))
+        zeros = x.stand_in() if isinstance(x, Graphs) else map_rows(take_rows(x, slice(1)), torch.zeros_like)
+        try:
+            parts.append(run(zeros))
+        except LatedropError:
+            raise failure from None
     return parts, torch.cat(masks)
 
 
@@ -702,9 +707,9 @@ def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
     """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
     count = row_count(x)
     if len(rows) == count:
-        return rows.cpu()
+        return x.whole(rows.cpu()) if isinstance(x, Graphs) else rows.cpu()
     fails = torch.zeros(count, dtype=torch.bool)
-    for i in range(count):
+    for i in range(0 if rows_are_nodes(x) else count):
         try:
             run(take_rows(x, slice(i, i + 1)))
         except LatedropError:
