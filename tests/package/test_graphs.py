@@ -176,7 +176,7 @@ def test_masks_of_ones_own_are_refused() -> None:
     sites = find_sites(MessagePassing(), MIXED, kind="channel", collate=one_batch)
     with pytest.raises(ArgumentError, match=r"rows with shared=False; \['message', 'update', .* have none"):
         sample(MessagePassing(), MIXED, 0.1, 5, sites=sites, shared=False, collate=one_batch)
-    with pytest.raises(ArgumentError, match="another engine with collate="):
+    with pytest.raises(ArgumentError, match="expected engine='auto' with collate="):
         sample(MessagePassing(), MIXED, 0.1, 5, sites=sites, engine="compiled", collate=one_batch)
     with pytest.raises(SiteError, match=r"a mask of its own for every unit; site 'message'"):
         propagate(MessagePassing(), MIXED, 0.1, sites, collate=one_batch)
