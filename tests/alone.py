@@ -29,8 +29,8 @@ def check_rows_alone(
         many = sample(model, x, RATE, DRAWS, sites=sites, keep_draws=True, collate=collate)
         alone = [sample(model, one, RATE, DRAWS, sites=sites, keep_draws=True, collate=collate) for one in each]
         assert many.outputs is not None
-        found = torch.cat([moments.outputs for moments in alone if moments.outputs is not None], 1)
-        assert_same_up_to_rounding(many.outputs, found)
+        by_row_draws = torch.cat([moments.outputs for moments in alone if moments.outputs is not None], 1)
+        assert_same_up_to_rounding(many.outputs, by_row_draws)
         loop = sample(model, x, RATE, DRAWS, sites=sites, engine="loop", collate=collate)
         assert_same_up_to_rounding(loop.variance, many.variance)
         if linear:
@@ -42,11 +42,11 @@ def check_rows_alone(
 
 def injected(model: nn.Module, sites: Sites, *inputs: Any) -> Tensor:
     """The same draws, one pass after the other, as the user would run them."""
-    found = []
+    outputs = []
     with torch.no_grad(), inject(model, sites, RATE):
         for _ in range(DRAWS):
-            found.append(model(*inputs))
-    return torch.stack(found)
+            outputs.append(model(*inputs))
+    return torch.stack(outputs)
 
 
 def slope_of_small_rates(model: nn.Module, x: Any, sites: Sites, collate: Any = None) -> Tensor:

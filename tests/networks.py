@@ -31,3 +31,18 @@ def trained(
         loss(model(x), y).backward()
         optimiser.step()
     return model.eval()
+
+
+class Raw(nn.Module):
+    """Three layers out of raw parameters: a function, an operator and a fused one."""
+
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        self.w1, self.b1 = nn.Parameter(torch.randn(16, 5) / 2), nn.Parameter(torch.randn(16))
+        self.w2, self.b2 = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
+        self.w3, self.b3 = nn.Parameter(torch.randn(outputs, 8)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x, self.w1, self.b1).relu()
+        h = torch.tanh(h @ self.w2 + self.b2)
+        return torch.addmm(self.b3, h, self.w3.t())

@@ -31,14 +31,14 @@ def made_record() -> dict[str, Any]:
     def methods(*more: str) -> dict[str, dict[str, list[float]]]:
         treated = [f"{name}, {how}" for name in _MEASURES for how in ("raw", "scaled", "floor")]
         others = ("injected, relaxed", "embedded, relaxed", "constant", "default", "default + reference", *more)
-        found = {name: {quality: [1.0] * SPLITS for quality in QUALITIES} for name in (*treated, *others)}
-        found |= {"conformal": {quality: [1.0] * SPLITS for quality in ("ma", "coverage", "width", "rmse")}}
-        return found
+        by_method = {name: {quality: [1.0] * SPLITS for quality in QUALITIES} for name in (*treated, *others)}
+        by_method |= {"conformal": {quality: [1.0] * SPLITS for quality in ("ma", "coverage", "width", "rmse")}}
+        return by_method
 
     def copied() -> dict[str, Any]:
         return {
-            part: {name: [list(row) for row in values] for name, values in found.items()}
-            for part, found in parts.items()
+            part: {name: [list(row) for row in values] for name, values in measures.items()}
+            for part, measures in parts.items()
         }
 
     return {

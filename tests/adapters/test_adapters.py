@@ -27,8 +27,8 @@ def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def calibrated(model: nn.Module, **options: Any) -> latedrop.Predictor:
-    found: latedrop.Predictor = quick([0.1], 10)(model, rows(64), **options)
-    return found
+    uq: latedrop.Predictor = quick([0.1], 10)(model, rows(64), **options)
+    return uq
 
 
 @pytest.fixture
@@ -67,21 +67,26 @@ class TestLightning:
         module, (x, y) = lightning_module(net), rows(50, 1)
         uq = calibrated(net if inner else module, method=method)
         before = set(vars(module))
-        found = trainer(predict_callback(uq, level=0.8)).predict(module, DataLoader(TensorDataset(x, y), batch_size=20))
-        assert [len(batch["mean"]) for batch in found] == [20, 20, 10]
+        batches = trainer(predict_callback(uq, level=0.8)).predict(
+            module, DataLoader(TensorDataset(x, y), batch_size=20)
+        )
+        assert [len(batch["mean"]) for batch in batches] == [20, 20, 10]
         expected = uq.predict(x).to_dict(0.8)
         assert expected["std"].min() > 0
         for name, value in expected.items():
-            assert_same_up_to_rounding(torch.cat([batch[name] for batch in found]), value)
+            assert_same_up_to_rounding(torch.cat([batch[name] for batch in batches]), value)
         assert {name for name in set(vars(module)) - before if "predict" in name} == set()
 
     def test_plain_batches_several_loaders_and_predictions(self, net: nn.Module) -> None:
         module, (x, _) = lightning_module(net), rows(30, 1)
         uq = calibrated(module)
         loaders = [DataLoader(x, batch_size=20), DataLoader(x[:5], batch_size=5)]
-        found = trainer(predict_callback(uq, as_dict=False)).predict(module, loaders)
-        assert [[type(batch) for batch in part] for part in found] == [[latedrop.Prediction] * 2, [latedrop.Prediction]]
-        assert_same_up_to_rounding(found[1][0].interval(0.5)[0], uq.predict(x[:5]).interval(0.5)[0])
+        batches = trainer(predict_callback(uq, as_dict=False)).predict(module, loaders)
+        assert [[type(batch) for batch in part] for part in batches] == [
+            [latedrop.Prediction] * 2,
+            [latedrop.Prediction],
+        ]
+        assert_same_up_to_rounding(batches[1][0].interval(0.5)[0], uq.predict(x[:5]).interval(0.5)[0])
 
     def test_unpack_says_what_the_inputs_are(self, net: nn.Module) -> None:
         class Backwards(type(lightning_module(net))):  # type: ignore[misc]
@@ -145,29 +150,29 @@ class TestHuggingFace:
     @staticmethod
     def calibrated(run: Any, **options: Any) -> latedrop.Predictor:
         options = {"readout": "logits", **options}
-        found: latedrop.Predictor = quick([0.05], 10)(run.model, run.get_eval_dataloader(texts(48)), **options)
-        return found
+        uq: latedrop.Predictor = quick([0.05], 10)(run.model, run.get_eval_dataloader(texts(48)), **options)
+        return uq
 
     @pytest.mark.parametrize("method", ["sample", "linear"])
     def test_it_gives_the_trainers_fields_and_more(self, run: Any, method: Any) -> None:
         uq, test = self.calibrated(run, method=method), texts(40, 1)
         state = deepcopy(run.model.state_dict())
-        found, theirs = predict_with(run, test, uq, level=0.8), run.predict(test)
-        predictions, label_ids, metrics = found[:3]
-        assert predictions.shape == theirs.predictions.shape == (40, 1)
-        np.testing.assert_array_equal(label_ids, theirs.label_ids)
+        output, plain = predict_with(run, test, uq, level=0.8), run.predict(test)
+        predictions, label_ids, metrics = output[:3]
+        assert predictions.shape == plain.predictions.shape == (40, 1)
+        np.testing.assert_array_equal(label_ids, plain.label_ids)
         if method == "linear":  # which keeps the model's own prediction
-            assert_same_up_to_rounding(predictions, theirs.predictions)
-            assert metrics["test_mse"] == pytest.approx(theirs.metrics["test_mse"], rel=rounding())
+            assert_same_up_to_rounding(predictions, plain.predictions)
+            assert metrics["test_mse"] == pytest.approx(plain.metrics["test_mse"], rel=rounding())
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
-        for ours, value in zip((predictions, *found[3:6]), p.to_dict(0.8).values(), strict=True):
+        for ours, value in zip((predictions, *output[3:6]), p.to_dict(0.8).values(), strict=True):
             assert_same_up_to_rounding(ours, value)
         target = torch.tensor([row["label"] for row in test])[:, None]
         assert metrics["test_nll"] == pytest.approx(
             float(latedrop.metrics.nll(p.mean, p.variance, target)), rel=rounding()
         )
-        held = latedrop.metrics.coverage(p.mean, p.variance, target, level=0.8)
-        assert metrics["test_coverage"] == pytest.approx(float(held))
+        coverage = latedrop.metrics.coverage(p.mean, p.variance, target, level=0.8)
+        assert metrics["test_coverage"] == pytest.approx(float(coverage))
         assert all(torch.equal(state[name], value) for name, value in run.model.state_dict().items())
         bare = predict_with(run, [{"input_ids": row["input_ids"]} for row in test[:5]], uq)
         assert (bare.label_ids, bare.metrics, bare.low.shape, bare.std.shape) == (None, {}, (5, 1), (5, 1))
@@ -176,10 +181,10 @@ class TestHuggingFace:
         run, test = hugging_face(tmp_path), texts(12, 1)
         uq = self.calibrated(run, method="terms")
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
-        found = predict_with(run, test, uq, metric_key_prefix="shifted")
+        output = predict_with(run, test, uq, metric_key_prefix="shifted")
         assert p.novelty is not None
-        assert_same_up_to_rounding(found.novelty, p.novelty)
-        assert set(found.metrics) == {"shifted_nll", "shifted_coverage"}
+        assert_same_up_to_rounding(output.novelty, p.novelty)
+        assert set(output.metrics) == {"shifted_nll", "shifted_coverage"}
 
     def test_what_cannot_be_right_is_refused(self, run: Any, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(

@@ -119,9 +119,9 @@ def test_sets(net: nn.Module) -> None:
     classifier = CalibratedClassifier(net, options={"method": latedrop.Terms(["leverage"])}).fit(x, y)
     with pytest.raises(ArgumentError, match="expected a predictor with prediction sets"):
         classifier.predict_set(x)
-    found = classifier.conformal(fresh, labels).predict_set(x, 0.8)
+    members = classifier.conformal(fresh, labels).predict_set(x, 0.8)
     expected = calibrated(net).conformal((fresh, labels)).predict(x).prediction_set(0.8)
-    np.testing.assert_array_equal(found, expected.numpy())
+    np.testing.assert_array_equal(members, expected.numpy())
 
 
 @needs("lightning")
@@ -129,11 +129,11 @@ def test_sets(net: nn.Module) -> None:
 def test_lightning(net: nn.Module) -> None:
     module, (x, y) = lightning_module(net), rows(net, 50, 1)
     uq = calibrated(net).conformal(rows(net, 60, 2))
-    found = trainer(predict_callback(uq, level=0.8)).predict(module, DataLoader(TensorDataset(x, y), batch_size=20))
+    batches = trainer(predict_callback(uq, level=0.8)).predict(module, DataLoader(TensorDataset(x, y), batch_size=20))
     expected = uq.predict(x).to_dict(0.8)
     assert {"label", "confidence", "entropy", "novelty", "set", "probabilities"} == set(expected)
     for name, value in expected.items():
-        assert_same_up_to_rounding(torch.cat([batch[name] for batch in found]), value)
+        assert_same_up_to_rounding(torch.cat([batch[name] for batch in batches]), value)
 
 
 @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
@@ -148,14 +148,14 @@ def test_hugging_face(tmp_path: Path) -> None:
     texts = [{"input_ids": row, "label": int(row[0]) % 3} for row in tokens]
     options: dict[str, Any] = {"readout": "logits", **QUICK}
     uq = latedrop.calibrate(run.model, run.get_eval_dataloader(texts[:48]), **options)
-    found, theirs = predict_with(run, texts[48:], uq), run.predict(texts[48:])
-    assert_same_up_to_rounding(found.predictions, theirs.predictions)
-    np.testing.assert_array_equal(found.label_ids, theirs.label_ids)
-    assert found.metrics["test_right"] == pytest.approx(theirs.metrics["test_right"])
-    assert found.metrics["test_accuracy"] == pytest.approx(found.metrics["test_right"])
+    output, plain = predict_with(run, texts[48:], uq), run.predict(texts[48:])
+    assert_same_up_to_rounding(output.predictions, plain.predictions)
+    np.testing.assert_array_equal(output.label_ids, plain.label_ids)
+    assert output.metrics["test_right"] == pytest.approx(plain.metrics["test_right"])
+    assert output.metrics["test_accuracy"] == pytest.approx(output.metrics["test_right"])
     inputs = {name: value for name, value in padded(texts[48:]).items() if name != "labels"}
-    assert_same_up_to_rounding(found.probabilities, uq.predict(inputs).probabilities)
-    assert found.metrics["test_nll"] > 0
+    assert_same_up_to_rounding(output.probabilities, uq.predict(inputs).probabilities)
+    assert output.metrics["test_nll"] > 0
     ruled = uq.reject(run.get_eval_dataloader(texts[:48]), risk=0.9)
     np.testing.assert_array_equal(predict_with(run, texts[48:], ruled).kept, ruled.predict(inputs).kept())
     bare = predict_with(run, [{"input_ids": row} for row in tokens[:5]], uq)

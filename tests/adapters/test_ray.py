@@ -78,16 +78,16 @@ def alike(one: Any, other: Any) -> bool:
 
 def test_a_table_is_predicted_as_the_predictor_does(folder: Path) -> None:
     table = whole(folder / "data")
-    found = Predictions(asked(folder))(table)
-    assert found.column_names == ["id", "mean", "std", "low", "high", "novelty"]
-    assert found["id"].equals(table["id"])
+    predictions = Predictions(asked(folder))(table)
+    assert predictions.column_names == ["id", "mean", "std", "low", "high", "novelty"]
+    assert predictions["id"].equals(table["id"])
     x = np.column_stack([table[name].to_numpy() for name in NAMES])
     finite = np.isfinite(x).all(1)
     network = asked(folder).predictor().model
     wanted = latedrop.load(folder / "cal.json", network).predict(x[finite]).to_dict(0.9)
     for name, values in wanted.items():
-        assert np.isnan(found[name].to_numpy()[~finite]).all()
-        assert_same_up_to_rounding(found[name].to_numpy()[finite], values.numpy().reshape(-1))
+        assert np.isnan(predictions[name].to_numpy()[~finite]).all()
+        assert_same_up_to_rounding(predictions[name].to_numpy()[finite], values.numpy().reshape(-1))
 
 
 def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
@@ -98,11 +98,11 @@ def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
     table = whole(folder / "data")
     wanted = Predictions(asked(folder))(table)
     made = Predictions(Asked(path, inputs=NAMES, keep=("id",), batch_size=64))
-    found = made(table)
-    assert found.column_names == wanted.column_names
+    predicted = made(table)
+    assert predicted.column_names == wanted.column_names
     for name in ("mean", "std", "low", "high", "novelty"):
-        assert_same_up_to_rounding(found[name].to_numpy(), wanted[name].to_numpy())
-    assert alike(arrow.concat_tables([made(table.slice(0, 700)), made(table.slice(700))]), found)
+        assert_same_up_to_rounding(predicted[name].to_numpy(), wanted[name].to_numpy())
+    assert alike(arrow.concat_tables([made(table.slice(0, 700)), made(table.slice(700))]), predicted)
     with pytest.raises(ArgumentError, match=r"an \.onnx file alone"):
         Predictions(Asked(path, str(folder / "cal.json"), inputs=NAMES))
 

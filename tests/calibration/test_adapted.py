@@ -70,14 +70,14 @@ def test_intervals_hold_on_the_target(uq: latedrop.Predictor) -> None:
     other, (x, y) = rows(1500, 2), rows(4000, 3, shift=1)
     plain, adapted = uq.conformal(other).predict(x), uq.adapted(rows(800, 4, shift=1)[0], other)
     p = adapted.predict(x)
-    held = []
+    shares = []
     for each in (plain, p):
         low, high = each.interval(0.9)
-        held.append(float(((low <= y) & (y <= high)).float().mean()))
+        shares.append(float(((low <= y) & (y <= high)).float().mean()))
     # As many rows as weights of exp(x) leave: of 1500 about 1500 / e.
     error = math.sqrt(0.9 * 0.1 / adapted.effective_rows)
-    assert held[0] < 0.9 - 6 * error
-    assert abs(held[1] - 0.9) < 4 * error
+    assert shares[0] < 0.9 - 6 * error
+    assert abs(shares[1] - 0.9) < 4 * error
     assert bool((p.std > plain.std).all())
     assert 300 < adapted.effective_rows < 1000
     assert "conformal" not in repr(adapted.calibration.intervals)

@@ -72,10 +72,10 @@ def is_flagged(found: latedrop.Prediction, usual: latedrop.Prediction) -> None:
 
 def test_it_warns_of_the_row_and_keeps_a_finite_mean(default: latedrop.Predictor) -> None:
     with pytest.warns(LatedropWarning, match="nothing is known of 1 of 20 rows") as seen:
-        found = default.predict(with_value(1e30))
+        prediction = default.predict(with_value(1e30))
     assert seen[0].filename == __file__
-    assert bool(found.mean.isfinite().all())
-    assert float(found.quantile(0.5)[ABSURD]) == float(found.mean[ABSURD])
+    assert bool(prediction.mean.isfinite().all())
+    assert float(prediction.quantile(0.5)[ABSURD]) == float(prediction.mean[ABSURD])
 
 
 def test_an_absurd_row_alone_and_batches_of_them(default: latedrop.Predictor) -> None:
@@ -83,20 +83,20 @@ def test_an_absurd_row_alone_and_batches_of_them(default: latedrop.Predictor) ->
     with pytest.warns(LatedropWarning, match="1 of 1 rows"):
         alone = default.predict(far[:1])
     with pytest.warns(LatedropWarning, match="300 of 320 rows"):
-        found = default.predict(torch.cat([far, NEW]))
-    assert_same_up_to_rounding(found.mean[:1], alone.mean)
-    assert_same_up_to_rounding(found.std[:300], alone.std.expand(300, 1))
-    assert_same_up_to_rounding(found.std[300:], default.predict(NEW).std)
+        prediction = default.predict(torch.cat([far, NEW]))
+    assert_same_up_to_rounding(prediction.mean[:1], alone.mean)
+    assert_same_up_to_rounding(prediction.std[:300], alone.std.expand(300, 1))
+    assert_same_up_to_rounding(prediction.std[300:], default.predict(NEW).std)
 
 
 def test_a_number_that_does_not_fit_the_dtype_is_flagged_too(default: latedrop.Predictor) -> None:
     x = NEW.double()
     x[ABSURD] = 1e300
     with pytest.warns(LatedropWarning, match="1 of 20 rows"):
-        found = default.predict(x.numpy())
-    assert_same_up_to_rounding(found.std[OTHERS], default.predict(NEW).std[OTHERS])
-    assert found.novelty is not None
-    assert float(found.novelty[ABSURD]) == pytest.approx(LARGEST)
+        prediction = default.predict(x.numpy())
+    assert_same_up_to_rounding(prediction.std[OTHERS], default.predict(NEW).std[OTHERS])
+    assert prediction.novelty is not None
+    assert float(prediction.novelty[ABSURD]) == pytest.approx(LARGEST)
     with pytest.raises(DataError, match=r"expected inputs that fit torch\.float32"):
         default.predict(x[ABSURD : ABSURD + 1])
 
@@ -107,9 +107,9 @@ def test_absurd_items() -> None:
     uq = latedrop.calibrate(net(), (list(X[:120]), Y[:120]), batches=batches, task="regression", progress=False)
     far = [torch.full((3,), 1e30)] * 2
     with pytest.warns(LatedropWarning, match="2 of 6 rows"):
-        found = uq.predict([*far, *NEW[:4]])
-    assert_same_up_to_rounding(found.std[2:], uq.predict(list(NEW[:4])).std)
-    assert float(found.std[:2].min()) > 1e5
+        prediction = uq.predict([*far, *NEW[:4]])
+    assert_same_up_to_rounding(prediction.std[2:], uq.predict(list(NEW[:4])).std)
+    assert float(prediction.std[:2].min()) > 1e5
     with pytest.raises(latedrop.LatedropError):
         uq.predict(far)
 
@@ -130,10 +130,10 @@ def test_a_row_without_an_output(default: latedrop.Predictor) -> None:
     x = NEW.clone()
     x[ABSURD, 0] = 1e30
     with pytest.warns(LatedropWarning, match="1 of 20 rows"):
-        found = uq.predict(x)
-    low, high = found.interval(0.5)
-    assert bool(found.mean[ABSURD].isnan())
-    assert bool(found.mean[OTHERS].isfinite().all())
+        prediction = uq.predict(x)
+    low, high = prediction.interval(0.5)
+    assert bool(prediction.mean[ABSURD].isnan())
+    assert bool(prediction.mean[OTHERS].isfinite().all())
     assert float(low[ABSURD]) < -1e38
     assert float(high[ABSURD]) > 1e38
     with pytest.raises(OutputError, match="expected a finite output"):
@@ -148,10 +148,10 @@ def test_one_absurd_row_of_a_classifier(value: float, rate: float | None) -> Non
     uq = latedrop.calibrate(net(3), (X[:120], LABELS[:120]), task="classification", progress=False)
     uq = uq.reject((X[140:], LABELS[140:]), risk=0.9)
     usual = uq.predict(NEW, rate=rate)
-    found = uq.predict(with_value(value), rate=rate)
-    assert_same_up_to_rounding(found.probabilities[OTHERS], usual.probabilities[OTHERS])
-    assert torch.equal(found.kept()[OTHERS], usual.kept()[OTHERS])
-    assert found.probabilities[ABSURD].tolist() == pytest.approx([1 / 3] * 3)
-    assert not bool(found.kept()[ABSURD])
-    assert found.novelty is not None
-    assert float(found.novelty[ABSURD]) == pytest.approx(LARGEST)
+    prediction = uq.predict(with_value(value), rate=rate)
+    assert_same_up_to_rounding(prediction.probabilities[OTHERS], usual.probabilities[OTHERS])
+    assert torch.equal(prediction.kept()[OTHERS], usual.kept()[OTHERS])
+    assert prediction.probabilities[ABSURD].tolist() == pytest.approx([1 / 3] * 3)
+    assert not bool(prediction.kept()[ABSURD])
+    assert prediction.novelty is not None
+    assert float(prediction.novelty[ABSURD]) == pytest.approx(LARGEST)

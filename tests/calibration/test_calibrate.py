@@ -62,27 +62,32 @@ def exact_variance(model: nn.Module, x: Tensor, rate: float) -> Tensor:
 def test_the_record_says_what_was_asked_and_found() -> None:
     model = deep()
     x, y = data_for(model)
-    found = quietly(
+    calibration = quietly(
         model, (x, y), method=Sampling(seed=5, criterion="unscaled", scale="relaxed"), per_output=False
     ).calibration
-    assert isinstance(found, Calibration)
-    assert [row.rate for row in found.table] == list(RATES)
-    assert (found.criterion, found.method, found.mean, found.choice) == ("unscaled", "sample", "draws", "relaxed")
-    assert (found.draws, found.seed, found.shared, found.per_output) == (DRAWS, 5, True, False)
-    assert (found.rows, found.output_shape) == (120, (1,))
-    assert found.sites == find_sites(model, x)
-    assert (found.readout, found.custom_readout, found.intervals) == (None, None, None)
-    assert found.versions["torch"] == torch.__version__
-    chosen = next(row for row in found.table if row.rate == found.rate)
-    assert (found.scales, found.floors) == (chosen.scale, chosen.floor)
-    assert found.floor == 0
-    assert found.path == found.tradeoff()
-    assert found.path[0].scale == pytest.approx(found.scales)
-    assert found.path[-1].scale == pytest.approx(found.row.relaxed_scale)
-    assert found.path[0].nll == pytest.approx(chosen.nll_scaled, abs=rounding())
-    assert found.path[-1].ma == pytest.approx(chosen.ma_relaxed, abs=rounding())
-    assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed", "constant"}
-    assert all(len(curve) == 99 for curve in found.curves.values())
+    assert isinstance(calibration, Calibration)
+    assert [row.rate for row in calibration.table] == list(RATES)
+    assert (calibration.criterion, calibration.method, calibration.mean, calibration.choice) == (
+        "unscaled",
+        "sample",
+        "draws",
+        "relaxed",
+    )
+    assert (calibration.draws, calibration.seed, calibration.shared, calibration.per_output) == (DRAWS, 5, True, False)
+    assert (calibration.rows, calibration.output_shape) == (120, (1,))
+    assert calibration.sites == find_sites(model, x)
+    assert (calibration.readout, calibration.custom_readout, calibration.intervals) == (None, None, None)
+    assert calibration.versions["torch"] == torch.__version__
+    chosen = next(row for row in calibration.table if row.rate == calibration.rate)
+    assert (calibration.scales, calibration.floors) == (chosen.scale, chosen.floor)
+    assert calibration.floor == 0
+    assert calibration.path == calibration.tradeoff()
+    assert calibration.path[0].scale == pytest.approx(calibration.scales)
+    assert calibration.path[-1].scale == pytest.approx(calibration.row.relaxed_scale)
+    assert calibration.path[0].nll == pytest.approx(chosen.nll_scaled, abs=rounding())
+    assert calibration.path[-1].ma == pytest.approx(chosen.ma_relaxed, abs=rounding())
+    assert set(calibration.curves) == {"levels", "unscaled", "scaled", "relaxed", "constant"}
+    assert all(len(curve) == 99 for curve in calibration.curves.values())
 
 
 @pytest.mark.parametrize("floor", [False, True], ids=["scale", "floor"])
@@ -93,11 +98,11 @@ def test_the_table_is_what_sampling_and_the_metrics_give(
 ) -> None:
     model = deep(outputs)
     x, y = data_for(model)
-    found = quietly(
+    calibration = quietly(
         model, (x, y), method=Sampling(floor=floor, mean=mean, seed=3), per_output=per_output, batches=Batches(50)
     ).calibration
     own = per_output and outputs > 1
-    for row in found.table:
+    for row in calibration.table:
         moments = sample(model, x, row.rate, DRAWS, 3)
         center = moments.mean if mean == "draws" else model(x).detach()
         raw = moments.variance
@@ -137,9 +142,11 @@ def test_the_table_is_what_sampling_and_the_metrics_give(
 @pytest.mark.parametrize("criterion", ["scaled", "unscaled"])
 def test_the_criterion_picks_its_smallest_nll(criterion: str) -> None:
     model = deep()
-    found = quietly(model, data_for(model), method=Sampling(criterion=criterion, rates=PAPER_RATES[4::2])).calibration
-    scores = {row.rate: getattr(row, f"nll_{criterion}") for row in found.table}
-    assert found.rate == min(scores, key=scores.get)
+    calibration = quietly(
+        model, data_for(model), method=Sampling(criterion=criterion, rates=PAPER_RATES[4::2])
+    ).calibration
+    scores = {row.rate: getattr(row, f"nll_{criterion}") for row in calibration.table}
+    assert calibration.rate == min(scores, key=scores.get)
     assert len(scores) == len(PAPER_RATES[4::2])
 
 
@@ -147,10 +154,10 @@ def test_one_site_makes_the_scaled_nll_the_same_at_every_rate() -> None:
     """The mean is exact, and the variance proportional to rate / (1 - rate), which the scale undoes."""
     model, draws = mlp(), 1000
     x, y = data_for(model, rows=200)
-    found = quietly(model, (x, y), method=Sampling(rates=(0.05, 0.2, 0.5), draws=draws, mean="model")).calibration
+    calibration = quietly(model, (x, y), method=Sampling(rates=(0.05, 0.2, 0.5), draws=draws, mean="model")).calibration
     e2 = (y - model(x).detach()).double().square()
     error = math.sqrt(2 / (draws - 1))  # relative, of a variance over draws
-    for row in found.table:
+    for row in calibration.table:
         exact = exact_variance(model, x, row.rate)
         best = exact * (e2 / exact).mean()
         nll = float(metrics.nll(model(x).detach(), best, y))
@@ -162,7 +169,7 @@ def test_one_site_makes_the_scaled_nll_the_same_at_every_rate() -> None:
             assert float((ratio - 1).abs().max()) < 5 * error  # the largest of 200 rows, which share their masks
         moved = (moments.mean - model(x).detach()).double() / (exact / draws).sqrt()
         assert float(moved.abs().max()) < 5  # standard errors of a mean over draws
-    scaled, unscaled = ([getattr(row, f"nll_{name}") for row in found.table] for name in ("scaled", "unscaled"))
+    scaled, unscaled = ([getattr(row, f"nll_{name}") for row in calibration.table] for name in ("scaled", "unscaled"))
     assert max(scaled) - min(scaled) < 3 * error
     assert max(unscaled) - min(unscaled) > 10 * error
 
@@ -190,12 +197,12 @@ def test_maps_keep_a_variance_for_every_pixel() -> None:
     x = torch.cat([x, x + 0.5])
     y = model(x).detach() + 0.1
     predictor = quietly(model, (x, y), method=Sampling(rates=(0.1,)))
-    found = predictor.calibration
-    assert found.output_shape == (1, 8, 8)
-    assert len(found.scales) == 1
+    calibration = predictor.calibration
+    assert calibration.output_shape == (1, 8, 8)
+    assert len(calibration.scales) == 1
     predicted = predictor.predict(x)
     raw = sample(model, x, 0.1, DRAWS).variance
-    assert_same_up_to_rounding(predicted.variance, raw * found.scales[0])
+    assert_same_up_to_rounding(predicted.variance, raw * calibration.scales[0])
     assert predicted.variance.shape == (12, 1, 8, 8)
     assert float(predicted.variance[0].std()) > 0
 
@@ -241,12 +248,12 @@ def test_rates_may_differ_by_site() -> None:
     model = deep()
     x, y = data_for(model)
     choices = [{"2": 0.2, "4": 0.1}, {"*": 0.1}, {"4": 0.3}, 0.1]
-    found = quietly(model, (x, y), method=Sampling(rates=choices), batches=Batches(1000))
-    table = found.calibration.table
+    uq = quietly(model, (x, y), method=Sampling(rates=choices), batches=Batches(1000))
+    table = uq.calibration.table
     assert [row.rate for row in table] == choices
     assert replace(table[1], rate=0.1) == table[3]
     scores = [row.nll_scaled for row in table]
-    assert found.calibration.rate == choices[scores.index(min(scores))]
+    assert uq.calibration.rate == choices[scores.index(min(scores))]
     raw = sample(model, x, {"4": 0.3}, DRAWS)
     assert table[2].nll_unscaled == pytest.approx(float(metrics.nll(raw.mean, raw.variance, y)), rel=rounding())
     one, several = (
@@ -280,15 +287,15 @@ class Parts(nn.Module):
 def test_a_readout_takes_its_part(form: Callable[[Tensor], Any], readout: Any) -> None:
     whole, model = deep(), Parts(form)
     x, y = data_for(whole)
-    found, expected = quietly(model, (x, y), readout=readout), quietly(whole, (x, y))
+    uq, expected = quietly(model, (x, y), readout=readout), quietly(whole, (x, y))
     # The sites have other names and so other masks, which hardly move the error at a small rate.
-    assert found.calibration.output_shape == (1,)
-    assert found.calibration.table[0].rmse == pytest.approx(expected.calibration.table[0].rmse, rel=0.05)
+    assert uq.calibration.output_shape == (1,)
+    assert uq.calibration.table[0].rmse == pytest.approx(expected.calibration.table[0].rmse, rel=0.05)
     kept = readout if not callable(readout) else None
-    assert found.calibration.readout == kept
-    assert (found.calibration.custom_readout is not None) == callable(readout)
-    direct = sample(model, x, found.calibration.rate, DRAWS, readout=readout)
-    assert_same_up_to_rounding(found.predict(x).raw_variance, direct.variance)
+    assert uq.calibration.readout == kept
+    assert (uq.calibration.custom_readout is not None) == callable(readout)
+    direct = sample(model, x, uq.calibration.rate, DRAWS, readout=readout)
+    assert_same_up_to_rounding(uq.predict(x).raw_variance, direct.variance)
 
 
 @pytest.mark.parametrize("options", [{}, {"method": Sampling(RATES, DRAWS)}], ids=["terms", "sample"])

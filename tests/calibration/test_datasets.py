@@ -98,20 +98,20 @@ def test_every_entry_point(net: nn.Module, rows: tuple[Tensor, Tensor], form: st
     uq = latedrop.calibrate(net, data, reference=data, batches=latedrop.Batches(16), progress=False)
     expected = plain.predict(rows[0])
     assert uq.calibration.rows == uq.calibration.terms.reference_rows == 40  # type: ignore[union-attr]
-    found = uq.predict(data)
-    assert_same_up_to_rounding(found.mean, expected.mean)
-    assert_same_up_to_rounding(found.std, expected.std)
-    assert_same_up_to_rounding(found.novelty, expected.novelty)
+    prediction = uq.predict(data)
+    assert_same_up_to_rounding(prediction.mean, expected.mean)
+    assert_same_up_to_rounding(prediction.std, expected.std)
+    assert_same_up_to_rounding(prediction.novelty, expected.novelty)
     both, target = uq.predict_labelled(data)
     assert_same_up_to_rounding(both.std, expected.std)
     assert torch.equal(target, rows[1])
-    ours, theirs = compare(both, target), compare(expected, rows[1])
-    assert ours[0].nll == pytest.approx(theirs[0].nll, rel=rounding())
+    ours, scores = compare(both, target), compare(expected, rows[1])
+    assert ours[0].nll == pytest.approx(scores[0].nll, rel=rounding())
     uq.batch_size = 16
     sizes = [len(part.mean) for part in uq.predict_batches(data)]
     assert sizes == [16, 16, 8]
-    held = uq.conformal(data).predict(rows[0]).interval(0.8)
-    assert_same_up_to_rounding(held, plain.conformal(rows).predict(rows[0]).interval(0.8))
+    ends = uq.conformal(data).predict(rows[0]).interval(0.8)
+    assert_same_up_to_rounding(ends, plain.conformal(rows).predict(rows[0]).interval(0.8))
 
 
 @pytest.mark.parametrize("form", FORMS)

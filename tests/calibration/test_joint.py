@@ -42,10 +42,10 @@ def test_coverage_is_what_the_level_says(joint: latedrop.JointPredictor) -> None
     p = joint.predict(x)
     for level in (0.5, 0.9):
         low, high = p.bands(level)
-        held = [p.region(level).contains(y), ((low <= y) & (y <= high)).all(1)]
+        memberships = [p.region(level).contains(y), ((low <= y) & (y <= high)).all(1)]
         # Of 200 rows that set the radius the coverage follows a beta distribution; of 4000 rows its share is binomial.
         error = math.sqrt(level * (1 - level) * (1 / 200 + 1 / 4000))
-        for inside in held:
+        for inside in memberships:
             assert abs(float(inside.double().mean()) - level) < 4 * error
 
 

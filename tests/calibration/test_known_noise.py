@@ -43,18 +43,16 @@ def rows(count: int, std: Callable[[Tensor], Tensor], seed: int, degrees: float 
 
 def calibrated(std: Callable[[Tensor], Tensor], degrees: float = math.inf) -> latedrop.Predictor:
     x, y = rows(600, std, 0, degrees)
-    found: latedrop.Predictor = latedrop.calibrate(
-        network(x, y), rows(500, std, 1, degrees), reference=x, progress=False
-    )
-    return found
+    uq: latedrop.Predictor = latedrop.calibrate(network(x, y), rows(500, std, 1, degrees), reference=x, progress=False)
+    return uq
 
 
 @pytest.mark.parametrize(("std", "correlation"), [(step, 0.9), (growing, 0.6)], ids=["step", "growing"])
 def test_noise_that_varies_is_found(std: Callable[[Tensor], Tensor], correlation: float) -> None:
     uq = calibrated(std)
-    found = uq.calibration.verdict
-    assert found is not None
-    assert found.better
+    verdict = uq.calibration.verdict
+    assert verdict is not None
+    assert verdict.better
     assert uq.calibration.terms is not None
     assert "forest" in uq.calibration.terms.choice
     x, y = rows(3000, std, 2)
@@ -87,9 +85,9 @@ def test_heavy_tails_are_seen() -> None:
     p = uq.predict(x)
     for level in (0.5, 0.9, 0.99):
         low, high = p.interval(level)
-        held = float(((low <= y) & (y <= high)).double().mean())
+        coverage = float(((low <= y) & (y <= high)).double().mean())
         # A quantile of 500 rows has a standard error of 0.022, 0.013 and 0.004; new rows add a third of that.
-        assert held == pytest.approx(level, abs={0.5: 0.07, 0.9: 0.04, 0.99: 0.015}[level])
+        assert coverage == pytest.approx(level, abs={0.5: 0.07, 0.9: 0.04, 0.99: 0.015}[level])
 
 
 def test_a_range_that_is_off_is_the_headline() -> None:
@@ -102,8 +100,8 @@ def test_a_range_that_is_off_is_the_headline() -> None:
     assert verdict.grade == "bad"
     assert verdict.slices
     test_x, test_y = rows(2000, step, 2)
-    found = judge(uq.predict(test_x), test_y, inputs={"age": test_x[:, 2]}).together.verdict
-    assert found is not None
-    assert found.grade == "bad"
-    assert any(part.by == "age" for part in found.slices)
-    assert "not everywhere" in found.sentence
+    together = judge(uq.predict(test_x), test_y, inputs={"age": test_x[:, 2]}).together.verdict
+    assert together is not None
+    assert together.grade == "bad"
+    assert any(part.by == "age" for part in together.slices)
+    assert "not everywhere" in together.sentence

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.named import load_model
 from latedrop.terms import VarianceHead
 from rounding import assert_same_up_to_rounding, rounding
@@ -84,21 +84,6 @@ def test_a_batch_whose_to_returns_nothing() -> None:
     torch.testing.assert_close(uq.predict(items).mean, model.net(X).detach())
 
 
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Linear(*size, dtype=torch.complex64) for size in ((3, 8), (8, 1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.b(torch.tanh(self.a(x.to(torch.complex64)))).real
-        return found
-
-
-def test_complex_weights() -> None:
-    with pytest.raises(SiteError, match=r"work on floating numbers; found quantised or complex ones, a\.weight"):
-        latedrop.calibrate(Complex(), (X, Y))
-
-
 def test_a_module_that_a_script_saved(tmp_path: Path) -> None:
     script = "import torch\nclass Net(torch.nn.Linear): pass\ntorch.save(Net(3, 1), PATH)\n"
     path = tmp_path / "net.pt"
@@ -116,34 +101,6 @@ def test_more_classes_than_rows_are_refused_at_the_first_batch() -> None:
     for rows in ((X, torch.arange(80)), torch.utils.data.DataLoader(data, batch_size=8)):
         with pytest.raises(DataError, match=r"at least as many validation rows as classes, 1000.*found 80"):
             latedrop.calibrate(model, rows, progress=False)
-
-
-def test_every_result_is_one_line() -> None:
-    numbers = latedrop.calibrate(mlp(), (X, Y), reference=X + 0.1, progress=False)
-    classes = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False)
-    images, pixels = torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4, 8, 8))
-    maps = latedrop.calibrate(
-        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)), (images, pixels), progress=False
-    )
-    for found in (
-        numbers,
-        numbers.calibration,
-        numbers.cross_validated,
-        numbers.predict(X),
-        numbers.detector(X),
-        numbers.detector(X)(X),
-        numbers.conformal((X + 0.1, Y)),
-        classes,
-        classes.calibration,
-        classes.cross_validated,
-        classes.predict(X),
-        maps.predict(images),
-        latedrop.sample(mlp(), X, 0.1, 5, keep_draws=True),
-        latedrop.linearize(mlp(), X),
-        classes.detector(X),
-    ):
-        assert len(repr(found).splitlines()) == 1, type(found)
-        assert len(repr(found)) < 500, type(found)
 
 
 def test_validation_rows_as_they_were_left_out() -> None:

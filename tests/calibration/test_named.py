@@ -106,8 +106,8 @@ class TestCode:
         load_model("user_code:build", untrained=True)
         trained = net()
         torch.save(trained.state_dict(), module / "own.pt")
-        found = load_model(f"user_loads:{name}")
-        assert torch.equal(found.state_dict()["first.weight"], trained.state_dict()["first.weight"])
+        model = load_model(f"user_loads:{name}")
+        assert torch.equal(model.state_dict()["first.weight"], trained.state_dict()["first.weight"])
 
     def test_weights_that_are_not_there_yet(self) -> None:
         with pytest.raises(ArgumentError, match="made twice, weight, bias came out different"):

@@ -39,11 +39,11 @@ def test_frames_in_frames_out(options: dict[str, Any]) -> None:
     assert uq.calibration.columns == {"inputs": tuple(NAMES), "targets": ("height", "width")}
     assert uq.calibration.output_names == ("height", "width")
     p = uq.predict(x[5:15])
-    found = p.to_pandas(0.8)
-    assert list(found.index) == list(x.index[5:15])
-    assert list(found.columns)[:8] == [f"{n}_{o}" for n in ("mean", "std", "low", "high") for o in ("height", "width")]
-    np.testing.assert_array_equal(found["std_width"], p.std[:, 1])  # moved, not computed
-    np.testing.assert_array_equal(found["high_height"], p.interval(0.8)[1][:, 0])
+    frame = p.to_pandas(0.8)
+    assert list(frame.index) == list(x.index[5:15])
+    assert list(frame.columns)[:8] == [f"{n}_{o}" for n in ("mean", "std", "low", "high") for o in ("height", "width")]
+    np.testing.assert_array_equal(frame["std_width"], p.std[:, 1])  # moved, not computed
+    np.testing.assert_array_equal(frame["high_height"], p.interval(0.8)[1][:, 0])
     one = latedrop.calibrate(network(1), (x, y["height"]), progress=False, **options).predict(x).to_pandas()
     assert list(one.columns)[:4] == ["mean", "std", "low", "high"]
     whole = np.concatenate([part.mean for part in uq.predict_batches([x[:20], x[20:]])])
@@ -95,8 +95,8 @@ def test_targets_in_tables_are_judged_in_any_order(target: Any) -> None:
     p, turned = uq.predict(x[50:]), y[50:][["width", "height"]]
     assert compare(p, turned) == compare(p, torch.tensor(y[50:].to_numpy()))
     assert verdict(p, turned) == verdict(p, torch.tensor(y[50:].to_numpy()))
-    found, expected = judge(p, turned).outputs, judge(p, torch.tensor(y[50:].to_numpy())).outputs
-    assert [(output.name, output.worst) for output in found] == [(output.name, output.worst) for output in expected]
+    judgement, expected = judge(p, turned).outputs, judge(p, torch.tensor(y[50:].to_numpy())).outputs
+    assert [(output.name, output.worst) for output in judgement] == [(output.name, output.worst) for output in expected]
 
 
 def test_names_that_stand_twice_are_no_names() -> None:
@@ -104,5 +104,5 @@ def test_names_that_stand_twice_are_no_names() -> None:
     x.columns, y.columns = ["a", "a", "b"], ["h", "h"]
     uq = latedrop.calibrate(model, (x, y), progress=False)
     assert uq.calibration.columns is None
-    found = uq.predict(x).to_pandas()
-    assert {"mean_0", "mean_1", "high_0", "high_1"} <= set(found.columns)
+    frame = uq.predict(x).to_pandas()
+    assert {"mean_0", "mean_1", "high_0", "high_1"} <= set(frame.columns)

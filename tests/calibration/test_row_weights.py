@@ -54,11 +54,11 @@ def test_scores_count_a_row_as_often_as_its_weight(seed: int, outputs: int, per_
     weights[0] = 1
     again = [repeated(part, weights) for part in (mean, variance, target)]
     for name in SCORES:
-        found = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=weights)
-        assert_same_doubles(found, getattr(metrics, name)(*again, per_output=per_output))
+        score = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=weights)
+        assert_same_doubles(score, getattr(metrics, name)(*again, per_output=per_output))
     for name in ("calibration_curve", "miscalibration_area", "balance"):
-        found = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=0.1 * weights)
-        assert_same_doubles(found, getattr(metrics, name)(*again, per_output=per_output))
+        score = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=0.1 * weights)
+        assert_same_doubles(score, getattr(metrics, name)(*again, per_output=per_output))
 
 
 @settings(deadline=None, max_examples=15)
@@ -174,8 +174,8 @@ def test_rows_of_weight_0_are_as_if_they_were_not_there(options: dict[str, Any])
     weights[1::4] = 2.0
     counted = weights > 0
     by_batch = [(x[:4], y[:4]), (x[4:5], y[4:5]), (x[5:], y[5:])]  # one of which has no row that counts
-    found = latedrop.calibrate(network(), by_batch, row_weights=weights, progress=False, **options)
+    uq = latedrop.calibrate(network(), by_batch, row_weights=weights, progress=False, **options)
     data = x[counted], y[counted]
     expected = latedrop.calibrate(network(), data, row_weights=weights[counted], progress=False, **options)
-    assert found.calibration.rows == int(counted.sum())
-    assert_same_doubles(found.predict(x).std, expected.predict(x).std)
+    assert uq.calibration.rows == int(counted.sum())
+    assert_same_doubles(uq.predict(x).std, expected.predict(x).std)

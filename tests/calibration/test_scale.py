@@ -53,9 +53,9 @@ def test_optimal_scale_is_the_numerical_minimum() -> None:
     mean, variance, target = make(300)
     scale = float(optimal_scale(mean, variance, target))
     e2, v = (target - mean).square().numpy(), variance.numpy()
-    found = optimize.minimize_scalar(lambda log: nll_of(e2, np.exp(log) * v), bounds=(-5, 5), options={"xatol": 1e-9})
-    assert math.log(scale) == pytest.approx(found.x, abs=1e-6)  # the search ends within 1e-9, where the cost is flat
-    assert nll_of(e2, scale * v) <= found.fun + 1e-12
+    best = optimize.minimize_scalar(lambda log: nll_of(e2, np.exp(log) * v), bounds=(-5, 5), options={"xatol": 1e-9})
+    assert math.log(scale) == pytest.approx(best.x, abs=1e-6)  # the search ends within 1e-9, where the cost is flat
+    assert nll_of(e2, scale * v) <= best.fun + 1e-12
 
 
 @quick
@@ -119,7 +119,7 @@ def test_fit_floor_is_as_good_as_a_general_optimiser(case: tuple[np.ndarray, np.
     assert scale >= 0
     assert floor >= 0
     starts = [(s * e2.mean() / variance.mean(), f * e2.mean()) for s in (1e-2, 10) for f in (1e-5, 1)]
-    found = min(
+    least = min(
         optimize.minimize(
             lambda log: nll_of(e2, np.exp(log[0]) * variance + np.exp(log[1])),
             np.log(start),
@@ -128,7 +128,7 @@ def test_fit_floor_is_as_good_as_a_general_optimiser(case: tuple[np.ndarray, np.
         ).fun
         for start in starts
     )
-    assert nll_of(e2, scale * variance + floor) <= found + 1e-6
+    assert nll_of(e2, scale * variance + floor) <= least + 1e-6
 
 
 def test_fit_floor_takes_rows_of_no_variance() -> None:

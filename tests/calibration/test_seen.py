@@ -43,14 +43,14 @@ def rows(seed: int, count: int = 60) -> tuple[Tensor, Tensor]:
 def test_the_share_is_estimated_from_few_marks(known: int, new: int, old: int, seed: int) -> None:
     dice = torch.Generator().manual_seed(seed)
     values = torch.randn(known + new, 2, generator=dice)
-    kept = sketch(marks_of(values[:known, :1], values[:known, 1:]))
-    assert len(kept) <= 256 * 16
+    marks = sketch(marks_of(values[:known, :1], values[:known, 1:]))
+    assert len(marks) <= 256 * 16
     tried = torch.cat([values[:known][:old], values[known:]])
-    share = share_seen(kept, marks_of(tried[:, :1], tried[:, 1:]))
+    share = share_seen(marks, marks_of(tried[:, :1], tried[:, 1:]))
     if share:
-        told = min(1.0, 256 / known) * len(tried)
+        expected_marks = min(1.0, 256 / known) * len(tried)
         exact = min(old, known) / len(tried)
-        assert abs(share - exact) < 5 * (0.25 / told) ** 0.5 + 1e-9
+        assert abs(share - exact) < 5 * (0.25 / expected_marks) ** 0.5 + 1e-9
 
 
 def test_rounding_in_the_last_digits_does_not_matter() -> None:

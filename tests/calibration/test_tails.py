@@ -29,10 +29,10 @@ def test_quantiles_and_shares_are_those_of_scipy(nu: float) -> None:
 @pytest.mark.parametrize("nu", DEGREES)
 def test_likelihood_and_variance_are_those_of_scipy(nu: float) -> None:
     error, variance = torch.linspace(-9, 9, 31), torch.linspace(0.1, 4, 31)
-    found = Tail(nu, 0.8).nll(error, variance)
+    nll = Tail(nu, 0.8).nll(error, variance)
     z = error.double() / (0.8 * variance.double().sqrt())
     expected = -reference(nu).logpdf(z.numpy()) + np.log(0.8 * variance.double().sqrt().numpy())
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(nll, expected, rtol=1e-10)
     assert Tail(nu, 0.8).variance == pytest.approx(0.64 * reference(nu).var())
 
 
@@ -43,8 +43,8 @@ def test_crps_is_the_integral_of_the_squared_difference(nu: float, error: float)
     cdf = reference(nu).cdf
     below = integrate.quad(lambda y: cdf(y / width) ** 2, -math.inf, error, epsabs=1e-12, limit=200)[0]
     above = integrate.quad(lambda y: (1 - cdf(y / width)) ** 2, error, math.inf, epsabs=1e-12, limit=200)[0]
-    found = Tail(nu, 0.8).crps(torch.tensor([error]), torch.tensor([2.5]))
-    assert float(found) == pytest.approx(below + above, rel=1e-6)
+    crps = Tail(nu, 0.8).crps(torch.tensor([error]), torch.tensor([2.5]))
+    assert float(crps) == pytest.approx(below + above, rel=1e-6)
 
 
 def test_no_other_scale_and_degree_is_more_likely() -> None:
@@ -57,14 +57,6 @@ def test_no_other_scale_and_degree_is_more_likely() -> None:
     assert all(cost(tail.nu, 1) < cost(tail.nu, factor) for factor in (0.99, 1.01))
     factors = np.geomspace(0.5, 2, 60)
     assert all(cost(tail.nu, 1) < cost(nu, factor) for nu in DEGREES if nu != tail.nu for factor in factors)
-
-
-def test_heavy_tails_are_seen_and_gaussian_ones_are_not_made_heavy() -> None:
-    heavy = torch.from_numpy(stats.t(3).rvs(3000, random_state=0))
-    light = torch.from_numpy(np.random.default_rng(0).normal(size=3000))
-    assert fit_tail(heavy).nu <= 5
-    assert fit_tail(light).nu >= 20
-    assert fit_tail(light).variance == pytest.approx(1, abs=0.1)
 
 
 def test_few_rows_have_as_many_degrees_however_many_entries_they_have() -> None:

@@ -94,10 +94,10 @@ def test_targets_whose_squares_overflow(size: float) -> None:
         as_output(torch.zeros(60, 1), y.double() * size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LatedropWarning)
-        found = latedrop.calibrate(
+        uq = latedrop.calibrate(
             Sum().double(), (x.double(), y.double() * size), method=latedrop.Sampling(rates=[0.1], draws=5)
         )
-    assert found.calibration.scales[0] > 0
+    assert uq.calibration.scales[0] > 0
     prediction = calibrated(Sum(), y).predict(x)
     with pytest.raises(DataError, match=message):
         compare(prediction, y.double() * size)

@@ -75,17 +75,17 @@ def test_standardized_is_the_same_prediction_in_another_unit(options: dict[str, 
     a, b = plain.predict(x), unit.predict(x)
     assert_same_doubles(b.mean, a.mean * 50 + 200)
     assert_same_doubles(b.std, a.std * 50)
-    for mine, theirs in zip(b.interval(0.8), a.interval(0.8), strict=True):
-        assert_same_doubles(mine, theirs * 50 + 200)
-    for mine, theirs in zip(compare(b, t * 50 + 200), compare(a, t), strict=True):
-        assert mine.label == theirs.label
-        assert (mine.rmse, mine.width) == pytest.approx((50 * theirs.rmse, 50 * theirs.width))
-        assert mine.nll == pytest.approx((theirs.nll or 0) + math.log(50))
+    for mine, plain_row in zip(b.interval(0.8), a.interval(0.8), strict=True):
+        assert_same_doubles(mine, plain_row * 50 + 200)
+    for mine, plain_row in zip(compare(b, t * 50 + 200), compare(a, t), strict=True):
+        assert mine.label == plain_row.label
+        assert (mine.rmse, mine.width) == pytest.approx((50 * plain_row.rmse, 50 * plain_row.width))
+        assert mine.nll == pytest.approx((plain_row.nll or 0) + math.log(50))
         assert (mine.coverage, mine.ma, mine.correlation) == pytest.approx(
-            (theirs.coverage, theirs.ma, theirs.correlation)
+            (plain_row.coverage, plain_row.ma, plain_row.correlation)
         )
-    mine, theirs = unit.calibration.table[0], plain.calibration.table[0]
-    assert (mine.rmse, mine.nll_scaled) == pytest.approx((50 * theirs.rmse, theirs.nll_scaled + math.log(50)))
+    mine, plain_row = unit.calibration.table[0], plain.calibration.table[0]
+    assert (mine.rmse, mine.nll_scaled) == pytest.approx((50 * plain_row.rmse, plain_row.nll_scaled + math.log(50)))
     assert str(verdict(b, t * 50 + 200)) == str(verdict(a, t))
     assert unit.explain(x[:1]).mean == pytest.approx(plain.explain(x[:1]).mean * 50 + 200)
     assert unit.explain(x[:1]).sites == pytest.approx(plain.explain(x[:1]).sites)
@@ -97,15 +97,15 @@ def test_log_predicts_log_normals(options: dict[str, Any]) -> None:
     x, t = rows(model)
     uq = calibrated(model, t.exp(), Log(), **options)
     x, t = others(model)
-    found = uq.predict(x)
-    plain = found.in_model_unit()
+    prediction = uq.predict(x)
+    plain = prediction.in_model_unit()
     exact = stats.lognorm(plain.std.numpy(), scale=np.exp(plain.mean.numpy()))
-    assert_same_doubles(found.mean, exact.mean())
-    assert_same_doubles(found.std, exact.std())
-    assert_same_doubles(found.quantile([0.1, 0.5]), [exact.ppf(0.1), exact.ppf(0.5)])
+    assert_same_doubles(prediction.mean, exact.mean())
+    assert_same_doubles(prediction.std, exact.std())
+    assert_same_doubles(prediction.quantile([0.1, 0.5]), [exact.ppf(0.1), exact.ppf(0.5)])
     nll = -exact.logpdf(t.exp().numpy()).mean()
-    assert likelihood(found, t.exp()) == pytest.approx(nll)
-    assert compare(found, t.exp())[0 if options["method"] is TERMS else 1].nll == pytest.approx(nll)
+    assert likelihood(prediction, t.exp()) == pytest.approx(nll)
+    assert compare(prediction, t.exp())[0 if options["method"] is TERMS else 1].nll == pytest.approx(nll)
 
 
 @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
@@ -120,8 +120,8 @@ def test_fitted_intervals_are_transformed(unit: Transform, kind: str) -> None:
     uq, bare = calibrated(model, unit.inverse(t), unit, **options), calibrated(model, t, None, **options)
     if kind == "conformal":
         uq, bare = uq.conformal((x[:40], unit.inverse(t)[:40])), bare.conformal((x[:40], t[:40]))
-    found, plain = uq.predict(x), bare.predict(x)
-    for mine, theirs in zip(found.interval(0.8), plain.interval(0.8), strict=True):
+    prediction, plain = uq.predict(x), bare.predict(x)
+    for mine, theirs in zip(prediction.interval(0.8), plain.interval(0.8), strict=True):
         assert_same_doubles(mine, unit.inverse(theirs))
 
 

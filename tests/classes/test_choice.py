@@ -47,9 +47,9 @@ def test_without_a_guard_one_temperature_is_left() -> None:
 
 @pytest.mark.parametrize(("shift", "taken"), [(1e-5, False), (1e-3, False), (0.1, True)])
 def test_draws_must_gain_a_thousandth_of_a_nat(shift: float, taken: bool) -> None:
-    found = rows(0.3)
-    better = found.logits + shift * torch.nn.functional.one_hot(found.labels, 3)  # in every row, by the same
-    picked = chosen(replace(found, drawn={0.1: better.expand(4, -1, -1)}), guard=False)
+    measured = rows(0.3)
+    better = measured.logits + shift * torch.nn.functional.one_hot(measured.labels, 3)  # in every row, by the same
+    picked = chosen(replace(measured, drawn={0.1: better.expand(4, -1, -1)}), guard=False)
     draws = next(each for each in picked.candidates if each.name == "draws at rate 0.1")
     assert draws.gain > draws.gain_error
     assert (draws.gain > 1e-3, picked.name == draws.name) == (taken, taken)

@@ -36,8 +36,8 @@ def test_likelihood_accuracy_and_brier(k: int) -> None:
 def test_calibration_error(norm: str) -> None:
     torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     p, y = _case()
-    theirs = torchmetrics.multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm=norm)
-    assert float(metrics.ece(p, y)) == pytest.approx(float(theirs), rel=rounding(terms=1))
+    expected = torchmetrics.multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm=norm)
+    assert float(metrics.ece(p, y)) == pytest.approx(float(expected), rel=rounding(terms=1))
 
 
 def test_bins_of_equal_mass_by_hand() -> None:
@@ -71,8 +71,8 @@ def test_detection_scores() -> None:
     up, down = np.round(rng.normal(1, 1, 300), 1), np.round(rng.normal(0, 1, 500), 1)  # with ties
     truth, score = np.r_[np.ones(300), np.zeros(500)], np.r_[up, down]
     assert float(metrics.aupr(up, down)) == pytest.approx(sklearn_metrics.average_precision_score(truth, score))
-    found = auroc(score, truth.astype(bool))
-    assert float(found) == pytest.approx(sklearn_metrics.roc_auc_score(truth, score))
+    area = auroc(score, truth.astype(bool))
+    assert float(area) == pytest.approx(sklearn_metrics.roc_auc_score(truth, score))
     fpr, tpr, _ = sklearn_metrics.roc_curve(truth, score, drop_intermediate=False)
     assert float(metrics.fpr_at(up, down)) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
 

@@ -47,9 +47,9 @@ def digits() -> tuple[nn.Module, Parts]:
 @pytest.fixture(scope="module")
 def uq(digits: tuple[nn.Module, Parts]) -> ClassPredictor:
     net, parts = digits
-    found = latedrop.calibrate(net, parts["val"], reference=parts["train"][0], progress=False)
-    assert isinstance(found, ClassPredictor)
-    return found
+    uq = latedrop.calibrate(net, parts["val"], reference=parts["train"][0], progress=False)
+    assert isinstance(uq, ClassPredictor)
+    return uq
 
 
 class TestDigits:
@@ -78,9 +78,9 @@ class TestDigits:
         members = uq.conformal(digits[1]["held"]).predict(x).prediction_set(0.9)
         assert float(metrics.set_coverage(members, y)) > 0.9 - 3 * (0.09 / len(y)) ** 0.5 - 3 * (0.09 / 400) ** 0.5
         ruled = uq.reject(digits[1]["held"], risk=0.05)
-        kept = ruled.predict(x).kept()
+        sure = ruled.predict(x).kept()
         assert 0 < ruled.calibration.rule.kept <= 1
-        assert float((uq.predict(x).label != y)[kept].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
+        assert float((uq.predict(x).label != y)[sure].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -104,8 +104,8 @@ def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
         nn.functional.binary_cross_entropy_with_logits(net(x[:200]).flatten(), y[:200].float()).backward()
         optimiser.step()
     net.eval()
-    found = latedrop.calibrate(net, (x[200:], y[200:].float()), task="classification", progress=False)
-    p = found.predict(x[:50])
+    uq = latedrop.calibrate(net, (x[200:], y[200:].float()), task="classification", progress=False)
+    p = uq.predict(x[:50])
     assert p.probabilities.shape == (50, 2)
     assert float((p.label == y[:50]).double().mean()) > 0.7
     with pytest.warns(LatedropWarning, match="all 0 or 1"):

@@ -39,9 +39,9 @@ def case(factor: float = 3.0, classes: int = 3, seed: int = 0) -> tuple[nn.Modul
 
 
 def calibrated(*args: Any, **options: Any) -> ClassPredictor:
-    found = latedrop.calibrate(*args, progress=False, **options)
-    assert isinstance(found, ClassPredictor)
-    return found
+    uq = latedrop.calibrate(*args, progress=False, **options)
+    assert isinstance(uq, ClassPredictor)
+    return uq
 
 
 def same(one: Any, other: Any) -> None:
@@ -74,9 +74,9 @@ def test_logits_of_any_size_come_back_from_a_file(factor: float, tmp_path: Path)
     model, x, y = case(factor)
     uq = calibrated(model, (x, y))
     uq.save(tmp_path / "uq.json")
-    found = latedrop.load(tmp_path / "uq.json", model).predict(x)
-    same(found, uq.predict(x))
-    assert bool(found.probabilities.isfinite().all())
+    prediction = latedrop.load(tmp_path / "uq.json", model).predict(x)
+    same(prediction, uq.predict(x))
+    assert bool(prediction.probabilities.isfinite().all())
 
 
 @pytest.mark.parametrize("classes", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (3, 20))])
@@ -101,9 +101,9 @@ def test_a_sigmoid_is_refused(size: int) -> None:
     ended, loader = nn.Sequential(model, nn.Sigmoid()), DataLoader(TensorDataset(x, y), batch_size=size)
     with pytest.raises(OutputError, match="before a sigmoid"):
         calibrated(ended, loader, task="classification")
-    found = calibrated(ended, (x, y), task="classification", readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit())
+    uq = calibrated(ended, (x, y), task="classification", readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit())
     expected = calibrated(model, (x, y), task="classification")
-    assert_same_up_to_rounding(found.predict(x).probabilities, expected.predict(x).probabilities)
+    assert_same_up_to_rounding(uq.predict(x).probabilities, expected.predict(x).probabilities)
 
 
 def test_small_logits_of_one_sign_are_no_probabilities() -> None:

@@ -55,9 +55,9 @@ def net() -> Net:
 
 @pytest.fixture(scope="module")
 def uq(net: Net) -> latedrop.ClassPredictor:
-    found = latedrop.calibrate(net, scenes(40, seed=2), task=latedrop.Classification(ignore_index=VOID), progress=False)
-    assert isinstance(found, latedrop.ClassPredictor)
-    return found
+    uq = latedrop.calibrate(net, scenes(40, seed=2), task=latedrop.Classification(ignore_index=VOID), progress=False)
+    assert isinstance(uq, latedrop.ClassPredictor)
+    return uq
 
 
 def nll(logs: Tensor, y: Tensor) -> float:
@@ -128,12 +128,12 @@ def test_saved_and_loaded(uq: latedrop.ClassPredictor, net: Net, tmp_path: Path)
 def test_draws_of_maps(net: Net) -> None:
     x, y = scenes(12, seed=8)
     task, method = latedrop.Classification(ignore_index=VOID), latedrop.Sampling(rates=[0.02], draws=4)
-    found = latedrop.calibrate(net, (x, y), method=method, task=task, progress=False)
-    assert "leverage + draws at rate 0.02" in [candidate.name for candidate in found.calibration.candidates]
-    used = found._with(replace(found.calibration, rate=0.02, draws=4))
-    outputs = latedrop.sample(net, x[:2], 0.02, 4, sites=found.calibration.sites, keep_draws=True).outputs
+    uq = latedrop.calibrate(net, (x, y), method=method, task=task, progress=False)
+    assert "leverage + draws at rate 0.02" in [candidate.name for candidate in uq.calibration.candidates]
+    used = uq._with(replace(uq.calibration, rate=0.02, draws=4))
+    outputs = latedrop.sample(net, x[:2], 0.02, 4, sites=uq.calibration.sites, keep_draws=True).outputs
     p = used.predict(x[:2])
-    t = found.calibration.fit.temperatures(p.novelty, p.logits).reshape(-1, 1, 1, 1)
+    t = uq.calibration.fit.temperatures(p.novelty, p.logits).reshape(-1, 1, 1, 1)
     assert_same_up_to_rounding(p.probabilities, torch.softmax(torch.as_tensor(outputs) / t, 2).mean(0))
 
 

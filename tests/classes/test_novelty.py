@@ -23,22 +23,22 @@ def made(classes: int = 3, rows: int = 200, seed: int = 0) -> tuple[nn.Module, T
 
 
 def calibrated(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> latedrop.ClassPredictor:
-    found = latedrop.calibrate(model, (x, y), task="classification", progress=False, **options)
-    assert isinstance(found, latedrop.ClassPredictor)
-    return found
+    uq = latedrop.calibrate(model, (x, y), task="classification", progress=False, **options)
+    assert isinstance(uq, latedrop.ClassPredictor)
+    return uq
 
 
 def gradients(model: nn.Module, x: Tensor) -> Tensor:
     """`h · dz/dh` of the likeliest class at both sites, row by row, by autograd alone."""
-    found = []
+    vectors = []
     for row in x.split(1):
         first = model[1](model[0](row)).detach().requires_grad_()
         second = model[3](model[2](first))
         z = model[4](second)
         scalar = z.abs().sum() if z.shape[1] == 1 else z.max()
         parts = torch.autograd.grad(scalar, [first, second])
-        found.append(torch.cat([first * parts[0], second * parts[1]], 1).detach())
-    return torch.cat(found)
+        vectors.append(torch.cat([first * parts[0], second * parts[1]], 1).detach())
+    return torch.cat(vectors)
 
 
 def features(model: nn.Module, x: Tensor) -> Tensor:
@@ -93,15 +93,15 @@ def test_classes_never_seen_are_told_where_features_do_not() -> None:
     labels = y[y < 7]
     net = mlp(64, 64, 64, 7, act=nn.ReLU)
     trained(net, seen[:600], labels[:600], 200, 3e-3, nn.functional.cross_entropy)
-    found = {}
+    areas = {}
     for name in ("leverage", "gradients"):
         uq = calibrated(net, seen[600:900], labels[600:900], reference=seen[:600], method=latedrop.Terms([name]))
         usual, novel = uq.predict(seen[900:]).novelty, uq.predict(unseen).novelty
         assert usual is not None
         assert novel is not None
-        found[name] = float(auroc(torch.cat([novel, usual]), torch.arange(len(novel) + len(usual)) < len(novel)))
-    assert found["gradients"] > 0.9
-    assert found["gradients"] > found["leverage"] + 0.1
+        areas[name] = float(auroc(torch.cat([novel, usual]), torch.arange(len(novel) + len(usual)) < len(novel)))
+    assert areas["gradients"] > 0.9
+    assert areas["gradients"] > areas["leverage"] + 0.1
 
 
 class Detached(nn.Module):

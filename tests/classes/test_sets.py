@@ -27,18 +27,18 @@ def _rows(n: int, seed: int, k: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
 def test_sets_hold_the_label_as_often_as_they_say(score: Score) -> None:
-    level, n, held = 0.8, 60, []
+    level, n, shares = 0.8, 60, []
     for seed in range(300):
         p, y = _rows(n + 20, seed)
         members = ClassSets.fit(p[:n], y[:n], score, per_class=False).members(p[n:], level)
-        held.append(float(members.gather(1, y[n:, None]).double().mean()))
-    share, error = torch.tensor(held).mean(), torch.tensor(held).std() / 300**0.5
+        shares.append(float(members.gather(1, y[n:, None]).double().mean()))
+    share, error = torch.tensor(shares).mean(), torch.tensor(shares).std() / 300**0.5
     # At least the level, and at most 1 / (n + 1) above it, as scores hardly tie.
     assert level - 3 * error <= share <= level + 1 / (n + 1) + 3 * error
 
 
 def test_sets_per_class_hold_every_class() -> None:
-    held: dict[int, list[float]] = {k: [] for k in range(3)}
+    by_class: dict[int, list[float]] = {k: [] for k in range(3)}
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         y = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 400, replacement=True, generator=generator)
@@ -47,8 +47,8 @@ def test_sets_per_class_hold_every_class() -> None:
         members = ClassSets.fit(p[:300], y[:300], "lac", per_class=True).members(p[300:], 0.8)
         for k in range(3):
             inside = members[y[300:] == k, k].double()
-            held[k] += [float(inside.mean())] if len(inside) else []
-    for shares in held.values():
+            by_class[k] += [float(inside.mean())] if len(inside) else []
+    for shares in by_class.values():
         values = torch.tensor(shares)
         assert float(values.mean()) > 0.8 - 3 * float(values.std() / len(values) ** 0.5)
 
@@ -83,11 +83,11 @@ def test_sets_per_class_need_every_class_when_they_are_made() -> None:
 
 def test_aps_by_hand() -> None:
     p = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
-    (found,) = scores_of(p, "aps").tolist()
-    u = found[1] / 0.5
+    (scores,) = scores_of(p, "aps").tolist()
+    u = scores[1] / 0.5
     assert 0 <= u <= 1
-    assert found[2] == pytest.approx(0.5 + u * 0.3)
-    assert found[0] == pytest.approx(0.8 + u * 0.2)
+    assert scores[2] == pytest.approx(0.5 + u * 0.3)
+    assert scores[0] == pytest.approx(0.8 + u * 0.2)
 
 
 def test_the_test_is_clopper_and_pearsons() -> None:
@@ -100,16 +100,16 @@ def test_the_test_is_clopper_and_pearsons() -> None:
 
 
 def test_rejection_keeps_its_risk_in_repeated_trials() -> None:
-    risk, broken, kept = 0.2, 0, 0
+    risk, broken, trials = 0.2, 0, 0
     fresh, labels = _rows(200_000, 10_000)
     sure, wrong = fresh.amax(1), fresh.argmax(1) != labels
     for seed in range(200):
         p, y = _rows(800, seed)
         rule = rejection(p.amax(1), p.argmax(1) == y, risk, 0.9)
         keep = sure >= rule.threshold
-        kept += int(keep.any())
+        trials += int(keep.any())
         broken += bool(keep.any()) and float(wrong[keep].double().mean()) > risk
-    assert kept > 100
+    assert trials > 100
     assert broken <= 0.1 * 200 + 3 * (0.1 * 0.9 * 200) ** 0.5
 
 
@@ -125,7 +125,7 @@ def test_a_rule_is_kept_with_the_calibration(tmp_path: Path) -> None:
     assert "kept" not in uq.predict(x).to_dict()
     ruled = uq.reject((x[200:], y[200:]), risk=0.3)
     ruled.save(tmp_path / "c.json")
-    found = latedrop.load(tmp_path / "c.json", model).predict(x)
-    assert isinstance(found, latedrop.ClassPrediction)
-    assert torch.equal(found.kept(), ruled.predict(x).kept())
-    assert torch.equal(found.to_dict()["kept"], found.kept())
+    prediction = latedrop.load(tmp_path / "c.json", model).predict(x)
+    assert isinstance(prediction, latedrop.ClassPrediction)
+    assert torch.equal(prediction.kept(), ruled.predict(x).kept())
+    assert torch.equal(prediction.to_dict()["kept"], prediction.kept())

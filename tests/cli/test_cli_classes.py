@@ -120,11 +120,11 @@ def record_in(path: str) -> ClassCalibration:
 
 def test_text_labels_keep_their_names(call: Run) -> None:
     code, out, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", "--json")
-    found, record = json.loads(out), record_in("cal.json")
-    assert (code, err, record.names, found["names"]) == (0, "", NAMES, list(NAMES))
-    assert (found["task"], found["rows"], found["files"]) == ("classification", 80, ["cal.json"])
+    answer, record = json.loads(out), record_in("cal.json")
+    assert (code, err, record.names, answer["names"]) == (0, "", NAMES, list(NAMES))
+    assert (answer["task"], answer["rows"], answer["files"]) == ("classification", 80, ["cal.json"])
     assert record.columns == {"inputs": ("a", "b", "c", "d"), "targets": ("kind",)}
-    assert found["verdict"]["text"] == str(record.verdict)
+    assert answer["verdict"]["text"] == str(record.verdict)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_the_same_labels_in_any_form(call: Run, file: str, target: str) -> None:
     expected = latedrop.calibrate(
         sys.modules["user_classes"].net(), rows, method=latedrop.Terms(["leverage"]), progress=False
     ).calibration
-    found = record_in("cal.json")
-    assert found.fit.temperature == pytest.approx(expected.fit.temperature, rel=rounding())
-    assert found.names == (() if target in ("code", "y") else NAMES)
+    record = record_in("cal.json")
+    assert record.fit.temperature == pytest.approx(expected.fit.temperature, rel=rounding())
+    assert record.names == (() if target in ("code", "y") else NAMES)
 
 
 def test_names_say_the_order_of_the_outputs(call: Run) -> None:
@@ -192,15 +192,15 @@ def test_a_rule_and_a_detector(call: Run, end: str) -> None:
     assert code == 0
     if end == "csv":
         rows = rows_of("out.csv")
-        kept, p = [row["kept"] == "True" for row in rows], [float(row["p_value"] or "nan") for row in rows]
+        sure, p = [row["kept"] == "True" for row in rows], [float(row["p_value"] or "nan") for row in rows]
     else:
-        found = np.load("out.npz") if end == "npz" else pytest.importorskip("pandas").read_parquet("out.parquet")
-        kept, p = found["kept"].tolist(), found["p_value"].tolist()
+        columns = np.load("out.npz") if end == "npz" else pytest.importorskip("pandas").read_parquet("out.parquet")
+        sure, p = columns["kept"].tolist(), columns["p_value"].tolist()
     uq = latedrop.load("cal.json", sys.modules["user_classes"].net())
     with np.load("test.npz") as arrays:
         expected = uq.predict(arrays["x"]).kept()
-    assert kept[:2] == expected[:2].tolist()
-    assert (kept[2], np.isnan(p[2])) == (False, True)
+    assert sure[:2] == expected[:2].tolist()
+    assert (sure[2], np.isnan(p[2])) == (False, True)
     assert 0 < min(value for value in p if value == value) == p[4] < 0.2
     code, out, _ = call("evaluate", "user_classes:net", "cal.json", "--data", "test.csv", "--require", "kept>=2")
     assert (code, "Does the rule hold?" in out) == (3, True)
@@ -251,12 +251,12 @@ def test_evaluate(call: Run, calibrated: str) -> None:
     assert "user_classes:net on test.csv" in page
     assert "owl, snowy" in page
     code, out, _ = call(*evaluate, "--json", "--level", "0.8")
-    found = json.loads(out)
-    assert (code, found["rows"], found["dropped"], found["sets"]["level"]) == (0, 80, 0, 0.8)
+    record = json.loads(out)
+    assert (code, record["rows"], record["dropped"], record["sets"]["level"]) == (0, 80, 0, 0.8)
     assert {"accuracy", "nll", "brier", "ece", "classwise_ece", "gain", "coverage80", "size80"} <= set(
-        found["measures"]
+        record["measures"]
     )
-    assert [row["label"] for row in found["scores"]][-1] == "the model's softmax"
+    assert [row["label"] for row in record["scores"]][-1] == "the model's softmax"
 
 
 def test_requirements(call: Run, calibrated: str) -> None:

@@ -2,21 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import latedrop
 from held import Held
-from latedrop.cli import tables
-from latedrop.cli.feed import Places, Source, TableBatches, check_kept
+from latedrop.cli.feed import Source, check_kept
 from latedrop.cli.predicting import predicted
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError
 from latedrop.prediction.predictor import Predictor
 
 
@@ -119,51 +117,6 @@ class TestPredicted:
         )
         assert {value.dtype for value in (*first.values(), *second.values())} == {np.dtype(np.float64)}
         assert first["low"].shape == second["low"].shape == (2, 2)
-
-
-class TestBatches:
-    def test_halves(self, uq: Predictor, tmp_path: Path) -> None:
-        source = Source.of(csv_file(tmp_path, 200), ["b", "a"], ["y"])
-
-        def rows(part: str, seed: int, size: int = 30) -> list[float]:
-            return np.concatenate([y for _, y in TableBatches(source, uq.model, size, False, part, seed)]).tolist()
-
-        fit, held = rows("fit", 0), rows("held", 0)
-        assert sorted(fit + held) == list(range(200))
-        assert 60 < len(fit) < 140
-        assert rows("fit", 0, size=7) == fit
-        assert rows("fit", 1) != fit
-
-    def test_no_rows(self, uq: Predictor, tmp_path: Path) -> None:
-        source = Source.of(csv_file(tmp_path, 0), ["b", "a"], ["y"])
-        with pytest.raises(DataError, match=r"expected rows to evaluate in .*found none"), source.explained():
-            uq.predict_labelled(TableBatches(source, uq.model))
-        with pytest.raises(DataError, match=r"expected rows to run the model on in .*found none"):
-            source.example(uq.model)
-
-
-class TestSource:
-    def test_several_arrays(self, tmp_path: Path) -> None:
-        class Add(nn.Module):
-            def forward(self, left: Tensor, right: Tensor) -> Tensor:
-                return left - right
-
-        np.savez(tmp_path / "data.npz", right=np.ones((3, 1)), left=np.zeros((3, 1)))
-        x: Any = Source.of(str(tmp_path / "data.npz"), ["right", "left"]).example(Add())
-        assert {name: value.tolist() for name, value in x.items()} == {"right": [[1]] * 3, "left": [[0]] * 3}
-
-
-def test_places() -> None:
-    def some(first: int, bad: set[int]) -> tables.Rows:
-        places = range(first, first + 4)
-        return tables.Rows(places, np.zeros((4, 1)), None, {}, np.array([place not in bad for place in places]))
-
-    found = Places("line").add(some(2, {3}))
-    assert str(found) == "line 3"
-    assert str(found.add(some(6, {6, 9}))) == "lines 3, 6, 9"
-    assert str(found.add(some(10, {10, 11, 12}))) == "lines 3, 6, 9, 10, 11, ..."
-    assert found.count == 6
-    assert str(Places("index").add(some(0, {0, 1}))) == "indices 0, 1"
 
 
 def test_two_columns_of_one_name_are_refused() -> None:

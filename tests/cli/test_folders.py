@@ -65,9 +65,9 @@ def test_arrays_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     for index in range(2):
         np.savez(tmp_path / "rows" / f"{index}.npz", x=np.full((3, 2), index), y=np.arange(3.0))
-    found = list(read_batches(open_table(str(tmp_path / "rows")), Columns(("x",), ("y",)), 2))
-    assert [list(rows.places) for rows in found][:2] == [["0.npz:0", "0.npz:1"], ["0.npz:2"]]
-    assert np.concatenate([rows.inputs["x"] for rows in found]).sum() == 6  # type: ignore[call-overload]
+    batches = list(read_batches(open_table(str(tmp_path / "rows")), Columns(("x",), ("y",)), 2))
+    assert [list(rows.places) for rows in batches][:2] == [["0.npz:0", "0.npz:1"], ["0.npz:2"]]
+    assert np.concatenate([rows.inputs["x"] for rows in batches]).sum() == 6  # type: ignore[call-overload]
 
 
 def test_a_place_names_the_file(tmp_path: Path) -> None:

@@ -189,8 +189,8 @@ def test_the_formula() -> None:
 @pytest.mark.skipif(bool(missing("timm", "torchvision")), reason="needs timm and torchvision")
 def test_the_transform_of_a_model_of_timm() -> None:
     image = Image.fromarray(np.zeros((300, 400, 3), np.uint8))
-    found = image_transform("timm:resnet18")(image)
-    assert found.shape == (3, 224, 224)
-    assert_same_up_to_rounding(found[:, 0, 0], [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225])
+    pixels = image_transform("timm:resnet18")(image)
+    assert pixels.shape == (3, 224, 224)
+    assert_same_up_to_rounding(pixels[:, 0, 0], [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225])
     with pytest.raises(ArgumentError, match="expected a model of timm in --transform timm:resnet19x"):
         image_transform("timm:resnet19x")

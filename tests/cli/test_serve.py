@@ -73,10 +73,10 @@ def test_an_onnx_file_is_served_alone(
     assert code == 0, err
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     with TestClient(apps[0], "http://localhost:8000", client=("127.0.0.1", 5)) as client:
-        found = client.post("/predict", json={"rows": rows.tolist(), "level": 0.8}).json()
+        answer = client.post("/predict", json={"rows": rows.tolist(), "level": 0.8}).json()
     expected = uq.predict(rows)
-    assert_same_up_to_rounding(found["mean"], expected.mean.numpy())
-    assert_same_up_to_rounding(found["low"], expected.interval(0.8)[0].numpy())
+    assert_same_up_to_rounding(answer["mean"], expected.mean.numpy())
+    assert_same_up_to_rounding(answer["low"], expected.interval(0.8)[0].numpy())
     for wrong in ([str(file), "cal.json"], ["served_code:served"]):
         code, _, err = call("serve", *wrong)
         assert code == 2
@@ -131,8 +131,8 @@ def test_inputs_go_by_their_names_and_kinds(
     with TestClient(apps[0], "http://localhost:8000", client=("127.0.0.1", 5)) as client:
         given = {"x": x[:4].tolist(), "more": more[:4].tolist()}
         for order in (["x", "more"], ["more", "x"]):
-            found = client.post("/predict", json={"inputs": {name: given[name] for name in order}}).json()
-            assert_same_up_to_rounding(found["std"], wanted)
+            body = client.post("/predict", json={"inputs": {name: given[name] for name in order}}).json()
+            assert_same_up_to_rounding(body["std"], wanted)
         for wrong in ({"x": given["x"], "other": given["more"]}, {"other": given["x"]}):
             answer = client.post("/predict", json={"inputs": wrong})
             assert answer.status_code == 422

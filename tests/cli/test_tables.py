@@ -42,12 +42,12 @@ class TestCsv:
         assert (table.arrays, table.count, table.unit) == (False, None, "line")
 
     def test_rows_in_order_in_batches(self, tmp_path: Path) -> None:
-        found = rows_of(csv_file(tmp_path), Columns(("b", "a"), ("y",), ("id",)))
-        assert [len(rows) for rows in found] == [2, 1]
-        assert found[0].inputs.tolist() == [[2, 1], [5, 4]]  # type: ignore[union-attr]
-        assert found[0].target.tolist() == [3, 6]  # type: ignore[union-attr]
-        assert found[0].kept["id"].to_pylist() == ["r0", "r1"]
-        assert [list(rows.places) for rows in found] == [[2, 3], [4]]
+        lines = rows_of(csv_file(tmp_path), Columns(("b", "a"), ("y",), ("id",)))
+        assert [len(rows) for rows in lines] == [2, 1]
+        assert lines[0].inputs.tolist() == [[2, 1], [5, 4]]  # type: ignore[union-attr]
+        assert lines[0].target.tolist() == [3, 6]  # type: ignore[union-attr]
+        assert lines[0].kept["id"].to_pylist() == ["r0", "r1"]
+        assert [list(rows.places) for rows in lines] == [[2, 3], [4]]
 
     @pytest.mark.parametrize(
         "text",
@@ -103,11 +103,11 @@ class TestParquet:
         parquet.write_table(pyarrow.table(columns), path)
         table = open_table(path)
         assert (table.names, table.arrays, table.count) == (tuple(columns), False, 3)
-        found = rows_of(path, Columns(("int", "bool"), ("float",), ("id",)))
-        assert [rows.kept["id"].to_pylist() for rows in found] == [["r0", "r1"], ["r2"]]
-        assert [list(rows.places) for rows in found] == [[0, 1], [2]]
-        assert found[0].inputs.tolist() == [[1, 1], [2, 0]]  # type: ignore[union-attr]
-        assert [rows.finite.tolist() for rows in found] == [[True, False], [False]]
+        lines = rows_of(path, Columns(("int", "bool"), ("float",), ("id",)))
+        assert [rows.kept["id"].to_pylist() for rows in lines] == [["r0", "r1"], ["r2"]]
+        assert [list(rows.places) for rows in lines] == [[0, 1], [2]]
+        assert lines[0].inputs.tolist() == [[1, 1], [2, 0]]  # type: ignore[union-attr]
+        assert [rows.finite.tolist() for rows in lines] == [[True, False], [False]]
 
     def test_text(self, tmp_path: Path, parquet: Any) -> None:
         import pyarrow
@@ -133,12 +133,12 @@ class TestArrays:
         save(path, x=x, y=y)
         table = open_table(path)
         assert (table.names, table.arrays, table.count) == (("x", "y"), True, 5)
-        found = rows_of(path, Columns(("x",), ("y",)))
-        assert [len(rows) for rows in found] == [2, 2, 1]
-        parts = [rows.inputs["x"] for rows in found]
+        lines = rows_of(path, Columns(("x",), ("y",)))
+        assert [len(rows) for rows in lines] == [2, 2, 1]
+        parts = [rows.inputs["x"] for rows in lines]
         np.testing.assert_array_equal(np.concatenate(parts), x)
         assert parts[0].dtype == np.float32
-        assert np.concatenate([rows.target for rows in found]).tolist() == y.tolist()
+        assert np.concatenate([rows.target for rows in lines]).tolist() == y.tolist()
 
     @pytest.mark.parametrize(
         ("arrays", "error", "message"),
@@ -205,9 +205,9 @@ class TestArrays:
         torch.save({"x": x, "y": y}, path, _use_new_zipfile_serialization=not legacy)
         table = open_table(path)
         assert (table.names, table.arrays, table.count) == (("x", "y"), True, 3)
-        found = rows_of(path, Columns(("x",), ("y",)))
-        np.testing.assert_array_equal(np.concatenate([rows.inputs["x"] for rows in found]), x.float().numpy())
-        assert found[1].target.tolist() == [2]  # type: ignore[union-attr]
+        lines = rows_of(path, Columns(("x",), ("y",)))
+        np.testing.assert_array_equal(np.concatenate([rows.inputs["x"] for rows in lines]), x.float().numpy())
+        assert lines[1].target.tolist() == [2]  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("content", [torch.zeros(3, 2), (torch.zeros(3, 2), torch.zeros(3))], ids=["one", "pair"])
     def test_pt_without_names(self, tmp_path: Path, content: Any) -> None:
@@ -235,11 +235,11 @@ class TestArrays:
         np.savez(path, a=np.zeros((3, 2)), b=np.array([[1.0], [np.nan], [2.0]]), t=np.zeros((3, 4)), s=np.zeros(3))
         (rows,) = rows_of(path, Columns(("a", "b"), ("t",)), size=3)
         assert rows.finite.tolist() == [True, False, True]
-        kept = rows.where(rows.finite)
-        assert isinstance(kept.inputs, dict)
-        assert {name: value.shape for name, value in kept.inputs.items()} == {"a": (2, 2), "b": (2, 1)}
-        assert kept.target is not None
-        assert kept.target.shape == (2, 4)
+        finite = rows.where(rows.finite)
+        assert isinstance(finite.inputs, dict)
+        assert {name: value.shape for name, value in finite.inputs.items()} == {"a": (2, 2), "b": (2, 1)}
+        assert finite.target is not None
+        assert finite.target.shape == (2, 4)
         with pytest.raises(ArgumentError, match="one value per row in each of several targets; found more in 't'"):
             rows_of(path, Columns(("a",), ("s", "t")))
 

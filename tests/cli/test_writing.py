@@ -45,13 +45,13 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(writing, "_GROUP", 3)
     path = tmp_path / "out.parquet"
-    kept = pyarrow.array([None, None, "x", None, None])
-    write(path, {"id": kept, "text": list("abcde"), "mean": np.append(MEAN, np.float32(2))})
-    found = parquet.ParquetFile(path)
-    assert [str(field.type) for field in found.schema_arrow] == ["string", "string", "float"]
-    assert [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)] == [4, 1]
-    table = found.read()
-    assert table["id"].to_pylist() == kept.to_pylist()
+    ids = pyarrow.array([None, None, "x", None, None])
+    write(path, {"id": ids, "text": list("abcde"), "mean": np.append(MEAN, np.float32(2))})
+    file = parquet.ParquetFile(path)
+    assert [str(field.type) for field in file.schema_arrow] == ["string", "string", "float"]
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [4, 1]
+    table = file.read()
+    assert table["id"].to_pylist() == ids.to_pylist()
     np.testing.assert_array_equal(table["mean"].to_numpy()[:4], MEAN)
 
 
@@ -59,11 +59,11 @@ def test_npz(tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
     maps = np.arange(5 * 2 * 2, dtype=np.float64).reshape(5, 2, 2)
     write(path, {"mean": maps, "id": np.arange(5), "text": ["1", "2.5", "3", "4", "5"]})
-    found = arrays_of(path)
-    np.testing.assert_array_equal(found["mean"], maps)
-    assert found["mean"].dtype == np.float64
-    assert found["id"].tolist() == [0, 1, 2, 3, 4]
-    assert found["text"].tolist() == [1, 2.5, 3, 4, 5]
+    arrays = arrays_of(path)
+    np.testing.assert_array_equal(arrays["mean"], maps)
+    assert arrays["mean"].dtype == np.float64
+    assert arrays["id"].tolist() == [0, 1, 2, 3, 4]
+    assert arrays["text"].tolist() == [1, 2.5, 3, 4, 5]
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -53,8 +53,8 @@ def test_first_order_variance_is_that_of_the_cpu(case: Case) -> None:
     model, x = case.make()
     expected = linearize(model, x, readout=case.readout).variance_by_site
     model, x = on_gpu(case)
-    found = linearize(model, x, readout=case.readout).variance_by_site
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-8)
+    variances = linearize(model, x, readout=case.readout).variance_by_site
+    torch.testing.assert_close(variances.cpu(), expected, rtol=1e-3, atol=1e-8)
 
 
 def channels_last(*shape: int) -> torch.Tensor:
@@ -88,11 +88,11 @@ def test_the_fused_product_is_that_with_the_masks(
     value = value.to("cuda", dtype)
     keys = keys_for(5, range(3), "fc", 0, value.device)
     mask = masks_from_keys(keys, shape, 0.3)
-    found = thinned(value, keys, shape, 0.3)
-    assert found is not None
-    assert torch.equal(found, (value * mask).to(dtype))
+    product = thinned(value, keys, shape, 0.3)
+    assert product is not None
+    assert torch.equal(product, (value * mask).to(dtype))
     if 0 not in value.stride() and value[0].is_contiguous():
-        assert found.is_contiguous()
+        assert product.is_contiguous()
 
 
 def test_axes_that_the_fused_product_leaves_to_the_masks() -> None:
@@ -162,10 +162,10 @@ def test_memory_does_not_grow_with_draws_and_running_out_halves_the_chunk() -> N
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(4 * 2**30 / total)
     try:
-        found = sample(model, x, 0.1, 64, sites=sites, chunk=64)
+        moments = sample(model, x, 0.1, 64, sites=sites, chunk=64)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.testing.assert_close(found.variance, expected.variance, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(moments.variance, expected.variance, rtol=1e-3, atol=1e-7)
 
 
 def test_calibrate_takes_cpu_data_and_arrays() -> None:

@@ -126,9 +126,9 @@ def test_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return y
 
-    found = linearize(model, x, sites, readout)
+    linear = linearize(model, x, sites, readout)
     assert seen == [10, 5, 2, 2, 2, 2, 2]
-    assert_same_doubles(found.variance_by_site, expected.variance_by_site)
+    assert_same_doubles(linear.variance_by_site, expected.variance_by_site)
 
 
 def test_inputs_from_inference_mode_and_callers_without_gradients() -> None:
@@ -202,9 +202,9 @@ def test_checkpointed_parts(outputs: int, kind: Any) -> None:
             return self.leave(self.through(self.part, self.through(self.part, h)))
 
     x = torch.randn(5, 3)
-    found = linearize(Parts(partial(checkpoint, use_reentrant=False)), x, find_sites(Parts(_run), x, kind=kind))
-    expected = linearize(Parts(_run), x, found.sites)
-    assert_same_doubles(found.variance_by_site, expected.variance_by_site)
+    linear = linearize(Parts(partial(checkpoint, use_reentrant=False)), x, find_sites(Parts(_run), x, kind=kind))
+    expected = linearize(Parts(_run), x, linear.sites)
+    assert_same_doubles(linear.variance_by_site, expected.variance_by_site)
 
 
 def _run(part: Any, h: Tensor) -> Tensor:
@@ -247,8 +247,8 @@ class WritesOver(nn.Module):
 @pytest.mark.parametrize("kind", [Adds, WritesOver])
 def test_inputs_of_sites_that_are_written_over(kind: Any) -> None:
     x = torch.randn(60, 4)
-    found, expected = (linearize(kind(in_place=in_place), x) for in_place in (True, False))
-    assert_same_up_to_rounding(found.variance_by_site, expected.variance_by_site)
+    linear, expected = (linearize(kind(in_place=in_place), x) for in_place in (True, False))
+    assert_same_up_to_rounding(linear.variance_by_site, expected.variance_by_site)
     assert calibrate(kind(in_place=True), (x, torch.randn(60, 1)), progress=False).predict(x[:2]).std.shape == (2, 1)
 
 
@@ -279,16 +279,16 @@ def test_sites_that_count_nothing_are_named_once(how: str) -> None:
     model, x = Cut(how), torch.randn(32, 4)
     readout = "y" if how == "detach" else None
     sites, network = find_sites(model, x), Network(model)
-    with pytest.warns(LatedropWarning, match=r"depends on the sites \['b'\] in a way that has no gradient") as told:
+    with pytest.warns(LatedropWarning, match=r"depends on the sites \['b'\] in a way that has no gradient") as caught:
         linearize(network, x, sites, readout)
-    assert len(told) == 1
+    assert len(caught) == 1
     linearize(network, x, sites, readout)  # without a word
 
 
 def test_a_branch_that_a_readout_leaves_out_is_no_such_site() -> None:
     model, x = Cut("nothing"), torch.randn(32, 4)
-    found = linearize(model, x, find_sites(model, x), "y")  # warnings are errors here
-    assert dict(zip([site.name for site in found.sites], found.variance_by_site.mean((0, 1)) > 0, strict=True)) == {
+    sites = linearize(model, x, find_sites(model, x), "y")  # warnings are errors here
+    assert dict(zip([site.name for site in sites.sites], sites.variance_by_site.mean((0, 1)) > 0, strict=True)) == {
         **dict.fromkeys("bc", True),
         "unused": False,
     }

@@ -42,17 +42,6 @@ def test_fact_1_mean_and_variance_before_a_linear_layer(rate: float, shared: boo
     assert bool(((moments.variance - variance).abs() < 5 * variance_error).all())
 
 
-def test_fact_2_the_scaled_variance_does_not_depend_on_the_rate() -> None:
-    model, x = one_site()
-    shapes = []
-    for rate in (0.05, 0.2, 0.5):
-        variance = sample(model, x, rate, 40_000).variance
-        shapes.append(variance / variance.mean())
-    for shape in shapes[1:]:
-        # Each variance has a relative standard error of about sqrt(2 / T) = 0.7 %, more at small rates.
-        torch.testing.assert_close(shape, shapes[0], rtol=0.08, atol=0)
-
-
 def test_fact_4_the_standard_error_of_the_variance() -> None:
     model, x = one_site()
     draws, repeats = 50, 200

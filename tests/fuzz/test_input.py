@@ -56,24 +56,24 @@ def tries(name: str, count: int) -> Iterator[random.Random]:
 
 def damaged(content: bytes, dice: random.Random) -> bytes:
     """The content with one to three bits, numbers, pieces or ends that are others."""
-    found = bytearray(content)
+    content_now = bytearray(content)
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        place = dice.randrange(len(found) + 1)
+        place = dice.randrange(len(content_now) + 1)
         kind = dice.randrange(6)
-        if kind == 0 and place < len(found):
-            found[place] ^= 1 << dice.randrange(8)
+        if kind == 0 and place < len(content_now):
+            content_now[place] ^= 1 << dice.randrange(8)
         elif kind == 1:
-            found[place : place + dice.randrange(1, 9)] = dice.randbytes(dice.randrange(9))
+            content_now[place : place + dice.randrange(1, 9)] = dice.randbytes(dice.randrange(9))
         elif kind == 2:
-            found[place : place + dice.randrange(9)] = dice.choice(HUGE)
+            content_now[place : place + dice.randrange(9)] = dice.choice(HUGE)
         elif kind == 3:
-            other = dice.randrange(len(found) + 1)
-            found[place:place] = found[other : other + dice.randrange(1, 200)]
+            other = dice.randrange(len(content_now) + 1)
+            content_now[place:place] = content_now[other : other + dice.randrange(1, 200)]
         elif kind == 4:
-            del found[place : place + dice.randrange(1, 200)]
+            del content_now[place : place + dice.randrange(1, 200)]
         elif kind == 5 and dice.random() < 0.3:
-            del found[place:]
-    return bytes(found)
+            del content_now[place:]
+    return bytes(content_now)
 
 
 def replaced(value: Any, dice: random.Random) -> Any:
@@ -239,12 +239,12 @@ def http(kind: str, body: bytes, path: str = "/predict") -> bytes:
 
 def answered(place: tuple[str, int], message: bytes, seconds: float) -> bytes:
     """What comes back until the server closes the connection, or says nothing for some time."""
-    found = b""
+    answer = b""
     with suppress(OSError), socket.create_connection(place, seconds) as wire:
         wire.sendall(message)
         while part := wire.recv(65536):
-            found += part
-    return found
+            answer += part
+    return answer
 
 
 PATHS = ("/", "/update", "/predict/x", "/predict?level=nan", "/../etc/passwd", "/%ff%00", "http://evil/predict")
@@ -304,17 +304,15 @@ def test_requests_to_the_console(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("scipy", reason="the console is an extra")
-    from latedrop_crowd.calibration import load_calibration
+    from counters import shipped_counter
     from latedrop_crowd.console.notices import Notices
     from latedrop_crowd.console.server import make_app
     from latedrop_crowd.console.sources import Camera, Shot, Source
     from latedrop_crowd.console.store import Store
     from latedrop_crowd.console.watch import Settings, Watch
-    from latedrop_crowd.mcnn import load_weights, shipped
     from latedrop_crowd.scenes import make_scenes
 
-    trained = load_weights(shipped("scenes"))
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    trained, calibration = shipped_counter()
     pixels = make_scenes(0, 6, 0).frames[0].pixels
     assert pixels is not None
     store, source = Store(tmp_path / "a.sqlite"), Source("door", False, lambda: iter(()))
@@ -362,11 +360,11 @@ def test_files_of_the_console(tmp_path: Path) -> None:
         for end in ("-wal", "-journal"):
             Path(f"{path}{end}").unlink(missing_ok=True)
         with suppress(LatedropError):
-            found = Store(path)
+            damaged_store = Store(path)
             try:
-                found.timeline(found.zones("door")[0].id, 0, 1e9)
-                found.events()
-                found.add_event("door", "alarm", "again")
-                found.tidy()
+                damaged_store.timeline(damaged_store.zones("door")[0].id, 0, 1e9)
+                damaged_store.events()
+                damaged_store.add_event("door", "alarm", "again")
+                damaged_store.tidy()
             finally:
-                found.close()
+                damaged_store.close()

@@ -206,8 +206,8 @@ def plain(model: nn.Module, x: Any, readout: Any) -> Tensor:
     other.requires_grad_(False)  # torch computes some layers in another way where weights ask for gradients
     with torch.no_grad():
         output = other.eval()(*(part.clone() for part in (x if isinstance(x, tuple) else (x,))))
-    found: Tensor = output if readout is None else output[readout]
-    return found
+    value: Tensor = output if readout is None else output[readout]
+    return value
 
 
 def rows_of(x: Any, index: slice) -> Any:
@@ -259,10 +259,10 @@ def compiled_agrees(model: nn.Module, x: Any, sites: Any, readout: Any, draws: T
     options: dict[str, Any] = {"seed": plan.seed, "sites": sites, "readout": readout, "chunk": 3}
     try:
         with patch.object(torch, "compile", lambda graph, **_: graph):
-            found = sample(model, x, 0.3, 5, engine="compiled", **options)
+            moments = sample(model, x, 0.3, 5, engine="compiled", **options)
     except ArgumentError:
         return
-    assert close(found.mean, draws.mean(0), plan.dtype)
+    assert close(moments.mean, draws.mean(0), plan.dtype)
 
 
 def blocks(model: nn.Module) -> list[Any]:

@@ -83,15 +83,15 @@ def test_draws_are_those_of_a_model_that_is_called(kind: str, engine: str) -> No
     before = state(model)
     sites = find_sites(model, x)
     assert [site.name for site in sites] == ["net.2", "net.4"]
-    found = sample(model, x, 0.2, 5, sites=sites, readout=readout, engine=engine, keep_draws=True)  # type: ignore[arg-type]
-    assert not found.mean.requires_grad
+    moments = sample(model, x, 0.2, 5, sites=sites, readout=readout, engine=engine, keep_draws=True)  # type: ignore[arg-type]
+    assert not moments.mean.requires_grad
     assert not x.requires_grad
     assert_same(before, state(model))
     with inject(model, sites, 0.2):
         drawn = [model(x.clone()) for _ in range(5)]
     drawn = [output if readout is None else output[readout] for output in drawn]
-    assert found.outputs is not None
-    assert_same_up_to_rounding(found.outputs, torch.stack(drawn).detach())
+    assert moments.outputs is not None
+    assert_same_up_to_rounding(moments.outputs, torch.stack(drawn).detach())
 
 
 @pytest.mark.parametrize("kind", ["energy", "own switch", "functional"])
@@ -111,8 +111,8 @@ def test_inside_inference_mode_and_no_grad() -> None:
     expected = sample(model, x, 0.2, 10, readout="forces").variance
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
-            found = sample(model, x.clone(), 0.2, 10, readout="forces").variance
-        assert_same_up_to_rounding(found, expected)
+            variance = sample(model, x.clone(), 0.2, 10, readout="forces").variance
+        assert_same_up_to_rounding(variance, expected)
 
 
 def test_weights_get_no_gradients_from_a_calibration_or_a_loaded_one(tmp_path: Path) -> None:

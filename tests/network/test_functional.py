@@ -16,6 +16,7 @@ from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import DataError, LatedropWarning, OutputError, SiteError
 from latedrop.network.sites import Sites
+from networks import Raw
 from quick import quick
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
@@ -33,21 +34,6 @@ def nothing_is_left_on() -> Iterator[None]:
 
 def names(sites: Sites) -> list[str]:
     return [site.name for site in sites]
-
-
-class Raw(nn.Module):
-    """Three layers out of raw parameters: a function, an operator and a fused one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.b1 = nn.Parameter(torch.randn(16, 5) / 2), nn.Parameter(torch.randn(16))
-        self.w2, self.b2 = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
-        self.w3, self.b3 = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.linear(x, self.w1, self.b1).relu()
-        h = torch.tanh(h @ self.w2 + self.b2)
-        return torch.addmm(self.b3, h, self.w3.t())
 
 
 def in_modules(raw: Raw) -> nn.Sequential:
@@ -73,8 +59,8 @@ def test_the_same_in_modules_has_the_same_first_order_variance() -> None:
     other = in_modules(raw)
     assert_same_up_to_rounding(linearize(raw, x).variance_by_site, linearize(other, x).variance_by_site)
     draws = 3000
-    ours, theirs = sample(raw, x, RATE, draws).variance, sample(other, x, RATE, draws).variance
-    assert float((ours / theirs - 1).abs().max()) < 5 * (4 / (draws - 1)) ** 0.5
+    ours, variance = sample(raw, x, RATE, draws).variance, sample(other, x, RATE, draws).variance
+    assert float((ours / variance - 1).abs().max()) < 5 * (4 / (draws - 1)) ** 0.5
     assert_same_up_to_rounding(propagate(raw, x, RATE).variance, propagate(other, x, RATE).variance)
 
 
@@ -143,12 +129,12 @@ def test_every_call_has_its_exact_first_order_variance(headed: Headed) -> None:
     sites = find_sites(headed, x)
     assert names(sites) == ["g" if hasattr(headed, "g") else "w"]
     assert sites[0].weight == sites[0].name
-    found = linearize(headed, x, sites)
+    linear = linearize(headed, x, sites)
     for row in range(len(x)):
         h = torch.tanh(headed.first(x[row : row + 1])).detach()
         slopes = jacobian(lambda v: headed.call(headed, v).flatten(), h).flatten(1)
         exact = (slopes * h.flatten()).square().sum(1)
-        assert_same_up_to_rounding(found.variance_by_site[row, :, 0].float(), exact)
+        assert_same_up_to_rounding(linear.variance_by_site[row, :, 0].float(), exact)
 
 
 def test_every_call_draws_alike_in_both_engines_and_in_any_batch(headed: Headed) -> None:
@@ -209,12 +195,12 @@ def test_no_double_dropout_and_layers_that_are_not_chosen_stay_clean() -> None:
     seen: list[Tensor] = []
     with torch.no_grad():
         for chosen, rate in ((head, 0.5), (sites, 0.0), (sites, 0.5)):
-            with inputs_of(model.second) as found, inject(model, chosen, rate, draw=0):
+            with inputs_of(model.second) as inputs, inject(model, chosen, rate, draw=0):
                 model(x)
-            seen += found
+            seen += inputs
     assert torch.equal(seen[0], seen[1])  # the first layer has no site, and the batch is the same
-    kept = seen[0] != 0
-    ratios = (seen[2] / seen[0])[kept]
+    alive = seen[0] != 0
+    ratios = (seen[2] / seen[0])[alive]
     assert bool(((ratios == 0) | (ratios == 2)).all())  # one mask, not two
     both = linearize(model, x, sites).variance_by_site
     assert_same_up_to_rounding(both[..., 2], linearize(model, x, head).variance_by_site[..., 0])

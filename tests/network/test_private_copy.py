@@ -64,19 +64,24 @@ def by_default(model: nn.Module) -> None:
     model.forward = lambda x, layers=tuple(model): reduce(lambda value, layer: layer(value), layers, x)
 
 
+def by_list(model: nn.Module) -> None:
+    model.hidden = [nn.Sequential(*model)]  # type: ignore[misc]
+    model.forward = lambda x: model.hidden[0](x)
+
+
 def by_hook(model: nn.Module) -> None:
     layer = model[0]
     model[3].register_forward_hook(lambda module, args, output: output + 0 * layer.weight.sum())
 
 
-@pytest.mark.parametrize("change", [by_closure, by_dict, by_partial, by_default, by_hook])
+@pytest.mark.parametrize("change", [by_closure, by_dict, by_partial, by_default, by_list, by_hook])
 def test_functions_that_hold_layers_run_those_of_the_copy(change: Any) -> None:
     """A plain deepcopy takes functions as they are: the layers of the original would run."""
     model, x = net(), torch.randn(5, 4)
     change(model)
     model.eval()
-    theirs = {id(module) for module in model.modules()}
-    assert not theirs & set(ran(model, x))
+    originals = {id(module) for module in model.modules()}
+    assert not originals & set(ran(model, x))
     with torch.no_grad():
         assert_same_up_to_rounding(private_copy(model)(x), model(x))
     before = state(model)
@@ -165,9 +170,9 @@ def test_an_embedding_with_max_norm_writes_into_its_own_weights() -> None:
     assert torch.equal(model.table.weight, before)
     with torch.no_grad():
         model.head.weight.mul_(2)  # all other weights are shared: the copy follows, as one by deepcopy does not
-        found = own_output(network, x)
+        output = own_output(network, x)
         assert torch.equal(model.table.weight, before)
-        assert_same_up_to_rounding(found, model(x))  # which now writes into the table
+        assert_same_up_to_rounding(output, model(x))  # which now writes into the table
     assert not torch.equal(model.table.weight, before)
 
 

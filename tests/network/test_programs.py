@@ -79,11 +79,11 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def test_sites_and_first_order_variance_are_those_of_the_eager_model(case: Case) -> None:
     model, program, x, _ = made(case.name)
-    found, eager = linearize(program, x, readout=case.readout), linearize(model, x, readout=case.readout)
-    ours = {s.name: v for s, v in zip(found.sites, found.variance_by_site.unbind(-1), strict=True)}
+    linear, eager = linearize(program, x, readout=case.readout), linearize(model, x, readout=case.readout)
+    ours = {s.name: v for s, v in zip(linear.sites, linear.variance_by_site.unbind(-1), strict=True)}
     weights, further = WEIGHTS[case.name], FURTHER.get(case.name, set())
     assert set(ours) == {name for names in weights.values() for name in names} | further
-    assert_same_up_to_rounding(found.mean, eager.mean)
+    assert_same_up_to_rounding(linear.mean, eager.mean)
     for site, theirs in zip(eager.sites, eager.variance_by_site.unbind(-1), strict=True):
         assert_same_up_to_rounding(sum(ours[name] for name in weights[site.name]), theirs)
     assert all(bool((ours[name] > 0).all()) for name in further)
@@ -174,9 +174,9 @@ def test_decomposed_programs_and_blocks_without_gradients() -> None:
     program = exported(model, x, Dim("rows"))
     eager = linearize(model, x).variance_by_site
     for form in (program, program.run_decompositions()):
-        found = linearize(load_program(form), x)
-        assert [site.name for site in found.sites] == ["second.weight", "third.weight"]
-        assert_same_up_to_rounding(found.variance_by_site, eager)
+        linear = linearize(load_program(form), x)
+        assert [site.name for site in linear.sites] == ["second.weight", "third.weight"]
+        assert_same_up_to_rounding(linear.variance_by_site, eager)
 
 
 def test_keywords_and_devices() -> None:
@@ -202,8 +202,8 @@ def test_a_program_on_another_device() -> None:
     program = load_program(torch.export.load(io.BytesIO(archive)), device="cuda")
     here = load_program(torch.export.load(io.BytesIO(archive)))
     assert find_sites(program, x.cuda()) == find_sites(here, x)
-    ours, theirs = linearize(program, x), linearize(here, x)
-    torch.testing.assert_close(ours.variance_by_site.cpu(), theirs.variance_by_site, rtol=1e-3, atol=1e-6)
+    ours, linear = linearize(program, x), linearize(here, x)
+    torch.testing.assert_close(ours.variance_by_site.cpu(), linear.variance_by_site, rtol=1e-3, atol=1e-6)
     assert bool((sample(program, x, RATE, 8).variance > 0).all())
 
 

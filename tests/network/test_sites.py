@@ -1,13 +1,12 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from latedrop import Site, find_sites, sample
+from latedrop import Site, find_sites, inject, sample
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, SiteError
 from latedrop.network.sites import Sites, rates_by_site
 from rounding import assert_same_up_to_rounding
-from zoo import Residual, UNet
+from zoo import Residual, UNet, mlp
 
 
 def names(sites: Sites) -> list[str]:
@@ -26,11 +25,6 @@ def test_table_is_readable() -> None:
     table = str(find_sites(Residual(), torch.zeros(2, 3, 8, 8)))
     assert table.splitlines()[0].split() == ["site", "layer", "masks", "units", "calls"]
     assert "conv1  Conv2d  element  512 = 8 x 8 x 8  1" in table
-
-
-def test_channel_units() -> None:
-    sites = find_sites(Residual(), torch.zeros(2, 3, 8, 8), kind="channel")
-    assert [site.units for site in sites] == [(8,), (8,), (8,)]
 
 
 def test_channel_masks_drop_whole_channels_at_every_place() -> None:
@@ -99,29 +93,6 @@ def test_examples_folded_into_another_axis() -> None:
     with pytest.raises(SiteError, match=r"folded in another order\. Use kind='channel'"):
         find_sites(Windows("other"), x)
     assert find_sites(Windows("other"), x, kind="channel")[0].units == (4,)
-
-
-def test_packed_sequences() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.gru, self.head = nn.Linear(2, 4), nn.GRU(4, 5, batch_first=True), nn.Linear(5, 1)
-
-        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
-            states, lengths = pad_packed_sequence(self.gru(packed)[0], batch_first=True)
-            return self.head(states.sum(1))
-
-    model, x, lengths = Packed(), torch.randn(4, 6, 2), torch.tensor([3, 6, 2, 5])
-    for kind in ("element", "channel"):
-        sites = find_sites(model, x, lengths, kind=kind)
-        assert names(sites) == ["gru", "head"]
-        whole = sample(model, (x, lengths), 0.3, 6, sites=sites)
-        alone = sample(model, (x[1:3], lengths[1:3]), 0.3, 6, sites=sites)
-        assert_same_up_to_rounding(whole.mean[1:3], alone.mean)
-        assert_same_up_to_rounding(whole.variance[1:3], alone.variance)
-        own = sample(model, (x[:1].expand_as(x), lengths[:1].expand_as(lengths)), 0.3, 6, sites=sites, shared=False)
-        assert not torch.allclose(own.mean[0], own.mean[1])
 
 
 def test_data_flow_sees_through_no_grad_detach_and_buffers() -> None:
@@ -205,3 +176,25 @@ def test_numbers_that_are_drawn_for_nothing_are_no_noise() -> None:
     model.noise = 1.0
     with pytest.warns(LatedropWarning, match="draws random numbers by itself"):
         find_sites(model, x)
+
+
+def test_each_pass_is_the_next_draw_unless_fixed() -> None:
+    model, x = mlp(), torch.randn(4, 5)
+    sites = find_sites(model, x)
+    with torch.no_grad():
+        with inject(model, sites, 0.3) as injection:
+            first, second = model(x), model(x)
+            injection.draw = 0
+            again = model(x)
+        with inject(model, sites, 0.3, draw=1):
+            fixed = [model(x[:2]), model(x[2:])]
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)  # the same call on the same batch
+    assert_same_up_to_rounding(torch.cat(fixed), second)
+
+
+def test_gradients_flow_where_the_caller_wants_them() -> None:
+    model, x = mlp(), torch.randn(4, 5)
+    with inject(model, find_sites(model, x), 0.3):
+        model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -33,12 +32,12 @@ def net(*widths: int) -> nn.Sequential:
 
 def drawn(model: nn.Module, x: Any, sites: Any, rate: Any, draws: int) -> Tensor:
     """One pass after the other, as the user would."""
-    found = []
+    outputs = []
     with torch.no_grad():
         for draw in range(draws):
             with inject(model, sites, rate, draw=draw):
-                found.append(model(x))
-    return torch.stack(found)
+                outputs.append(model(x))
+    return torch.stack(outputs)
 
 
 class WritesIntoInput(nn.Module):
@@ -72,94 +71,15 @@ def test_draws_are_those_of_inject(make: type[nn.Module], rows: int, engine: Any
     before, sites = x.clone(), find_sites(model, x)
     expected = drawn(model, x.clone(), sites, rate, 20) if make is not WritesIntoInput else None
     for chunk in (None, 5):
-        found = sample(model, x, rate, 20, sites=sites, engine=engine, chunk=chunk, keep_draws=True)
+        moments = sample(model, x, rate, 20, sites=sites, engine=engine, chunk=chunk, keep_draws=True)
         assert torch.equal(x, before)
         if expected is not None:
-            torch.testing.assert_close(found.outputs, expected)
+            torch.testing.assert_close(moments.outputs, expected)
     linearize(model, x, sites)
     own_output(model, x)
     assert torch.equal(x, before)
     if expected is None:
         torch.testing.assert_close(sample(model, x, TINY, 5, sites=sites).mean, model(x.clone()).detach())
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.n, self.d, self.b, self.c = (
-            nn.Linear(8, 8),
-            nn.BatchNorm1d(8),
-            nn.Dropout(0.5),
-            nn.Linear(8, 8),
-            nn.Linear(8, 1),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.d(self.n(self.a(x)).relu())).relu())
-
-
-class Runner:
-    def __init__(self, layers: list[nn.Module]) -> None:
-        self.layers = layers
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def by_object(model: Any) -> None:
-    model.run = Runner([model.a, model.n, model.d, model.b, model.c])
-    type(model).forward = lambda self, x: self.run(x)
-
-
-def by_hidden_container(model: Any) -> None:
-    model.run = [nn.Sequential(model.a, model.n, model.d, model.b, model.c)]
-    type(model).forward = lambda self, x: self.run[0](x)
-
-
-@pytest.mark.parametrize("change", [by_object, by_hidden_container])
-def test_modules_that_are_reached_in_other_ways_run_in_the_copy(change: Callable[[Any], None]) -> None:
-    class Own(Normed):
-        pass
-
-    model, x = Own(), torch.randn(60, 8)
-    change(model)
-    expected = model.eval()(x).detach()
-    model.train()
-    before = model.n.running_mean.clone()
-    sites = find_sites(model, x)
-    assert [site.name for site in sites] == ["b", "c"]
-    torch.testing.assert_close(sample(model, x, 0.0, draws=2, sites=sites).mean, expected)
-    sample(model, x, 0.3, draws=5, sites=sites)
-    assert torch.equal(before, model.n.running_mean)
-
-
-def test_nothing_is_kept_and_nothing_of_the_users_is_closed() -> None:
-    class Resource:
-        open = True
-
-    class Owner(nn.Sequential):
-        def __init__(self, *layers: nn.Module) -> None:
-            super().__init__(*layers)
-            self.file = Resource()
-
-        def __del__(self) -> None:
-            self.file.open = False
-
-        def read(self, output: Tensor) -> Tensor:
-            return output
-
-    model, x = Owner(*net(8)), torch.randn(40, 8)
-    file = model.file
-    sample(model, x, 0.3, draws=4, readout=model.read)
-    gc.collect()
-    assert file.open
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
 
 
 def test_rows_of_a_prediction_are_let_go() -> None:

@@ -11,9 +11,7 @@ from torch import Tensor, distributed, nn
 import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import SiteError
-from latedrop.network.network import Network
 from latedrop.weights import fingerprint
-from latedrop.wrappers import bare, plain_names
 from rounding import assert_same_up_to_rounding
 
 
@@ -129,12 +127,3 @@ def test_copies_on_several_devices_are_refused() -> None:
     sites = find_sites(model, torch.randn(6, 4))
     with pytest.raises(SiteError, match=r"DataParallel on 2 devices.*inject\(model.module"), inject(model, sites, 0.1):
         pass
-
-
-def test_names() -> None:
-    net = Net()
-    model = torch.compile(nn.DataParallel(part_compiled(net)), backend="eager")
-    assert bare(model) is net
-    assert list(Network(model).layers) == ["", "body", "body.0", "body.1", "body.2", "body.3"]
-    assert [plain_names(model)(name) for name in model.state_dict()] == list(Net().state_dict())
-    assert list(Network(Net()).layers) == [name for name, _ in Net().named_modules()]

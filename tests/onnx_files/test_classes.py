@@ -25,16 +25,16 @@ def trained(classes: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def same(uq: Any, path: Path, x: torch.Tensor) -> Any:
-    found, p = latedrop.load_onnx(uq.to_onnx(path, x[:5])).predict(x.numpy()), uq.predict(x)
+    prediction, p = latedrop.load_onnx(uq.to_onnx(path, x[:5])).predict(x.numpy()), uq.predict(x)
     expected = p.to_dict()
-    missing = set(expected) - set(found.to_dict())
+    missing = set(expected) - set(prediction.to_dict())
     assert missing <= {"mutual_information"}
-    for name, value in found.to_dict().items():
+    for name, value in prediction.to_dict().items():
         if name in expected:
             assert_same_up_to_rounding(value, expected[name].numpy())
-    assert_same_up_to_rounding(found.outputs["energy"], p.energy.numpy())
-    assert found.names == p.names
-    return found
+    assert_same_up_to_rounding(prediction.outputs["energy"], p.energy.numpy())
+    assert prediction.names == p.names
+    return prediction
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
     uq = latedrop.calibrate(model, (x[:300], y[:300]), task="classification", progress=False, **options)
     if way == "draws":  # in use, whatever the rows ask for
         uq = uq._with(replace(uq.calibration, rate=0.2, draws=6))
-    found = same(uq, tmp_path / "model.onnx", x[300:])
-    assert ("mutual_information" in found.outputs) == (way == "draws")
-    assert found.novelty is not None
-    assert len(found) == 100
+    prediction = same(uq, tmp_path / "model.onnx", x[300:])
+    assert ("mutual_information" in prediction.outputs) == (way == "draws")
+    assert prediction.novelty is not None
+    assert len(prediction) == 100
 
 
 def test_images(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_sets(tmp_path: Path) -> None:
         plain.prediction_set(0.9)
     with_sets = uq.conformal((x[200:300], y[200:300]), "lac", per_class=False)
     rows = torch.cat([x[300:], 50 * x[300:]])
-    found = same(with_sets, tmp_path / "sets.onnx", rows)
-    assert set(found.names) <= {"a", "b", "c"}
+    prediction = same(with_sets, tmp_path / "sets.onnx", rows)
+    assert set(prediction.names) <= {"a", "b", "c"}
     for level in (0.5, 0.9):
-        assert np.array_equal(found.prediction_set(level), with_sets.predict(rows).prediction_set(level).numpy())
+        assert np.array_equal(prediction.prediction_set(level), with_sets.predict(rows).prediction_set(level).numpy())
     with pytest.raises(latedrop.LatedropError, match="at least 999 conformal rows"):
-        found.prediction_set(0.999)
+        prediction.prediction_set(0.999)
 
 
 @pytest.mark.slow
@@ -95,11 +95,11 @@ def test_a_rule(tmp_path: Path) -> None:
     uq = latedrop.calibrate(model, (x[:200], y[:200]), progress=False)
     assert isinstance(uq, latedrop.ClassPredictor)
     ruled = uq.reject((x[200:300], y[200:300]), risk=0.5)
-    found, expected = same(ruled, tmp_path / "rule.onnx", x[300:]), ruled.predict(x[300:])
-    assert np.array_equal(found.to_dict()["kept"], expected.kept().numpy())
-    assert np.array_equal(found.kept(), expected.kept().numpy())
+    prediction, expected = same(ruled, tmp_path / "rule.onnx", x[300:]), ruled.predict(x[300:])
+    assert np.array_equal(prediction.to_dict()["kept"], expected.kept().numpy())
+    assert np.array_equal(prediction.kept(), expected.kept().numpy())
     for name in ("confidence", "entropy", "energy"):
-        assert_same_up_to_rounding(getattr(found, name), getattr(expected, name).numpy())
+        assert_same_up_to_rounding(getattr(prediction, name), getattr(expected, name).numpy())
     with pytest.raises(latedrop.LatedropError, match="a predictor with a rule; found one without"):
         same(uq, tmp_path / "plain.onnx", x[300:]).kept()
 
@@ -112,9 +112,9 @@ def test_an_absurd_row_is_flagged(tmp_path: Path) -> None:
     odd = x[300:310].numpy().copy()
     odd[3] = 3e38
     file = latedrop.load_onnx(uq.to_onnx(tmp_path / "rule.onnx", x[:5]))
-    found, usual, others = file.predict(odd), file.predict(x[300:310].numpy()), [i for i in range(10) if i != 3]
-    assert_same_up_to_rounding(found.probabilities[others], usual.probabilities[others])
-    assert np.array_equal(found.kept()[others], usual.kept()[others])
-    assert not found.kept()[3]
-    assert found.novelty[3] > 1e38
-    assert all(np.isfinite(values).all() for values in found.to_dict().values())
+    prediction, usual, others = file.predict(odd), file.predict(x[300:310].numpy()), [i for i in range(10) if i != 3]
+    assert_same_up_to_rounding(prediction.probabilities[others], usual.probabilities[others])
+    assert np.array_equal(prediction.kept()[others], usual.kept()[others])
+    assert not prediction.kept()[3]
+    assert prediction.novelty[3] > 1e38
+    assert all(np.isfinite(values).all() for values in prediction.to_dict().values())

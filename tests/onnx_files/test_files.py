@@ -74,10 +74,10 @@ def test_a_file_is_read_where_there_is_no_torch(written: tuple[Any, Path], tmp_p
     words = [sys.executable, "-W", "error", "-c", NO_TORCH, str(path), str(rows), str(out)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found, p = np.load(out), uq.predict(X)
+    arrays, p = np.load(out), uq.predict(X)
     low, high = p.interval(0.5)
     for name, value in {"mean": p.mean, "std": p.std, "low": low, "high": high}.items():
-        assert_same_up_to_rounding(found[name], value.numpy())
+        assert_same_up_to_rounding(arrays[name], value.numpy())
 
 
 def test_names_and_metadata(written: tuple[Any, Path]) -> None:
@@ -86,8 +86,8 @@ def test_names_and_metadata(written: tuple[Any, Path]) -> None:
     onnx.checker.check_model(model, full_check=True)
     assert [output.name for output in model.graph.output] == ["mean", "std", "low", "high"]
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
-    held = {entry.key: entry.value for entry in model.metadata_props}
-    whole = json.loads(held["latedrop.calibration"])["latedrop"]
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    whole = json.loads(metadata["latedrop.calibration"])["latedrop"]
     assert whole["fingerprint"] == uq.calibration.fingerprint
     assert whole["table"][0]["scale"] == list(uq.calibration.scales)
 
@@ -276,10 +276,10 @@ def test_rows_whose_output_is_not_finite_are_flagged(tmp_path: Path) -> None:
     read = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", X[:4]))
     rows = torch.cat([X[:3], torch.full((2, 3), 1e38)])
     for predict, given in ((uq.predict, rows), (read.predict, rows.numpy())):
-        found = predict(given)
-        low, high = found.interval(0.5)
-        assert np.isfinite(np.asarray(found.mean)).ravel().tolist() == [True] * 3 + [False] * 2
-        assert np.isfinite(np.asarray(found.std)).all()
+        prediction = predict(given)
+        low, high = prediction.interval(0.5)
+        assert np.isfinite(np.asarray(prediction.mean)).ravel().tolist() == [True] * 3 + [False] * 2
+        assert np.isfinite(np.asarray(prediction.std)).all()
         assert np.asarray(low)[3:].max() < -1e38
         assert np.asarray(high)[3:].min() > 1e38
         assert_same_up_to_rounding(np.asarray(high)[:3], uq.predict(rows[:3]).interval(0.5)[1])
@@ -334,8 +334,8 @@ def test_batches_and_tables(written: tuple[Any, Path], tmp_path: Path) -> None:
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
     uq = latedrop.calibrate(net(), (frame, Y), method="linear", progress=False)
     path = uq.to_onnx(tmp_path / "model.onnx", frame[:4])
-    found = latedrop.load_onnx(path).predict(frame[["c", "a", "b"]])
-    assert_same_up_to_rounding(found.mean, whole.mean)
+    prediction = latedrop.load_onnx(path).predict(frame[["c", "a", "b"]])
+    assert_same_up_to_rounding(prediction.mean, whole.mean)
     with pytest.raises(DataError, match="expected the columns"):
         latedrop.load_onnx(path).predict(frame[["a", "b"]])
 
@@ -368,11 +368,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     code_of, out, _ = run("export", "exported_net:net", "cal.json", "-o", "model.onnx", "--level", "0.8", "--json")
     assert code_of == 0
     assert json.loads(out)["file"] == "model.onnx"
-    found = latedrop.load_onnx("model.onnx").predict(X.numpy())
+    prediction = latedrop.load_onnx("model.onnx").predict(X.numpy())
     import importlib
 
     uq = latedrop.load("cal.json", importlib.import_module("exported_net").net)
-    assert_same_up_to_rounding(found.interval()[0], uq.predict(X).interval(0.8)[0].numpy())
+    assert_same_up_to_rounding(prediction.interval()[0], uq.predict(X).interval(0.8)[0].numpy())
     for words, message in (
         (("-o", "model.txt"), "ends in .onnx"),
         (("-o", "model.onnx", "--level", "2"), "inside (0, 1)"),

@@ -78,12 +78,12 @@ def assert_close(found: np.ndarray, expected: Tensor, std: Tensor) -> None:
 
 
 def assert_same(path: Path, uq: Any, x: Any) -> dict[str, np.ndarray]:
-    p, found = uq.predict(x), run(path, x)
+    p, outputs = uq.predict(x), run(path, x)
     low, high = p.interval(0.9)
     for name, value in {"mean": p.mean, "low": low, "high": high}.items():
-        assert_close(found[name], value, p.std)
-    assert np.abs(found["std"] / p.std.numpy() - 1).max() < CLOSE
-    return found
+        assert_close(outputs[name], value, p.std)
+    assert np.abs(outputs["std"] / p.std.numpy() - 1).max() < CLOSE
+    return outputs
 
 
 def zoo(way: str) -> list[Any]:
@@ -190,10 +190,10 @@ def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> Non
     assert uq.calibration.terms.active
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
     strange = torch.cat([x[:20], 30 * x[:20]])
-    found, p = assert_same(path, uq, strange), uq.predict(strange)
+    outputs, p = assert_same(path, uq, strange), uq.predict(strange)
     assert p.novelty is not None
     assert p.novelty.max() > 10
-    assert np.abs(found["novelty"] / p.novelty.numpy() - 1).max() < CLOSE
+    assert np.abs(outputs["novelty"] / p.novelty.numpy() - 1).max() < CLOSE
 
 
 def test_more_features_than_are_kept(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_more_features_than_are_kept(tmp_path: Path) -> None:
     y = model(x).detach() + 0.1 * (1 + x[:, :1].abs()) * torch.randn(200, 1)
     uq = latedrop.calibrate(model, (x, y), progress=False)
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
-    found, p = assert_same(path, uq, x[:9]), uq.predict(x[:9])
+    outputs, p = assert_same(path, uq, x[:9]), uq.predict(x[:9])
     assert p.novelty is not None
-    assert np.abs(found["novelty"] / p.novelty.numpy() - 1).max() < CLOSE
+    assert np.abs(outputs["novelty"] / p.novelty.numpy() - 1).max() < CLOSE
 
 
 class Rests(torch.nn.Module):
@@ -282,9 +282,9 @@ def test_rows_of_absurd_size_at_another_level(unit: str, learned: Any, tmp_path:
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
     rows = x[:6].clone()
     rows[0] *= 1e4
-    found, expected = latedrop.load_onnx(path).predict(rows.numpy()), uq.predict(rows)
+    prediction, expected = latedrop.load_onnx(path).predict(rows.numpy()), uq.predict(rows)
     for level in (0.5, 0.9):
-        for ours, torchs in zip(found.interval(level), expected.interval(level), strict=True):
+        for ours, torchs in zip(prediction.interval(level), expected.interval(level), strict=True):
             assert np.isfinite(ours).all()
             assert_same_up_to_rounding(ours, torchs.numpy())
 
@@ -321,8 +321,8 @@ def test_targets_that_were_transformed(unit: str, learned: Any, tmp_path: Path) 
     uq = latedrop.calibrate(model, (x[200:], labels[200:]), target=target, method="linear", progress=False)
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
     assert_same(path, uq, x[:30])
-    found, p = latedrop.load_onnx(path).predict(x[:30].numpy()), uq.predict(x[:30])
-    for ours, theirs in zip(found.interval(0.5), p.interval(0.5), strict=True):
+    prediction, p = latedrop.load_onnx(path).predict(x[:30].numpy()), uq.predict(x[:30])
+    for ours, theirs in zip(prediction.interval(0.5), p.interval(0.5), strict=True):
         assert_close(ours, theirs, p.std)
 
 
@@ -332,11 +332,11 @@ def test_intervals_at_any_level(kind: str, learned: Any, tmp_path: Path) -> None
     options: dict[str, Any] = {} if kind == "conformal" else {"intervals": kind}
     uq = latedrop.calibrate(model, (x[200:400], y[200:400]), method="linear", progress=False, **options)
     uq = uq.conformal((x[400:], y[400:])) if kind == "conformal" else uq
-    found = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", x[:5], level=0.8)).predict(x[:30].numpy())
+    prediction = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", x[:5], level=0.8)).predict(x[:30].numpy())
     p = uq.predict(x[:30])
     for level in (0.5, 0.8, 0.95):
-        for ours, theirs in zip(found.interval(level), p.interval(level), strict=True):
+        for ours, theirs in zip(prediction.interval(level), p.interval(level), strict=True):
             assert_close(ours, theirs, p.std)
-    assert_close(found.interval()[0], p.interval(0.8)[0], p.std)
-    assert_close(found.quantile(0.3), p.quantile(0.3), p.std)
-    assert set(found.to_dict()) == set(p.to_dict())
+    assert_close(prediction.interval()[0], p.interval(0.8)[0], p.std)
+    assert_close(prediction.quantile(0.3), p.quantile(0.3), p.std)
+    assert set(prediction.to_dict()) == set(p.to_dict())

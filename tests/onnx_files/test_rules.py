@@ -89,15 +89,15 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def with_derivatives(layers: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, Tensor]:
     """The result of every layer, and a gradient of it."""
-    found = {}
+    results = {}
     for name, layer in layers.items():
         with torch.enable_grad():
             leaf = x.clone().requires_grad_()
             y = layer(leaf)
             (gradient,) = torch.autograd.grad(y.sin().sum(), leaf)
         key = name.replace(" ", "_")
-        found |= {key: y.detach(), f"{key}_back": gradient.detach()}
-    return found
+        results |= {key: y.detach(), f"{key}_back": gradient.detach()}
+    return results
 
 
 def test_plain_numbers_are_not_rounded_in_double_precision(tmp_path: Path) -> None:

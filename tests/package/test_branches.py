@@ -111,9 +111,9 @@ def test_a_branch_that_no_row_takes_is_warned_about() -> None:
     with pytest.warns(LatedropWarning, match=unreached):
         sites = find_sites(model, x[:30])
     assert {site.name for site in sites} == {f"nets.{i}.{j}" for i in range(2) for j in (0, 2)}
-    found = sample(model, x, RATE, DRAWS, sites=sites)
-    assert not bool(found.variance[32:].any())
-    assert bool(found.variance[:32].all())
+    moments = sample(model, x, RATE, DRAWS, sites=sites)
+    assert not bool(moments.variance[32:].any())
+    assert bool(moments.variance[:32].all())
 
 
 def test_layers_that_never_run_are_nothing_to_warn_about() -> None:
@@ -134,11 +134,11 @@ def test_a_site_that_does_not_fire_adds_nothing() -> None:
     model, x = Kinds("any"), rows()
     sites = find_sites(model, x)
     names = [site.name for site in sites]
-    found = linearize(model, x, sites).variance_by_site[:, 0]
+    variances = linearize(model, x, sites).variance_by_site[:, 0]
     for kind, own in ((slice(18), "nets.0."), (slice(18, 32), "nets.1."), (slice(32, 40), "nets.2.")):
         here = torch.tensor([name.startswith(own) for name in names])
-        assert bool(found[kind][:, here].all())
-        assert not bool(found[kind][:, ~here].any())
+        assert bool(variances[kind][:, here].all())
+        assert not bool(variances[kind][:, ~here].any())
     with torch.no_grad(), inject(model, sites, RATE, draw=1):
         alone = model(x[:1])
         torch.testing.assert_close(alone, model(x)[:1])
@@ -205,8 +205,8 @@ def test_weights_that_are_used_past_their_site_are_warned_about() -> None:
         lambda: propagate(model, x, RATE, sites),
     ):
         with pytest.warns(LatedropWarning, match=r"the sites \['nets.1.0'\] did not run in this batch"):
-            found = run()
-        assert not bool((found.variance(RATE) if isinstance(found, Linearization) else found.variance).any())
+            outputs = run()
+        assert not bool((outputs.variance(RATE) if isinstance(outputs, Linearization) else outputs.variance).any())
     network = Network(model)
     with pytest.warns(LatedropWarning, match="did not run in this batch"):
         sample(network, x, RATE, DRAWS, sites=sites)

@@ -122,16 +122,6 @@ def test_gallery_lists_every_example_and_picture() -> None:
     assert [path.name for path in pictures if path.stat().st_size > 150_000] == []
 
 
-def test_pictures_are_wide_enough_for_print() -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    narrow = []
-    for path in sorted([*DOCS.rglob("*.png"), *DOCS.rglob("*.jpg")]):
-        with pillow.open(path) as picture:
-            if picture.width < 1000:
-                narrow.append(f"{path.relative_to(DOCS).as_posix()}: {picture.width} pixels")
-    assert narrow == []
-
-
 def test_every_error_class_is_in_the_reference() -> None:
     page = (DOCS / "reference" / "latedrop.md").read_text(encoding="utf-8")
     assert [name for name in latedrop.errors.__all__ if f"autoclass:: {name}\n" not in page] == []

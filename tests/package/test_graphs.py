@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alone import check_rows_alone, injected, slope_of_small_rates
-from latedrop import Batches, Sampling, calibrate, find_sites, inject, linearize, load, propagate, sample
+from latedrop import Batches, Sampling, calibrate, find_sites, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError, SiteError
 from latedrop.network.sites import Kind
 from quick import quick
@@ -22,12 +22,12 @@ BATCHES = ([0, 1, 2], [3], [5, 3, 0, 4], [8, 7, 6, 5, 4, 3, 2, 1, 0])
 
 def graphs(sizes: list[int], seed: int = 0) -> list[Graph]:
     """Rings with a chord."""
-    generator, found = torch.Generator().manual_seed(seed), []
+    generator, items = torch.Generator().manual_seed(seed), []
     for size in sizes:
         nodes = torch.randn(size, 4, generator=generator)
         ring = torch.stack([torch.arange(size), torch.arange(size).roll(1)])
-        found.append({"nodes": nodes, "edges": torch.cat([ring, ring.flip(0), torch.tensor([[0], [size // 2]])], 1)})
-    return found
+        items.append({"nodes": nodes, "edges": torch.cat([ring, ring.flip(0), torch.tensor([[0], [size // 2]])], 1)})
+    return items
 
 
 EQUAL_FIRST = graphs([3, 3, 3, 2, 4, 3, 5, 1, 3])  # the sizes of the first six divide by 3 and by 6
@@ -132,9 +132,9 @@ def test_real_nodes_of_padded_graphs(items: list[Graph], how: str) -> None:
 def test_first_order_is_the_limit_of_small_rates() -> None:
     model, items = MessagePassing(), MIXED[:4]
     sites = find_sites(model, items, kind="channel", collate=one_batch)
-    found = linearize(model, items, sites, collate=one_batch).variance_by_site.sum(-1)
+    variances = linearize(model, items, sites, collate=one_batch).variance_by_site.sum(-1)
     # 20 000 draws of rare masks: a relative standard error of about 5 %.
-    torch.testing.assert_close(slope_of_small_rates(model, items, sites, one_batch), found, rtol=0.25, atol=1e-6)
+    torch.testing.assert_close(slope_of_small_rates(model, items, sites, one_batch), variances, rtol=0.25, atol=1e-6)
 
 
 class SharedShift(nn.Module):
@@ -298,13 +298,5 @@ def test_rows_of_tensors_may_be_items_too() -> None:
         sample(model, list(x), 0.2, 9, sites=sites, collate=torch.stack),
     )
     assert_same_up_to_rounding(items.variance, plain.variance)
-    found = propagate(model, list(x), 0.2, sites, collate=torch.stack)
-    assert_same_up_to_rounding(found.variance, propagate(model, x, 0.2, sites).variance)
-
-
-def test_inject_takes_batches_of_graphs() -> None:
-    model = MessagePassing()
-    sites = find_sites(model, MIXED, kind="channel", collate=one_batch)
-    with torch.no_grad(), inject(model, sites, 0.3, draw=2):
-        together, alone = model(*one_batch(MIXED)), model(*one_batch(MIXED[4:5]))
-    assert_same_up_to_rounding(together[4:5], alone)
+    moments = propagate(model, list(x), 0.2, sites, collate=torch.stack)
+    assert_same_up_to_rounding(moments.variance, propagate(model, x, 0.2, sites).variance)

@@ -43,13 +43,6 @@ def counted(run: Callable[[], Any], model: nn.Module | None = None) -> Runs:
     return runs
 
 
-def test_small_predictions_are_one_pass() -> None:
-    model, x = Layers(), torch.randn(16, 5)
-    sites, network = find_sites(model, x), Network(model)
-    runs = counted(lambda: sample(network, x, 0.1, 200, sites=sites), model)
-    assert runs.layers == {"first": 1, "second": 1, "head": 1}
-
-
 @pytest.mark.parametrize(("draws", "chunk", "passes"), [(10, 10, 1), (10, 4, 3), (10, 1, 10)])
 def test_passes_are_chunks_and_the_first_layer_runs_once(draws: int, chunk: int, passes: int) -> None:
     model, x = Layers(), torch.randn(16, 5)

@@ -108,9 +108,9 @@ def test_the_five_lines(name: str, tmp_path: Any) -> None:
     before = state(model)
     uq = calibrate(model, loaders[0], reference=loaders[1], batches=batches, progress=False)
     assert_same(before, state(model))
-    found = uq.calibration.terms
-    assert {"leverage", "gradients"} <= {term.name for term in found.terms}
-    assert found.reference_rows == sum(graph.num_nodes if nodes else 1 for graph in train)
+    terms = uq.calibration.terms
+    assert {"leverage", "gradients"} <= {term.name for term in terms.terms}
+    assert terms.reference_rows == sum(graph.num_nodes if nodes else 1 for graph in train)
     batch = next(iter(DataLoader(test, 12)))
     p = uq.predict(batch)
     assert p.mean.shape == (batch.num_nodes if nodes else 12, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import (
 )
 
 from alone import check_rows_alone, injected
-from latedrop import Sampling, Terms, calibrate, find_sites, load, sample
+from latedrop import Terms, calibrate, find_sites, sample
 from latedrop.errors import DataError, LatedropWarning, SiteError
 from rounding import assert_same_up_to_rounding
 
@@ -39,8 +38,8 @@ class Sequences(nn.Module):
         self.leave = nn.Linear(8, 1)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        found: Tensor = getattr(self, self.how)(tokens, lengths)
-        return self.leave(found)
+        features: Tensor = getattr(self, self.how)(tokens, lengths)
+        return self.leave(features)
 
     def packed(self, tokens: Tensor, lengths: Tensor) -> PackedSequence:
         return pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
@@ -159,16 +158,6 @@ def test_features_of_rows_are_not_taken_where_these_are_sorted() -> None:
     model, x = Sorts(), torch.randn(60, 4)
     uq = calibrate(model, (x, x.sum(1, keepdim=True)), method=Terms(["leverage"]), progress=False)
     assert_same_up_to_rounding(uq.predict(x).variance[5:6], uq.predict(x[5:6]).variance)
-
-
-def test_a_calibration_of_a_model_that_sorts_is_loaded(tmp_path: Path) -> None:
-    model, x = Sorts(), torch.randn(30, 4)
-    uq = calibrate(model, (x, torch.randn(30, 1)), method=Sampling(rates=[0.2]), progress=False)
-    uq.save(tmp_path / "uq.json")
-    loaded = load(tmp_path / "uq.json", model)
-    assert loaded.calibration.sites == uq.calibration.sites
-    # A file keeps every digit, and the batch is the same.
-    assert torch.equal(loaded.predict(x).variance, uq.predict(x).variance)
 
 
 class StepsFirst(nn.Module):

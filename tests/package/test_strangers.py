@@ -65,10 +65,10 @@ def case(kind: str, outputs: int) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize("kind", MADE)
 def test_a_regressor(kind: str, tmp_path: Path) -> None:
     model, x, y = case(kind, 1)
-    fit, held = x[:ROWS], x[ROWS:]
+    fit, others = x[:ROWS], x[ROWS:]
     uq = latedrop.calibrate(model, (fit, y[:ROWS]), progress=False)
-    p = uq.predict(held)
-    assert_same_up_to_rounding(uq.predict(held[:1]).std, p.std[:1])
+    p = uq.predict(others)
+    assert_same_up_to_rounding(uq.predict(others[:1]).std, p.std[:1])
     assert judge(p, y[ROWS:]).rows == HELD
     write_report(tmp_path / "page.html", title=kind, calibration=uq.calibration, prediction=p, target=y[ROWS:])
     small, sites = x[:10], uq.calibration.sites
@@ -80,12 +80,12 @@ def test_a_regressor(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MADE)
 def test_a_classifier(kind: str, tmp_path: Path) -> None:
     model, x, y = case(kind, 3)
-    fit, held = x[:ROWS], x[ROWS:]
+    fit, others = x[:ROWS], x[ROWS:]
     terms = None if kind == "complex" else ["leverage"]  # which is quick
     uq = latedrop.calibrate(model, (fit, y[:ROWS]), method=latedrop.Terms(terms), progress=False)
     assert isinstance(uq, latedrop.ClassPredictor)
-    p = uq.predict(held)
-    assert_same_up_to_rounding(uq.predict(held[:1]).probabilities, p.probabilities[:1])
+    p = uq.predict(others)
+    assert_same_up_to_rounding(uq.predict(others[:1]).probabilities, p.probabilities[:1])
     assert judge_classes(p, y[ROWS:]).verdict.rows == HELD
     write_class_report(tmp_path / "page.html", title=kind, prediction=p, labels=y[ROWS:])
 

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier, BrokenBarrierError, get_ident
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from torch.nn.modules import module as torch_module
 from latedrop import Prediction, Predictor, calibrate, find_sites, inject
 from latedrop.errors import DataError
 from latedrop.torch_private import reroute_calls
+from networks import Raw
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO, Case
@@ -41,21 +43,6 @@ RATE = 0.2
 DRAWS = 4
 PATIENCE = 60
 """Seconds after which a thread that waits for another one gives up: a deadlock fails instead of hanging."""
-
-
-class Raw(nn.Module):
-    """Three layers out of raw parameters, which no module calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.b1 = nn.Parameter(torch.randn(16, 5) / 2), nn.Parameter(torch.randn(16))
-        self.w2, self.b2 = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
-        self.w3, self.b3 = nn.Parameter(torch.randn(1, 8)), nn.Parameter(torch.randn(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.linear(x, self.w1, self.b1).relu()
-        h = torch.tanh(h @ self.w2 + self.b2)
-        return F.linear(h, self.w3, self.b3)
 
 
 class Watched(nn.Module):
@@ -141,8 +128,8 @@ def method(name: str, engine: str = "auto") -> Work:
 
 
 def predictor(model: nn.Module, x: Tensor, y: Tensor, name: str, engine: str = "auto") -> Predictor:
-    found: Predictor = quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
-    return found
+    uq: Predictor = quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
+    return uq
 
 
 WORKS: dict[str, Work] = {
@@ -154,7 +141,7 @@ WORKS: dict[str, Work] = {
 CASES = {
     case.name: case for case in ZOO if case.name in ("mlp", "batchnorm_cnn", "residual_cnn", "lstm", "transformer")
 }
-CASES["raw"] = Case("raw", Raw, lambda: torch.randn(6, 5), ("w2", "w3"))
+CASES["raw"] = Case("raw", partial(Raw, 1), lambda: torch.randn(6, 5), ("w2", "w3"))
 NO_RULE = ("lstm", "transformer")
 """Where `propagate` refuses a layer."""
 ROLLS_DICE = ("batchnorm_cnn", "residual_cnn", "transformer")
@@ -256,9 +243,9 @@ def test_another_thread_sees_and_calls_the_plain_model(name: str, work: str, tra
     assert onlooker.seen
     others = {"warnings"}  # filters that libraries add when they are first imported
     assert changed(before, [state for state, _ in onlooker.seen]) - others == set()
-    for _, found in onlooker.seen:
-        assert all(map(alike, found, outputs))
-        assert [output.requires_grad for output in found] == [False, True][: len(found)]
+    for _, answers in onlooker.seen:
+        assert all(map(alike, answers, outputs))
+        assert [output.requires_grad for output in answers] == [False, True][: len(answers)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -282,8 +269,8 @@ def test_threads_that_share_a_predictor_get_the_serial_answer(name: str) -> None
 def test_threads_that_calibrate_at_once_find_the_serial_calibration(name: str, method: str) -> None:
     model, x, y = made(name)
     serial = predictor(model, x, y, method).calibration.to_json()
-    found = together([lambda: predictor(model, x, y, method).calibration.to_json()] * THREADS)
-    assert found == [serial] * THREADS
+    records = together([lambda: predictor(model, x, y, method).calibration.to_json()] * THREADS)
+    assert records == [serial] * THREADS
 
 
 def test_a_thread_that_fails_disturbs_no_other() -> None:
@@ -323,7 +310,7 @@ def test_a_thread_that_rolls_the_global_dice_is_not_rewound(work: str) -> None:
         with torch.random.fork_rng(devices=[]):
             seeded()
             with Onlooker(roll) as onlooker:
-                found = WORKS[work](model, x, y)
+                prediction = WORKS[work](model, x, y)
             seen = [*onlooker.seen, roll()]
             seeded()
             assert seen == [roll() for _ in seen]
@@ -331,8 +318,8 @@ def test_a_thread_that_rolls_the_global_dice_is_not_rewound(work: str) -> None:
         np.random.set_state(states[0])
         random.setstate(states[1])
     # Somebody else's numbers do not make ours others; only how draws run may have changed, and with it the rounding.
-    assert_same_up_to_rounding(found.mean, alone.mean)
-    assert_same_up_to_rounding(found.variance, alone.variance)
+    assert_same_up_to_rounding(prediction.mean, alone.mean)
+    assert_same_up_to_rounding(prediction.variance, alone.variance)
 
 
 def thinned(model: nn.Module, x: Tensor, seed: int, count: int = 3) -> list[Tensor]:
@@ -373,12 +360,12 @@ def test_threads_that_inject_at_once_draw_their_own_masks() -> None:
         try:
             with inject(model, sites, RATE, seed):
                 inside.wait(PATIENCE)
-                found = [plain(model, x) for _ in range(3)]
+                outputs = [plain(model, x) for _ in range(3)]
                 inside.wait(PATIENCE)
         except BaseException:
             inside.abort()
             raise
-        return all(map(alike, found, expected[seed]))
+        return all(map(alike, outputs, expected[seed]))
 
     before = plain(model, x)
     assert together([lambda seed=seed: work(seed) for seed in range(THREADS)]) == [True] * THREADS
@@ -398,27 +385,27 @@ def test_tasks_may_leave_in_the_order_in_which_they_came(name: str) -> None:
 
         async def first() -> list[Tensor]:
             with inject(model, sites, RATE, 0):
-                found = [plain(model, x)]
+                outputs = [plain(model, x)]
                 entered.set()
                 await second_entered.wait()
-                found += [plain(model, x), plain(model, x)]
-            found.append(plain(model, x))
+                outputs += [plain(model, x), plain(model, x)]
+            outputs.append(plain(model, x))
             left.set()
-            return found
+            return outputs
 
         async def second() -> list[Tensor]:
             await entered.wait()
             with inject(model, sites, RATE, 1):
-                found = [plain(model, x)]
+                outputs = [plain(model, x)]
                 second_entered.set()
                 await left.wait()
-                found += [plain(model, x), plain(model, x)]
-            return [*found, plain(model, x)]
+                outputs += [plain(model, x), plain(model, x)]
+            return [*outputs, plain(model, x)]
 
         return await asyncio.gather(first(), second())
 
-    found = asyncio.run(asyncio.wait_for(run(), PATIENCE))
-    for mine, draws in zip(found, expected, strict=True):
+    outputs = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    for mine, draws in zip(outputs, expected, strict=True):
         assert all(map(alike, mine, [*draws, output]))
     assert changed(before, [state_of(model)]) == set()
 

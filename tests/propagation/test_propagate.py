@@ -417,27 +417,27 @@ def test_small_rates_leave_the_mean_alone_and_the_variance_linear(case: Case):
 def test_an_input_is_not_written_to():
     net = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1)))
     x = torch.randn(2, 3)
-    kept = x.clone()
+    before = x.clone()
     propagate(net, x, 0.1)
-    assert torch.equal(x, kept)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_models_carry_float32_moments(dtype):
     model, x = next(case for case in ZOO if case.name == "unet").make()
     expected = propagate(model, x, 0.1)
-    found = propagate(model.to(dtype), x.to(dtype), 0.1)
-    assert found.mean.dtype == found.variance.dtype == torch.float32
-    close(found.variance, expected.variance, rtol=0.1, atol=1e-4)
+    moments = propagate(model.to(dtype), x.to(dtype), 0.1)
+    assert moments.mean.dtype == moments.variance.dtype == torch.float32
+    close(moments.variance, expected.variance, rtol=0.1, atol=1e-4)
 
 
 def test_under_autocast_moments_stay_close():
     model, x = next(case for case in ZOO if case.name == "unet").make()
     expected = propagate(model, x, 0.1)
     with torch.autocast("cpu", torch.bfloat16):
-        found = propagate(model, x, 0.1)
-    assert found.variance.dtype == torch.float32
-    close(found.variance, expected.variance, rtol=0.1, atol=1e-4)
+        moments = propagate(model, x, 0.1)
+    assert moments.variance.dtype == torch.float32
+    close(moments.variance, expected.variance, rtol=0.1, atol=1e-4)
 
 
 def test_channel_masks_over_several_positions_are_refused():
@@ -453,8 +453,8 @@ def test_channel_masks_over_several_positions_are_refused():
 def test_channel_masks_of_features_are_element_masks():
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     x = torch.randn(2, 3)
-    found = propagate(net, x, 0.1, find_sites(net, x, kind="channel"))
-    assert_same_doubles(found.variance, propagate(net, x, 0.1).variance)
+    moments = propagate(net, x, 0.1, find_sites(net, x, kind="channel"))
+    assert_same_doubles(moments.variance, propagate(net, x, 0.1).variance)
 
 
 def test_channel_masks_shared_between_calls_are_refused():

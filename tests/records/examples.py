@@ -51,8 +51,8 @@ def calibrated(outputs: int = 1, count: int = 40, **options: Any) -> latedrop.Pr
     model, x = network(outputs), rows(count)
     with torch.no_grad():
         y = model(x) + 0.1 * torch.sin(40 * x[:, :1])
-    found: latedrop.Predictor = latedrop.calibrate(model, (x, y), progress=False, **options)
-    return found
+    uq: latedrop.Predictor = latedrop.calibrate(model, (x, y), progress=False, **options)
+    return uq
 
 
 def by_terms() -> latedrop.Predictor:
@@ -66,8 +66,8 @@ def by_rates() -> latedrop.Predictor:
     x = rows(30, 2)
     with torch.no_grad():
         held_out = x, network(2)(x) + 0.1
-    found = calibrated(2, method=latedrop.Sampling([0.1, 0.3], draws=5)).conformal(held_out)
-    return found.scaled(found.calibration.tradeoff()[3])
+    uq = calibrated(2, method=latedrop.Sampling([0.1, 0.3], draws=5)).conformal(held_out)
+    return uq.scaled(uq.calibration.tradeoff()[3])
 
 
 def classifier() -> Any:

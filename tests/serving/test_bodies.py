@@ -37,9 +37,9 @@ def test_rows_as_lists_and_by_name_are_the_same() -> None:
 
 
 def test_inputs_by_name_and_whole_numbers() -> None:
-    found = of_json({"inputs": {"x": [[1, 2]], "mask": [[1, 0]]}, "dtype": "int64"})
-    assert {name: value.tolist() for name, value in found.arrays.items()} == {"x": [[1, 2]], "mask": [[1, 0]]}
-    assert found.arrays["x"].dtype == np.int64
+    asked = of_json({"inputs": {"x": [[1, 2]], "mask": [[1, 0]]}, "dtype": "int64"})
+    assert {name: value.tolist() for name, value in asked.arrays.items()} == {"x": [[1, 2]], "mask": [[1, 0]]}
+    assert asked.arrays["x"].dtype == np.int64
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

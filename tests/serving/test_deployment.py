@@ -28,9 +28,9 @@ TOKEN = "a-token-of-the-tests-1"
 
 
 def block(kind: str) -> str:
-    found = re.search(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def steps() -> list[tuple[str, str]]:
@@ -59,12 +59,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_the_container_runs_what_it_copies(folder: Path) -> None:
-    found = dict(steps())
+    instructions = dict(steps())
     assert steps()[0][0] == "FROM"
-    assert set(found) <= {"FROM", "RUN", "USER", "WORKDIR", "COPY", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "CMD"}
-    copied = found["COPY"].split()[:-1]
+    assert set(instructions) <= {"FROM", "RUN", "USER", "WORKDIR", "COPY", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "CMD"}
+    copied = instructions["COPY"].split()[:-1]
     assert all((folder / name).exists() for name in copied)
-    command, *words = json.loads(found["CMD"])
+    command, *words = json.loads(instructions["CMD"])
     assert command == "latedrop"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -79,8 +79,8 @@ def test_the_container_runs_what_it_copies(folder: Path) -> None:
     assert process.stderr is not None
     try:
         assert "serving my_model:Net at" in process.stderr.readline()
-        _healthy(found, port)
-        process.send_signal(getattr(signal, found["STOPSIGNAL"]))
+        _healthy(instructions, port)
+        process.send_signal(getattr(signal, instructions["STOPSIGNAL"]))
         assert process.wait(60) in (0, -signal.SIGTERM)  # which systemd and Docker take for an end in order
     finally:
         process.kill()
@@ -113,6 +113,6 @@ def test_the_unit_is_one_that_systemd_takes(folder: Path, tmp_path: Path) -> Non
         pytest.skip("there is no systemd on this machine")
     path = tmp_path / "latedrop.service"
     path.write_text(unit.replace(start[1], sys.executable))
-    found = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
-    assert [line for line in found.stderr.splitlines() if "latedrop.service" in line] == []
-    assert found.returncode == 0
+    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "latedrop.service" in line] == []
+    assert done.returncode == 0

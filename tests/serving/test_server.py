@@ -62,15 +62,15 @@ def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        found = re.search(r"http://\S+?:\d+", line)
-        assert found, line + process.stderr.read()
+        match = re.search(r"http://\S+?:\d+", line)
+        assert match, line + process.stderr.read()
         for _ in range(200):
             try:
-                httpx.get(f"{found[0]}/healthz")
+                httpx.get(f"{match[0]}/healthz")
                 break
             except httpx.TransportError:
                 time.sleep(0.05)
-        yield process, found[0]
+        yield process, match[0]
     finally:
         process.kill()
         process.wait()
@@ -89,15 +89,6 @@ def test_it_finishes_what_it_took(folder: Path) -> None:
         assert process.wait(20) in ENDS_CLEANLY
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{url}/healthz")
-
-
-def test_a_kill_is_an_error_for_the_client(folder: Path) -> None:
-    with served(folder) as (process, url), ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(httpx.post, f"{url}/predict", json={"rows": [[7, 2, 3]]}, timeout=20)
-        time.sleep(0.2)
-        process.kill()
-        with pytest.raises(httpx.TransportError):
-            taken.result(20)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
@@ -145,10 +136,32 @@ class Clients:
             thread.join(60)
 
 
-@pytest.mark.parametrize("work", [0.0, 0.02], ids=["quick", "slow"])
-def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def answer(send: Any) -> None:
+    """Answer a request with the two letters ok."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextmanager
+def listening(monkeypatch: pytest.MonkeyPatch, app: Any, **options: Any) -> Iterator[tuple[tuple[str, int], Any]]:
+    """Serve an application in a thread, which has to end in time; give the address and a function that stops it."""
     from latedrop.web import listening
 
+    servers: list[Any] = []
+    monkeypatch.setattr(listening._Server, "run", lambda self, wire: (servers.append(self), RUN(self, wire)))
+    wire, _ = listening.listening("127.0.0.1", 0)
+    thread = Thread(target=listening.serve_on, args=(wire, app), kwargs=options)
+    thread.start()
+    try:
+        yield wire.getsockname(), lambda: servers[0].handle_exit(signal.SIGTERM, None)
+        thread.join(60)
+        assert not thread.is_alive()
+    finally:
+        servers[0].should_exit = True
+
+
+@pytest.mark.parametrize("work", [0.0, 0.02], ids=["quick", "slow"])
+def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: set[int] = set()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -156,69 +169,45 @@ def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkey
             await receive()
             taken.add(int(scope["path"][1:]))
             await asyncio.sleep(work)
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-            await send({"type": "http.response.body", "body": b"ok"})
+            await answer(send)
 
-    servers: list[Any] = []
-    monkeypatch.setattr(listening._Server, "run", lambda self, found: (servers.append(self), RUN(self, found)))
-    found, _ = listening.listening("127.0.0.1", 0)
-    thread = Thread(target=listening.serve_on, args=(found, app), kwargs={"patience": 20})
-    place = found.getsockname()
-    thread.start()
-    clients = Clients(place, 64)
-    while len(taken) < 500:
-        time.sleep(0.01)
-    servers[0].handle_exit(signal.SIGTERM, None)
-    thread.join(60)
+    with listening(monkeypatch, app, patience=20) as (place, stop):
+        clients = Clients(place, 64)
+        while len(taken) < 500:
+            time.sleep(0.01)
+        stop()
     clients.join()
     assert not clients.resets
     assert taken == clients.answered == clients.sent
 
 
 def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from latedrop.web import listening
-
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-            await send({"type": "http.response.body", "body": b"ok"})
+            await answer(send)
 
-    servers: list[Any] = []
-    monkeypatch.setattr(listening, "LAST_CALL", 20.0)
-    monkeypatch.setattr(listening._Server, "run", lambda self, found: (servers.append(self), RUN(self, found)))
-    found, _ = listening.listening("127.0.0.1", 0)
-    thread = Thread(target=listening.serve_on, args=(found, app))
-    wire = http.client.HTTPConnection(*found.getsockname(), timeout=30)
-    thread.start()
-    wire.request("GET", "/")
-    assert wire.getresponse().read() == b"ok"
-    servers[0].handle_exit(signal.SIGTERM, None)
-    time.sleep(0.5)  # the server has noticed
-    wire.request("GET", "/")
-    answer = wire.getresponse()
-    assert (answer.read(), answer.headers["connection"]) == (b"ok", "close")
-    wire.close()
-    thread.join(30)
-    assert not thread.is_alive()
+    monkeypatch.setattr("latedrop.web.listening.LAST_CALL", 20.0)
+    with listening(monkeypatch, app) as (place, stop):
+        wire = http.client.HTTPConnection(*place, timeout=30)
+        wire.request("GET", "/")
+        assert wire.getresponse().read() == b"ok"
+        stop()
+        time.sleep(0.5)  # the server has noticed
+        wire.request("GET", "/")
+        last = wire.getresponse()
+        assert (last.read(), last.headers["connection"]) == (b"ok", "close")
+        wire.close()
 
 
 def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    from latedrop.web import listening
-
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await asyncio.sleep(0.6)  # longer than a head may take: what was asked is answered
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-            await send({"type": "http.response.body", "body": b"ok"})
+            await answer(send)
 
-    servers: list[Any] = []
-    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(listening._Server, "run", lambda self, found: (servers.append(self), RUN(self, found)))
-    found, address = listening.listening("127.0.0.1", 0)
-    place = found.getsockname()
-    thread = Thread(target=listening.serve_on, args=(found, app))
-    thread.start()
-    try:
+    monkeypatch.setattr("latedrop.web.listening.HEAD_SECONDS", 0.3)
+    with listening(monkeypatch, app) as (place, stop):
+        address = f"http://{place[0]}:{place[1]}"
         with socket.create_connection(place) as silent, socket.create_connection(place) as half:
             half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
             assert httpx.get(address).text == "ok"
@@ -227,6 +216,4 @@ def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.M
                 assert connection.recv(1) == b""  # closed by the server
         with httpx.Client() as client:
             assert [client.get(address).text for _ in range(2)] == ["ok", "ok"]
-    finally:
-        servers[0].should_exit = True
-        thread.join(10)
+        stop()

@@ -1,13 +1,26 @@
 """Alarms: p-values are uniform while nothing changes, false alarms as rare as promised, changes are found."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from latedrop.errors import DataError
 from latedrop.records import FieldError, checked, plain
-from latedrop.streams.monitor import ERRORS, SHARES, Bag, Monitor, MonitorState, counted, from_curve, uniform
+from latedrop.streams.monitor import (
+    ERRORS,
+    SHARES,
+    STRANGENESS,
+    Bag,
+    Monitor,
+    MonitorState,
+    Usual,
+    counted,
+    from_curve,
+    uniform,
+    usual_of_rows,
+)
 from rounding import assert_same_doubles
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -32,9 +45,9 @@ def test_p_values_are_uniform_and_independent_while_rows_are_exchangeable() -> N
     for seed in range(1500):
         bag = Bag(ERRORS, counted(ERRORS, np.abs(rng.standard_normal(20)).tolist()))
         scores = np.abs(rng.standard_normal(12))
-        found = [bag.add(float(score), uniform(f"{seed}", i)) for i, score in enumerate(scores)]
-        first.append(found[-2])
-        second.append(found[-1])
+        p_values = [bag.add(float(score), uniform(f"{seed}", i)) for i, score in enumerate(scores)]
+        first.append(p_values[-2])
+        second.append(p_values[-1])
     assert scipy_stats.kstest(first, "uniform").pvalue > 1e-3
     assert scipy_stats.kstest(second, "uniform").pvalue > 1e-3
     assert abs(scipy_stats.spearmanr(first, second).statistic) < 4 / np.sqrt(1500)
@@ -42,8 +55,8 @@ def test_p_values_are_uniform_and_independent_while_rows_are_exchangeable() -> N
 
 def test_many_equal_scores_have_uniform_p_values_too() -> None:
     bag = Bag(ERRORS)
-    found = [bag.add(0.5, uniform("ties", i)) for i in range(500)]
-    assert scipy_stats.kstest(found, "uniform").pvalue > 1e-3
+    p_values = [bag.add(0.5, uniform("ties", i)) for i in range(500)]
+    assert scipy_stats.kstest(p_values, "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("known", [0, 50], ids=["nothing known", "50 validation rows"])
@@ -70,20 +83,6 @@ def test_false_alarms_with_both_sides_and_several_scores() -> None:
             monitor.add([share, 1 - share], i)
         false += monitor.alarm is not None
     assert false <= alarm * streams + 3 * np.sqrt(alarm * (1 - alarm) * streams)
-
-
-def test_capital_does_not_grow_on_average() -> None:
-    """Over one row, with any bag, the mean over `u` and the rank is 1: as the martingale says."""
-    means = []
-    for at in range(6):
-        scores = [0.1, 0.5, 1.0, 1.5, 2.2, 5.0]
-        last = scores.pop(at)  # each of the exchangeable rows is the last one once
-        for seed in range(400):
-            monitor = errors(kind=f"{at} {seed}")
-            monitor.bags = [Bag(ERRORS, counted(ERRORS, scores))]
-            monitor.add([last], 0)
-            means.append(monitor.capital)
-    assert np.mean(means) == pytest.approx(1, abs=4 * np.std(means) / np.sqrt(len(means)))
 
 
 @pytest.mark.parametrize("change", ["wider", "biased"])
@@ -128,11 +127,11 @@ def test_curves_are_counts() -> None:
     scores = np.abs(rng.standard_normal(500))
     levels = [i / 100 for i in range(1, 100)]
     observed = [float((scores <= end).mean()) for end in ERRORS[:99]]
-    found = from_curve(levels, observed, 500)
-    assert found is not None
+    counts = from_curve(levels, observed, 500)
+    assert counts is not None
     exact = counted(ERRORS, scores.tolist())
-    assert_same_doubles(found[:99], exact[:99])
-    assert sum(found[99:]) == pytest.approx(sum(exact[99:]))
+    assert_same_doubles(counts[:99], exact[:99])
+    assert sum(counts[99:]) == pytest.approx(sum(exact[99:]))
     assert from_curve([0.5], [0.5], 500) is None
 
 
@@ -147,3 +146,27 @@ def test_there_and_back() -> None:
     bad = plain(monitor.state()) | {"alarm": {"kind": "errors", "row": 1.5, "number": 1}}
     with pytest.raises(DataError, match=r"monitor\.alarm"):
         checked(MonitorState, bad, "monitor", "")
+
+
+def test_rows_are_counted() -> None:
+    usual = usual_of_rows([0.5, 1.0, 1e9, float("inf")], {"floor": [0.0, 1.0]})
+    assert usual.strangeness is not None
+    assert (len(usual.strangeness), sum(usual.strangeness), usual.strangeness[-1]) == (len(STRANGENESS) + 1, 4, 2)
+    assert (usual.shares["floor"][0], usual.shares["floor"][-1]) == (1, 1)
+    assert usual_of_rows(None, {}) == Usual()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("strangeness", [1]),
+        ("strangeness", [-1] * (len(STRANGENESS) + 1)),
+        ("shares", {"floor": [0] * len(SHARES)}),
+        ("shares", None),
+        ("more", 1),
+    ],
+    ids=["short", "negative", "bins", "none", "other"],
+)
+def test_damaged_counts_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(DataError, match="usual"):
+        checked(Usual, plain(Usual()) | {field: value}, "usual", "")

@@ -60,10 +60,10 @@ def predictor(data: tuple[nn.Module, Tensor, Tensor]) -> latedrop.Predictor:
 def test_before_any_label_it_is_the_predictor(predictor: latedrop.Predictor, data: Any) -> None:
     _, x, _ = data
     stream = predictor.stream(level=0.8)
-    found, own = stream.predict(x[200:210]), predictor.predict(x[200:210])
-    assert (len(found), found.ids, found.mean.dtype) == (10, list(range(10)), own.mean.dtype)
-    assert_same_up_to_rounding(found.mean, own.mean)
-    for end, other in zip(found.interval(), own.interval(0.8), strict=True):
+    prediction, own = stream.predict(x[200:210]), predictor.predict(x[200:210])
+    assert (len(prediction), prediction.ids, prediction.mean.dtype) == (10, list(range(10)), own.mean.dtype)
+    assert_same_up_to_rounding(prediction.mean, own.mean)
+    for end, other in zip(prediction.interval(), own.interval(0.8), strict=True):
         assert_same_up_to_rounding(end, other)
     assert stream.predict(x[210:211]).ids == [10]
     assert (stream.rows, stream.labels, stream.coverage, stream.waiting[-1]) == (11, 0, (), 10)
@@ -109,10 +109,10 @@ def test_transformed_targets_are_followed_in_the_models_unit(data: Any) -> None:
     for start in range(200, 500, 10):
         stream.predict(x[start : start + 10])
         logs.predict(x[start : start + 10])
-        held = stream.update(positive[start : start + 10])
-        assert bool((held == logs.update(y[start : start + 10])).all())
-    found, other = stream.predict(x[500:510]), logs.predict(x[500:510])
-    for end, log in zip((found.mean, *found.interval()), (other.mean, *other.interval()), strict=True):
+        inside = stream.update(positive[start : start + 10])
+        assert bool((inside == logs.update(y[start : start + 10])).all())
+    prediction, other = stream.predict(x[500:510]), logs.predict(x[500:510])
+    for end, log in zip((prediction.mean, *prediction.interval()), (other.mean, *other.interval()), strict=True):
         assert_same_up_to_rounding(end, log.exp())
     with pytest.raises(LatedropError):
         stream.update(torch.full((10, 2), -1.0))
@@ -123,11 +123,11 @@ def test_a_vector_of_outputs_is_as_many_streams() -> None:
     labels = np.stack([rng.standard_normal(100), 5 + rng.standard_normal(100)], 1)
     both, alone = Stream(), [Stream(), Stream()]
     for row in labels:
-        found = both.follow(zeros(1, 2))
+        prediction = both.follow(zeros(1, 2))
         both.update(row[None])
         for k, stream in enumerate(alone):
             single = stream.follow(zeros(1))
-            assert float(single.low[0]) == float(found.low[0, k])
+            assert float(single.low[0]) == float(prediction.low[0, k])
             stream.update(row[k])
     assert both.coverage == tuple(stream.coverage[0] for stream in alone)
     assert both.bias[1] == pytest.approx(5, abs=1)
@@ -136,30 +136,30 @@ def test_a_vector_of_outputs_is_as_many_streams() -> None:
 
 def test_labels_come_late_out_of_order_and_for_some_rows_alone() -> None:
     rng = np.random.default_rng(1)
-    stream, known, widths, held = Stream(), {}, [], []
+    stream, known, widths, inside = Stream(), {}, [], []
     for start in range(0, 2000, 20):
-        found = stream.follow(zeros(20))
-        widths.append(float(found.high[0] - found.low[0]))
-        known |= dict(zip(found.ids, 4 + 2 * rng.standard_normal(20), strict=True))
+        prediction = stream.follow(zeros(20))
+        widths.append(float(prediction.high[0] - prediction.low[0]))
+        known |= dict(zip(prediction.ids, 4 + 2 * rng.standard_normal(20), strict=True))
         if start >= 100:  # a third of the rows, five calls later, shuffled
             late = rng.permutation(np.arange(start - 100, start - 80))[:7].tolist()
-            held += stream.update([known[i] for i in late], late).flatten().tolist()
+            inside += stream.update([known[i] for i in late], late).flatten().tolist()
     assert stream.labels == 7 * 95
     assert stream.bias[0] == pytest.approx(4, abs=0.6)
     assert np.mean(widths[40:]) == pytest.approx(2 * 2 * Z, rel=0.15)
-    assert stream.coverage == (np.mean(held),)
-    assert np.mean(held[100:]) == pytest.approx(0.9, abs=0.04)  # 565 labels: a standard error of 0.013
+    assert stream.coverage == (np.mean(inside),)
+    assert np.mean(inside[100:]) == pytest.approx(0.9, abs=0.04)  # 565 labels: a standard error of 0.013
 
 
 def test_a_thousand_labels_at_once_do_not_throw_it_off() -> None:
     """All of them were predicted before the first was known, and all were missed."""
     stream = Stream()
     stream.follow(zeros(1000))
-    held = stream.update(10 + np.random.default_rng(0).standard_normal(1000))
-    assert not bool(held.any())
-    found = stream.follow(zeros(1))
-    assert float(found.mean) == pytest.approx(10, abs=0.5)
-    assert float(found.high - found.low) == pytest.approx(2 * Z, rel=0.35)
+    inside = stream.update(10 + np.random.default_rng(0).standard_normal(1000))
+    assert not bool(inside.any())
+    prediction = stream.follow(zeros(1))
+    assert float(prediction.mean) == pytest.approx(10, abs=0.5)
+    assert float(prediction.high - prediction.low) == pytest.approx(2 * Z, rel=0.35)
 
 
 def test_own_names() -> None:
@@ -349,11 +349,11 @@ while True:
             process.wait()
             process.stdout.close()
             said = max([said, *(int(word) for word in left[:-1])])
-            found = Stream(path=path)
-            assert found.labels >= said
-            unlabelled = found.rows - found.labels  # each kill may come between a row and its label
+            stream = Stream(path=path)
+            assert stream.labels >= said
+            unlabelled = stream.rows - stream.labels  # each kill may come between a row and its label
             assert unlabelled in (waiting, waiting + 1)
-            before, waiting = found.labels, unlabelled
+            before, waiting = stream.labels, unlabelled
         assert not [name for name in os.listdir(tmp_path) if name != "s.json" and not name.endswith(".part")]
 
     def test_another_level_or_model_is_refused(self, tmp_path: Path) -> None:
@@ -404,8 +404,8 @@ def test_threads_share_a_stream() -> None:
         rng = np.random.default_rng(seed)
         try:
             for _ in range(50):
-                found = stream.follow(zeros(3))
-                stream.update(rng.standard_normal(3), found.ids)
+                prediction = stream.follow(zeros(3))
+                stream.update(rng.standard_normal(3), prediction.ids)
         except Exception as error:
             errors.append(error)
 
@@ -420,13 +420,13 @@ def test_threads_share_a_stream() -> None:
 
 def test_shares_of_rows_are_those_of_the_record(predictor: latedrop.Predictor, data: Any) -> None:
     _, x, _ = data
-    found = predictor.predict(x[:200])
+    prediction = predictor.predict(x[:200])
     terms = predictor.calibration.terms
-    assert found.shares is not None
+    assert prediction.shares is not None
     assert terms is not None
-    total = sum(found.shares.values())
+    total = sum(prediction.shares.values())
     assert_same_up_to_rounding(total, torch.ones(200))
-    for name, share in found.shares.items():
+    for name, share in prediction.shares.items():
         record = sum(value for column, value in terms.shares.items() if column.partition(":")[0] == name)
         assert float(share.mean()) == pytest.approx(record, abs=0.05)
 

@@ -61,8 +61,8 @@ def test_the_first_interval_is_the_predictors_own() -> None:
 
 def test_theta_is_the_sum_of_its_steps() -> None:
     tracker = Tracker(0.9, 1, step=0.1)
-    found = missed(tracker, stream("step", 500, 0))
-    assert_same_doubles(tracker.theta, 0.1 * (found.sum() - 0.1 * 500), scale=0.1 * 500)
+    misses = missed(tracker, stream("step", 500, 0))
+    assert_same_doubles(tracker.theta, 0.1 * (misses.sum() - 0.1 * 500), scale=0.1 * 500)
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,14 +95,14 @@ def test_misses_are_bounded_against_one_who_sees_the_interval() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_run_coverage_of_drifting_streams(kind: str, level: float) -> None:
     count = 2000
-    found = all_missed(Tracker(level, 3), np.stack([stream(kind, count, seed) for seed in range(3)], 1))
-    assert found.mean() == pytest.approx(1 - level, abs=0.01)
+    misses = all_missed(Tracker(level, 3), np.stack([stream(kind, count, seed) for seed in range(3)], 1))
+    assert misses.mean() == pytest.approx(1 - level, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_coverage_is_near_the_level_soon_after_a_change(kind: str) -> None:
-    found = all_missed(Tracker(0.9, 10), np.stack([stream(kind, 1500, seed) for seed in range(10)], 1)).mean(1)
-    windows = found[100:].reshape(-1, 100).mean(1)  # 1000 labels each: a standard error of 0.01 were they independent
+    misses = all_missed(Tracker(0.9, 10), np.stack([stream(kind, 1500, seed) for seed in range(10)], 1)).mean(1)
+    windows = misses[100:].reshape(-1, 100).mean(1)  # 1000 labels each: a standard error of 0.01 were they independent
     assert 1 - windows.min() < 0.96
     assert 1 - windows.max() > 0.84
 

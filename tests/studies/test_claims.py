@@ -61,9 +61,9 @@ def test_the_sets_of_a_claim_are_one_family() -> None:
     alone: dict[str, dict[str, Any]] = {"a": {"effect": 2.2}}  # p = 0.028
     assert decide(claim, alone).outcomes["a"].verdict == "holds"
     more = alone | {f"set {place}": {"effect": 0.5} for place in range(3)}
-    found = decide(claim, more).outcomes
-    assert found["a"].verdict == "not decided"
-    assert found["a"].p == pytest.approx(4 * 0.0278, rel=1e-2)
+    decided = decide(claim, more).outcomes
+    assert decided["a"].verdict == "not decided"
+    assert decided["a"].p == pytest.approx(4 * 0.0278, rel=1e-2)
     # What has no spread, or says nothing, is no test and costs nothing.
     other = Claim("", "", lambda record: Effect(record["effect"], 1.0) if record["effect"] < 9 else None, above=0.0)
     assert decide(other, alone | {"b": {"effect": 10.0}}).outcomes["a"].verdict == "holds"

@@ -127,7 +127,7 @@ def test_what_was_finished_survives_a_stop_and_a_full_disk(
     assert command(study, ["--out", str(tmp_path), "--device", "cpu"]) == 130
     assert "finished work is kept" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.json"]
-    kept = (tmp_path / "1.json").read_bytes()
+    before = (tmp_path / "1.json").read_bytes()
 
     def full(self: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -135,7 +135,7 @@ def test_what_was_finished_survives_a_stop_and_a_full_disk(
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(FileError, match="No space left"):
         again(SQUARES, tmp_path, "--sets", "1", "--fresh")
-    assert (tmp_path / "1.json").read_bytes() == kept
+    assert (tmp_path / "1.json").read_bytes() == before
 
 
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,26 +155,6 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         with pytest.raises(ArgumentError, match="--gpus from 0 to 64"):
             again(SQUARES, tmp_path, "--ray", "auto", "--gpus", wrong)
     assert command(SQUARES, ["--out", str(tmp_path), "--figures"]) == 1
-
-
-def test_units_ask_ray_for_gpus(ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a GPU: what `ray.remote` is told."""
-    told: list[dict[str, Any]] = []
-
-    class Remote:
-        def remote(self, job: Any) -> Any:
-            return job
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "remote", lambda **options: told.append(options) or (lambda run: Remote()))
-    monkeypatch.setattr(ray, "wait", lambda waiting, num_returns: (waiting[:1], waiting[1:]))
-    monkeypatch.setattr(ray, "get", lambda job: job())
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
-    again(SQUARES, tmp_path, "--ray", "auto", "--gpus", "0.25")
-    assert told == [{"num_cpus": 1, "num_gpus": 0.25, "max_retries": 3}]
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    with pytest.raises(ArgumentError, match=r"a cluster with 0\.25 GPUs or more for each unit; found 0 in all"):
-        again(SQUARES, tmp_path, "--ray", "auto", "--gpus", "0.25", "--fresh")
 
 
 @pytest.mark.slow

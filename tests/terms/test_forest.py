@@ -60,15 +60,6 @@ def sums(trees: Trees, x: np.ndarray) -> Tensor:
     return trees.sums(torch.from_numpy(np.float32(x)))
 
 
-def test_trees_predict_what_scikit_learn_predicts() -> None:
-    x, y = rows_of()
-    y = np.concatenate([y, x[:, 1:2] ** 2], 1)
-    model = RandomForestRegressor(30, min_samples_leaf=3, random_state=0).fit(x, y)
-    trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 30, 4)
-    new = np.random.default_rng(1).normal(size=(300, 4)) * 2
-    assert_same_up_to_rounding(sums(trees, new), torch.from_numpy(model.predict(new)))
-
-
 @pytest.mark.parametrize("count", [100, 700])
 def test_the_forest_is_the_one_that_scikit_learn_grows(count: int) -> None:
     """Both draw rows and inputs by the same numbers, on one thread or on several."""
@@ -97,17 +88,17 @@ def test_the_forest_finds_where_errors_are_large() -> None:
     x, error = rows_of()
     model = learned(x, error)
     new = np.random.default_rng(2).normal(size=(500, 4))
-    found, large, columns = predicted(model, new)[:, 0], new[:, 0] > 0, columns_of(model)
-    assert np.median(found[large]) == pytest.approx(4, rel=0.4)
-    assert np.median(found[~large]) < 1
+    variance, large, columns = predicted(model, new)[:, 0], new[:, 0] > 0, columns_of(model)
+    assert np.median(variance[large]) == pytest.approx(4, rel=0.4)
+    assert np.median(variance[~large]) < 1
     assert np.median(columns[x[:, 0] > 0]) > 5 * np.median(columns[x[:, 0] <= 0])
 
 
 def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
     x, error = rows_of()
     model = learned(x, np.concatenate([error, 1e4 * error], 1), trees=20)
-    for found in (columns_of(model), predicted(model, x, 2)):
-        assert_same_up_to_rounding(found[:, 1], 1e8 * found[:, 0])
+    for columns in (columns_of(model), predicted(model, x, 2)):
+        assert_same_up_to_rounding(columns[:, 1], 1e8 * columns[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -146,12 +137,12 @@ def test_it_looks_at_logarithms_of_terms_before_it() -> None:
     rows = batch(x, fitted=True)
     rows.totals["leverage"] = torch.exp(torch.arange(400.0))[:, None].clamp_max(1e30)
     rows.totals["dropout"] = torch.zeros(400, 1)
-    found = ErrorForest().looking_at(rows)
-    assert found.beside == ("leverage", "dropout")
-    numbers = found.numbers(rows)
+    forest = ErrorForest().looking_at(rows)
+    assert forest.beside == ("leverage", "dropout")
+    numbers = forest.numbers(rows)
     assert numbers.shape == (400, 4 + 1 + 2)
-    assert found.spread is not None
-    assert_same_up_to_rounding(numbers[:60, 5] * float(found.spread[5]), torch.arange(60.0))
+    assert forest.spread is not None
+    assert_same_up_to_rounding(numbers[:60, 5] * float(forest.spread[5]), torch.arange(60.0))
     assert bool(numbers.isfinite().all())
 
 

@@ -95,8 +95,8 @@ def test_leverage_is_the_quadratic_form_for_every_output() -> None:
 def test_fewer_rows_than_units_have_a_larger_ridge() -> None:
     torch.manual_seed(3)
     reference, phi = torch.randn(10, 1, 30).double(), torch.randn(9, 1, 30).double()
-    found = measured(GradientLeverage(0.01).learned_from([reference], False), phi)[:, 0]
-    assert_same_doubles(found, direct(phi[:, 0], reference[:, 0], 0.01))
+    values = measured(GradientLeverage(0.01).learned_from([reference], False), phi)[:, 0]
+    assert_same_doubles(values, direct(phi[:, 0], reference[:, 0], 0.01))
 
 
 def test_a_reference_row_is_left_out_for_itself() -> None:

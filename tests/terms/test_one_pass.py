@@ -1,7 +1,5 @@
 """First order and features are taken in one pass of the network, and each is what it is alone."""
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -38,19 +36,6 @@ class Counting(nn.Module):
 
     def _middle(self, h: Tensor) -> Tensor:
         return self.middle(h).relu()
-
-
-MEETING: list[Barrier] = []
-"""Where passes of two threads wait for each other."""
-
-
-class Meeting(nn.Linear):
-    """A layer that waits, where it is told to, for a pass of another thread."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for barrier in MEETING:
-            barrier.wait(timeout=20)
-        return super().forward(x)
 
 
 class Packed(nn.Module):
@@ -104,8 +89,8 @@ def test_a_prediction_runs_the_network_once() -> None:
         model, (x[:200], y[:200]), method=latedrop.Terms(["dropout", "leverage"]), reference=x[200:]
     )
     RUNS.clear()
-    found = uq.predict(x[:7])
-    assert found.novelty is not None
+    prediction = uq.predict(x[:7])
+    assert prediction.novelty is not None
     assert RUNS == [7]
 
 
@@ -118,16 +103,3 @@ def test_calibrating_runs_each_batch_once() -> None:
     latedrop.calibrate(net, (x, y), reference=x + 0.01, progress=False)
     # Four batches each of validation and reference rows; two passes more of the first tell which features can be had.
     assert RUNS.count(256) == 4 + 4 + 2
-
-
-def test_batches_of_two_networks_run_at_the_same_time() -> None:
-    model, x = nn.Sequential(Meeting(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
-    networks, sites = [Network(model), Network(model)], find_sites(model, x)
-    MEETING.append(Barrier(2))
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            linear = pool.map(lambda network: BatchContext(network, x, sites, None, None).linear, networks)
-            one, other = (each.variance_by_site for each in linear)
-    finally:
-        MEETING.clear()
-    assert_same_up_to_rounding(one, other)

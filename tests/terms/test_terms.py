@@ -76,17 +76,19 @@ class TestFeatures:
         sites = find_sites(model, x)
         where = Features.all(sites)
         assert where is not None
-        found = where.of(Network(model), x, sites)
-        assert found.shape == (6, features)
-        assert_same_up_to_rounding(torch.cat([where.of(Network(model), x[i : i + 1], sites) for i in range(6)]), found)
+        vectors = where.of(Network(model), x, sites)
+        assert vectors.shape == (6, features)
+        assert_same_up_to_rounding(
+            torch.cat([where.of(Network(model), x[i : i + 1], sites) for i in range(6)]), vectors
+        )
 
     def test_wide_features_are_projected_and_stay_apart(self) -> None:
         model = nn.Sequential(nn.Linear(3, 1000), nn.ReLU(), nn.Linear(1000, 1)).eval()
         x = torch.randn(40, 3)
-        found = rows_of(model, x).features
-        assert found.shape[1] < 1000
+        rows = rows_of(model, x).features
+        assert rows.shape[1] < 1000
         wide = model[1](model[0](x)).detach()
-        ratio = torch.cdist(found, found)[0, 1:] / torch.cdist(wide, wide)[0, 1:]
+        ratio = torch.cdist(rows, rows)[0, 1:] / torch.cdist(wide, wide)[0, 1:]
         assert float(ratio.std() / ratio.mean()) < 0.2
 
 
@@ -247,11 +249,11 @@ class TestBlocks:
 class TestNamedFeatures:
     def test_leverage_looks_at_these_alone(self) -> None:
         x, y = data()
-        found = calibrate(mlp(), (x, y), method=latedrop.Terms(features=["4"])).calibration
-        assert found.terms is not None
-        assert found.terms.features == Features(("4",))
-        assert found.terms.guard is not None
-        assert found.terms.guard.terms == ("leverage", "gradients")
-        (leverage,) = (term for term in found.terms.terms if isinstance(term, Leverage))
+        calibration = calibrate(mlp(), (x, y), method=latedrop.Terms(features=["4"])).calibration
+        assert calibration.terms is not None
+        assert calibration.terms.features == Features(("4",))
+        assert calibration.terms.guard is not None
+        assert calibration.terms.guard.terms == ("leverage", "gradients")
+        (leverage,) = (term for term in calibration.terms.terms if isinstance(term, Leverage))
         assert leverage.root is not None
         assert leverage.root.shape == (1, 9, 9)

@@ -27,9 +27,9 @@ def network() -> tuple[nn.Module, torch.Tensor, latedrop.Sites]:
 @pytest.mark.parametrize("k", [2, 10])
 def test_without_doubt_it_is_a_softmax(k: int) -> None:
     z = torch.randn(7, k, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
-    found = log_mean_softmax(z, z.new_zeros(7, k, k), z.new_full((7,), 1.7))
+    logs = log_mean_softmax(z, z.new_zeros(7, k, k), z.new_full((7,), 1.7))
     # A variance of 0 counts as 1e-12.
-    torch.testing.assert_close(found, torch.log_softmax(z / 1.7, 1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(logs, torch.log_softmax(z / 1.7, 1), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_of_two_classes_it_is_an_integral(size: float, most: float) -> None:
     expected = (torch.nn.functional.logsigmoid(mean[:, None] + size * t) + log_density).logsumexp(1)
     z = torch.stack([mean, torch.zeros_like(mean)], 1)
     spread = size**2 * (1 - torch.eye(2, dtype=torch.float64)).expand(len(z), 2, 2)
-    found = log_mean_softmax(z, spread, torch.ones(len(z), dtype=torch.float64))
-    assert_same_doubles(found.exp().sum(1), torch.ones(len(z), dtype=torch.float64))
-    torch.testing.assert_close(found[:, 0], expected, atol=most, rtol=0)
+    logs = log_mean_softmax(z, spread, torch.ones(len(z), dtype=torch.float64))
+    assert_same_doubles(logs.exp().sum(1), torch.ones(len(z), dtype=torch.float64))
+    torch.testing.assert_close(logs[:, 0], expected, atol=most, rtol=0)
 
 
 def test_differences_are_those_of_single_outputs() -> None:
@@ -62,10 +62,12 @@ def test_the_mean_softmax_and_mutual_information_agree_with_draws() -> None:
     drawn = latedrop.sample(net, x, rate, 2000, sites=sites, keep_draws=True).outputs
     assert drawn is not None
     logs, odds = torch.log_softmax(drawn, 2), rate / (1 - rate)
-    mean, found = logs.logsumexp(0) - math.log(2000), log_mean_softmax(z, odds * spread, torch.ones(ROWS))
+    mean, by_formula = logs.logsumexp(0) - math.log(2000), log_mean_softmax(z, odds * spread, torch.ones(ROWS))
     labels = torch.multinomial(mean.exp(), 1, generator=torch.Generator().manual_seed(1))
-    nll = [float(-each.gather(1, labels).mean()) for each in (found, mean)]
+    nll = [float(-each.gather(1, labels).mean()) for each in (by_formula, mean)]
     assert abs(nll[0] - nll[1]) < 0.002
-    told, expected = mutual_information(z, odds * spread, draws=2000), information(logs)
-    assert float(torch.corrcoef(torch.stack([told, expected]))[0, 1]) > 0.97
-    assert float(told.mean() / expected.mean()) == pytest.approx(1, abs=0.15)  # first order against draws
+    information_by_formula, expected = mutual_information(z, odds * spread, draws=2000), information(logs)
+    assert float(torch.corrcoef(torch.stack([information_by_formula, expected]))[0, 1]) > 0.97
+    assert float(information_by_formula.mean() / expected.mean()) == pytest.approx(
+        1, abs=0.15
+    )  # first order against draws

@@ -28,19 +28,19 @@ def generator() -> torch.Generator:
 def test_shifts_grow_with_their_strength() -> None:
     x = torch.zeros(4, 1, 28, 28)
     x[:, :, 8:20, 12:16] = 1
-    found = shifted(x, 0)
-    assert len(found) == 15
+    images = shifted(x, 0)
+    assert len(images) == 15
     for name in ("rotation", "noise", "blur"):
-        moved = [float((found[f"{name}-{s}"] - x).square().mean()) for s in range(1, 6)]
+        moved = [float((images[f"{name}-{s}"] - x).square().mean()) for s in range(1, 6)]
         assert moved == sorted(moved)
         assert moved[0] > 0
-        assert all(0 <= float(found[f"{name}-{s}"].min()) <= float(found[f"{name}-{s}"].max()) <= 1 for s in (1, 5))
+        assert all(0 <= float(images[f"{name}-{s}"].min()) <= float(images[f"{name}-{s}"].max()) <= 1 for s in (1, 5))
 
 
 def test_six_turns_of_fifteen_degrees_are_a_quarter() -> None:
     x = torch.rand(6, 2, 9, 9, generator=generator())
-    found = turned(x, 6, generator())
-    for image, own in zip(found, x, strict=True):
+    images = turned(x, 6, generator())
+    for image, own in zip(images, x, strict=True):
         ways = [torch.rot90(own, k, (1, 2)) for k in (1, 3)]
         assert min(float((image - way).abs().max()) for way in ways) < 1e-5
 
@@ -107,18 +107,18 @@ def test_laplace_is_the_inverse_of_the_curvature() -> None:
     jacobian = torch.stack([torch.kron(torch.eye(2, dtype=torch.float64), row[None]) for row in h])
     covariance = jacobian @ hessian.inverse() @ jacobian.transpose(1, 2)
     wanted = covariance[:, 0, 0] + covariance[:, 1, 1] - 2 * covariance[:, 0, 1]
-    found = LastLayer.fit(h, logits).spread(h, precision)
-    assert_same_up_to_rounding(found[:, 0, 1], wanted)
-    assert not found.diagonal(dim1=1, dim2=2).any()
+    fit = LastLayer.fit(h, logits).spread(h, precision)
+    assert_same_up_to_rounding(fit[:, 0, 1], wanted)
+    assert not fit.diagonal(dim1=1, dim2=2).any()
 
 
 def test_scores_of_known_probabilities() -> None:
     logs = torch.tensor([[0.8, 0.2], [0.6, 0.4]], dtype=torch.float64).log()
-    found = scores(logs, torch.tensor([0, 1]))
-    assert found["nll"] == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
-    assert found["accuracy"] == 0.5
-    assert found["brier"] == pytest.approx((2 * 0.04 + 2 * 0.36) / 2)
-    assert found["aurc"] == pytest.approx((0 + 0.5) / 2)
+    measures = scores(logs, torch.tensor([0, 1]))
+    assert measures["nll"] == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
+    assert measures["accuracy"] == 0.5
+    assert measures["brier"] == pytest.approx((2 * 0.04 + 2 * 0.36) / 2)
+    assert measures["aurc"] == pytest.approx((0 + 0.5) / 2)
     sure = scores(torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]], dtype=torch.float64), torch.tensor([0, 0]))
     assert math.isfinite(sure["nll"])
     assert told_apart(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0])) == (0.75, 0.5)

@@ -33,16 +33,11 @@ from studies.crowd.measures import COVERAGES, KINDS, Predicted, conformal, fit, 
 from studies.crowd.stages import Settings, load, sampled
 from studies.crowd.study import STUDY
 from studies.driver import parsed, read_record, run
+from written import arrays_of
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 RATES = (0.005, 0.05)
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws")
-
-
-def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
-    """What is in a npz file, which is closed again."""
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +110,12 @@ def test_measures_are_those_of_the_library() -> None:
     rows = held.mean, lifted[0], held.target
     assert fitted.scale == pytest.approx(float(scale.optimal_scale(*rows)))
     assert fitted.relaxed_scale == pytest.approx(float(scale.relaxed_scale(*rows)))
-    found = judge(test, fitted, intervals=True)
-    assert found["zero_variances"] == 4
-    assert found["rmse"] == pytest.approx(float(metrics.rmse(test.mean, None, test.target)), rel=1e-5)
-    assert found["mae"] == pytest.approx(float(metrics.mae(test.mean, None, test.target)), rel=1e-5)
+    judgement = judge(test, fitted, intervals=True)
+    assert judgement["zero_variances"] == 4
+    assert judgement["rmse"] == pytest.approx(float(metrics.rmse(test.mean, None, test.target)), rel=1e-5)
+    assert judgement["mae"] == pytest.approx(float(metrics.mae(test.mean, None, test.target)), rel=1e-5)
     ideal = metrics.ideal_nll(test.mean.double(), None, test.target.double(), constant=False)
-    assert found["nll_ideal"] == pytest.approx(float(ideal))
+    assert judgement["nll_ideal"] == pytest.approx(float(ideal))
     variances = {
         "unscaled": lifted[1].double(),
         "scaled": lifted[1].double() * fitted.scale,
@@ -129,11 +124,11 @@ def test_measures_are_those_of_the_library() -> None:
     }
     for kind in KINDS:
         rows = test.mean.double(), variances[kind], test.target.double()
-        assert found[f"nll_{kind}"] == pytest.approx(float(metrics.nll(*rows, constant=False)))
-        assert found[f"ma_{kind}"] == pytest.approx(float(metrics.miscalibration_area(*rows)))
+        assert judgement[f"nll_{kind}"] == pytest.approx(float(metrics.nll(*rows, constant=False)))
+        assert judgement[f"ma_{kind}"] == pytest.approx(float(metrics.miscalibration_area(*rows)))
         _, observed = metrics.calibration_curve(*rows)
-        np.testing.assert_allclose(found["curves"][kind], observed, atol=1e-5)
-        for level, inside, width in zip(COVERAGES, found["coverage"][kind], found["width"][kind], strict=True):
+        np.testing.assert_allclose(judgement["curves"][kind], observed, atol=1e-5)
+        for level, inside, width in zip(COVERAGES, judgement["coverage"][kind], judgement["width"][kind], strict=True):
             assert inside == pytest.approx(float(metrics.coverage(*rows, level=level)))
             assert width == pytest.approx(float(metrics.interval_width(*rows, level=level)))
 
@@ -158,12 +153,12 @@ def test_conformal_is_that_of_intervals() -> None:
     held, test = pairs()
     std = {"validation": held.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
     error = {"validation": held.target - held.mean, "test": test.target - test.mean}
-    found = conformal(error, std)
+    scores = conformal(error, std)
     fitted = intervals.conformal([error["validation"] / std["validation"]], (1.0,), (0.0,))
     for place, level in enumerate(COVERAGES):
         radius = fitted.quantiles((1 + level) / 2)[0] * std["test"]
-        assert found["width"][place] == pytest.approx(float(2 * radius.mean()), rel=1e-5)
-        assert found["coverage"][place] == pytest.approx(float((error["test"].abs() <= radius).double().mean()))
+        assert scores["width"][place] == pytest.approx(float(2 * radius.mean()), rel=1e-5)
+        assert scores["coverage"][place] == pytest.approx(float((error["test"].abs() <= radius).double().mean()))
     few = conformal({name: values[:10] for name, values in error.items()})
     assert few["coverage"][-1] is None
     assert few["coverage"][0] is not None

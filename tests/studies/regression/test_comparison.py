@@ -49,22 +49,22 @@ def changed(data: Rows, part: str) -> Rows:
 
 
 def variances(case: tuple[Networks, int | None], data: Rows) -> dict[str, dict[str, Tensor]]:
-    found = predictions(case[0], plain(case[0], data), data, case[1])
-    return {name: {part: predicted.variance for part, predicted in parts.items()} for name, parts in found.items()}
+    by_method = predictions(case[0], plain(case[0], data), data, case[1])
+    return {name: {part: predicted.variance for part, predicted in parts.items()} for name, parts in by_method.items()}
 
 
 def test_every_part_but_the_training_rows_is_predicted(case: tuple[Networks, int | None]) -> None:
     data = rows()
     nets = plain(case[0], data)
-    found = predictions(case[0], nets, data, case[1])
+    by_method = predictions(case[0], nets, data, case[1])
     least = least_variance(nets, data)
-    for name, parts in found.items():
+    for name, parts in by_method.items():
         assert list(parts) == ["validation", "inside", "test"], name
         for part, predicted in parts.items():
             torch.testing.assert_close(predicted.target, data.y[part] * data.units[:, None])
             assert bool((predicted.variance >= least[:, None]).all()), name
             assert all(bool(torch.isfinite(value).all()) for value in scores(predicted).values()), name
-    assert ("injected per site, floor" in found) == (len(case[0].plain.layers) > 2)
+    assert ("injected per site, floor" in by_method) == (len(case[0].plain.layers) > 2)
     assert set(conformal(nets, data, "inside")) == {"conformal", "conformal, injected"}
 
 
@@ -105,14 +105,14 @@ def test_the_rate_of_each_treatment_is_its_own_best_and_the_first_of_equals() ->
         "nll_scaled": torch.tensor([1.0, 1.0, 1.0, 2.0, 1.0, 0.0]),
         "nll_floor": torch.tensor([2.0, 1.0, 0.5, 0.0, 1.0, 2.0]),
     }
-    found = {how: index.tolist() for how, index in best_rates(curves, 3).items()}
-    assert found == {"raw": [1, 0], "scaled": [0, 2], "relaxed": [0, 2], "floor": [2, 0]}
+    places = {how: index.tolist() for how, index in best_rates(curves, 3).items()}
+    assert places == {"raw": [1, 0], "scaled": [0, 2], "relaxed": [0, 2], "floor": [2, 0]}
 
 
 def test_parts_are_in_the_unit_of_each_target() -> None:
     data = rows()
     moments = [{"test": (data.y["test"][split], torch.ones(9, dtype=torch.float64))} for split in range(2)]
-    found = data.joined(moments)["test"]
-    assert isinstance(found, Predicted)
-    assert torch.equal(found.mean, found.target)
-    assert found.variance[:, 0].tolist() == [4.0, 25.0]
+    joined = data.joined(moments)["test"]
+    assert isinstance(joined, Predicted)
+    assert torch.equal(joined.mean, joined.target)
+    assert joined.variance[:, 0].tolist() == [4.0, 25.0]

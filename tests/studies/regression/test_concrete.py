@@ -35,8 +35,8 @@ def test_noise_is_learned_and_rates_stay_inside(hidden: tuple[int, ...]) -> None
     torch.manual_seed(1)
     x = torch.randn(3, 400, 3)
     y = x[..., 0] + torch.tensor([0.1, 0.3, 1.0])[:, None] * torch.randn(3, 400)
-    found = train_concrete(x, y, Plan(hidden, (0.0,), 5e-3, 64, 120), [1, 2, 3])
-    assert found.rate.shape == (3, len(hidden))
-    assert bool((found.rate > 0).all() and (found.rate < 0.5).all())
-    assert bool((found.noise.diff() > 0).all())
-    assert 0.5 < float(found.noise[2]) < 1.4
+    learned = train_concrete(x, y, Plan(hidden, (0.0,), 5e-3, 64, 120), [1, 2, 3])
+    assert learned.rate.shape == (3, len(hidden))
+    assert bool((learned.rate > 0).all() and (learned.rate < 0.5).all())
+    assert bool((learned.noise.diff() > 0).all())
+    assert 0.5 < float(learned.noise[2]) < 1.4

@@ -42,9 +42,9 @@ def net() -> Network:
 
 
 def test_constant_is_the_validation_error(net: Network) -> None:
-    found = constant(net)
-    assert float(found["test"][1][7]) == pytest.approx(float(net.error("validation").square().mean()))
-    assert list(found) == ["validation", "test", "inside"]
+    parts = constant(net)
+    assert float(parts["test"][1][7]) == pytest.approx(float(net.error("validation").square().mean()))
+    assert list(parts) == ["validation", "test", "inside"]
 
 
 def test_per_site_is_the_floor_fit_for_one_site(net: Network) -> None:
@@ -72,13 +72,13 @@ def test_rate_in_has_one_rate_for_each_site_and_call(net: Network) -> None:
 
 def test_ensembles_are_mixtures(net: Network) -> None:
     others = [network([(w * f, b) for w, b in net.member], net.x, net.target) for f in (1.1, 0.8)]
-    found = ensemble([net, *others])["inside"]
+    mixture = ensemble([net, *others])["inside"]
     outputs = torch.stack([net.mean["inside"], *(other.mean["inside"] for other in others)])
-    torch.testing.assert_close(found[0], outputs.mean(0))
-    torch.testing.assert_close(found[1], outputs.var(0))
-    single = spread(net, {"inside": found})["inside"]
+    torch.testing.assert_close(mixture[0], outputs.mean(0))
+    torch.testing.assert_close(mixture[1], outputs.var(0))
+    single = spread(net, {"inside": mixture})["inside"]
     assert torch.equal(single[0], net.mean["inside"])  # moved, not computed
-    assert torch.equal(single[1], found[1])
+    assert torch.equal(single[1], mixture[1])
     (first, (weight, bias)), g = net.member, torch.Generator().manual_seed(5)
     two = [
         [first, (torch.cat([weight, 0.1 * torch.randn(8, 1, generator=g).double()], 1), bias.repeat(2) * f)]
@@ -127,11 +127,11 @@ def test_laplace_is_the_posterior_at_the_largest_evidence(net: Network) -> None:
 
 
 def test_conformal_ranks_the_validation_errors(net: Network) -> None:
-    found = conformal_scores(net, None, 2.0)
+    scores = conformal_scores(net, None, 2.0)
     radius = float(net.error("validation").abs().sort().values[math.ceil(100 * 0.9) - 1])
-    assert found["width"] == pytest.approx(2 * radius * 2)
-    assert found["coverage"] == pytest.approx(float((net.error("test").abs() <= radius).double().mean()))
-    assert found["ranking"] == 0
+    assert scores["width"] == pytest.approx(2 * radius * 2)
+    assert scores["coverage"] == pytest.approx(float((net.error("test").abs() <= radius).double().mean()))
+    assert scores["ranking"] == 0
     std = {part: net.by_site[part][:, 0].sqrt() for part in ("validation", "inside")}
     scaled = conformal_scores(net, std, 2.0, "inside")
     assert 0 <= scaled["ma"] < 0.3

@@ -30,8 +30,8 @@ def test_a_rate_loses_the_wanted_share_of_all_activations_of_a_call() -> None:
     # Bins of width 1 up to 10, and one for 0: shares of 0, 1, 2, 3 and 10.
     shares = torch.tensor([3, 1, 2, 1, 1], dtype=torch.float64) / 8
     rate = layer_rate(units)
-    kept = information_kept(shares, rate) / information_kept(shares, torch.zeros_like(rate))
-    assert float(kept) == pytest.approx(1 - LOSS)
+    share = information_kept(shares, rate) / information_kept(shares, torch.zeros_like(rate))
+    assert float(share) == pytest.approx(1 - LOSS)
     assert rate.shape == ()
     assert 0 < float(rate) < 0.5
     torch.testing.assert_close(layer_rate(units[[1, 0, 1, 0]]), rate)  # the rows of a call share it

@@ -19,14 +19,14 @@ def test_they_are_the_library_terms() -> None:
     x = {"train": torch.randn(60, 3).double(), "shifted": 2 + torch.randn(20, 3).double()}
     sites = find_sites(net, x["train"][:5])
     rows = {part: BatchContext(Network(net), values, sites, None, Features.all(sites)) for part, values in x.items()}
-    found = network(member, x, {part: values[:, 0] for part, values in x.items()})
+    model = network(member, x, {part: values[:, 0] for part, values in x.items()})
     h, new = (torch.cat([part.features, torch.ones(len(part.features), 1)], 1) for part in rows.values())
     gram = h.T @ h / len(h)
     gram = gram + 1e-3 * gram.trace() / len(gram) * torch.eye(len(gram))
     of_rows = (new * torch.linalg.solve(gram, new.T).T).sum(1)
     nearest = Neighbours().learned_from([rows["train"].features], False).values(rows["shifted"])
     for ours, wanted in ((leverage, of_rows), (neighbours, nearest)):
-        moments = ours(found)
+        moments = ours(model)
         assert set(moments) == {"shifted"}
         mean, variance = moments["shifted"]
         torch.testing.assert_close(mean, net(x["shifted"])[:, 0].detach())

@@ -104,11 +104,11 @@ def test_ctrl_c_ends_the_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     monkeypatch.setattr(stacked, "_GROUP_FLOATS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    before, told = threading.active_count(), []
+    before, ticks = threading.active_count(), []
 
     def tick(rows: int) -> None:
-        told.append(rows)
-        if len(told) > 5:
+        ticks.append(rows)
+        if len(ticks) > 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -73,24 +73,24 @@ def test_what_cannot_be_cut_is_said() -> None:
 def test_parts_are_standardised_by_training_rows_and_padded() -> None:
     data = table()
     found, _ = cuts(data)
-    held = parts(data, found)
-    assert held.shifted == tuple(len(cut.shifted) for cut in found)
-    assert held.x["train"].shape == (len(found), len(found[0].train), 4)
-    assert held.y["shifted"].shape == (len(found), max(held.shifted))
-    np.testing.assert_allclose(held.x["train"].mean(1), 0, atol=1e-12)
-    np.testing.assert_allclose(held.y["train"].std(1), 1)
+    rows = parts(data, found)
+    assert rows.shifted == tuple(len(cut.shifted) for cut in found)
+    assert rows.x["train"].shape == (len(found), len(found[0].train), 4)
+    assert rows.y["shifted"].shape == (len(found), max(rows.shifted))
+    np.testing.assert_allclose(rows.x["train"].mean(1), 0, atol=1e-12)
+    np.testing.assert_allclose(rows.y["train"].std(1), 1)
     for index, cut in enumerate(found):
         train = data[cut.train]
         wanted = (data[cut.shifted] - train.mean(0)) / train.std(0)
-        np.testing.assert_allclose(held.x["shifted"][index, : len(wanted)], wanted[:, :-1])
-        np.testing.assert_allclose(held.y["shifted"][index, : len(wanted)], wanted[:, -1])
+        np.testing.assert_allclose(rows.x["shifted"][index, : len(wanted)], wanted[:, :-1])
+        np.testing.assert_allclose(rows.y["shifted"][index, : len(wanted)], wanted[:, -1])
 
 
 def test_a_column_that_is_constant_in_training_rows_is_only_centred() -> None:
     data = table()
     data[:, 2] = 0.1
-    held = parts(data, cuts(data)[0])
-    np.testing.assert_allclose(held.x["shifted"][..., 2], 0, atol=1e-12)
+    rows = parts(data, cuts(data)[0])
+    np.testing.assert_allclose(rows.x["shifted"][..., 2], 0, atol=1e-12)
 
 
 def test_large_tables_are_reduced_in_their_order() -> None:

@@ -18,16 +18,16 @@ def record() -> dict[str, Any]:
 
 
 def effect(text: str, record: dict[str, Any]) -> Effect:
-    found = BY_TEXT[text].measure(record)
-    assert found is not None
-    return found
+    measured = BY_TEXT[text].measure(record)
+    assert measured is not None
+    return measured
 
 
 def test_the_error_is_that_of_splits_that_share_rows(record: dict[str, Any]) -> None:
     record["methods"]["injected, scaled"]["nll"] = [0.0, 1.0, 2.0, 3.0]
-    found = effect("Injection, scaled, beats a constant variance", record)
-    assert (found.value, found.freedom) == (0.5, 3)
-    assert found.error == pytest.approx((5 / 3 * (1 / 4 + 10 / 72)) ** 0.5)
+    gain = effect("Injection, scaled, beats a constant variance", record)
+    assert (gain.value, gain.freedom) == (0.5, 3)
+    assert gain.error == pytest.approx((5 / 3 * (1 / 4 + 10 / 72)) ** 0.5)
 
 
 def test_the_validation_rows_choose_the_best_rate(record: dict[str, Any]) -> None:
@@ -51,9 +51,9 @@ def test_verdicts_count_the_sets(record: dict[str, Any]) -> None:
     results = {name: made_record() for name in "abc"}
     for name, nll in {"a": [0.0, 0.1, 0.2, 0.1], "b": [2.0, 2.1, 2.2, 2.1], "c": [0.0, 1.0, 2.0, 1.1]}.items():
         results[name]["methods"]["injected, scaled"]["nll"] = nll
-    found = decide(claim, results)
-    assert [found.sets(word) for word in ("holds", "fails", "not decided")] == [("a",), ("b",), ("c",)]
-    assert found.verdict == "holds on 1, fails on 1 of 3"
+    decided = decide(claim, results)
+    assert [decided.sets(word) for word in ("holds", "fails", "not decided")] == [("a",), ("b",), ("c",)]
+    assert decided.verdict == "holds on 1, fails on 1 of 3"
     assert decide(claim, {"c": results["c"]}).verdict == "not decided"
     assert decide(claim, dict.fromkeys("cd", results["c"])).verdict == "not decided on any of 2"
 
