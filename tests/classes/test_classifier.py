@@ -160,7 +160,7 @@ class TestBadInput:
             latedrop.calibrate(net, (x, y), method=latedrop.Sampling(floor=True))
         with pytest.raises(ArgumentError, match="method"):
             latedrop.calibrate(net, (x, y), method="propagate")
-        with pytest.raises(ArgumentError, match="names of 3 classes; found 2"):
+        with pytest.raises(ArgumentError, match="names of 3 classes, as the model has; found 2"):
             latedrop.calibrate(net, (x, y), task=latedrop.Classification(names=["a", "b"]), progress=False)
         with pytest.raises(ArgumentError, match="expected task to be 'auto'"):
             latedrop.calibrate(net, (x, y), task="classes")  # type: ignore[arg-type]

@@ -71,12 +71,12 @@ def _results(energy: Predictor, forces: Predictor | None, structure: list[Any]) 
             f"expected one energy for a structure; found an output of shape {tuple(p.mean.shape)}. Pass a readout of "
             "the energy to calibrate()."
         )
-    found: dict[str, Any] = {"energy": p.mean.item(), "free_energy": p.mean.item(), "energy_std": p.std.item()}
+    results: dict[str, Any] = {"energy": p.mean.item(), "free_energy": p.mean.item(), "energy_std": p.std.item()}
     novelty = [] if p.novelty is None else [p.novelty.max().item()]
     if forces is not None:
         q = forces.predict(structure).cpu()
-        found |= {"forces": q.mean.double().numpy(), "forces_std": q.std.double().numpy()}
+        results |= {"forces": q.mean.double().numpy(), "forces_std": q.std.double().numpy()}
         if q.novelty is not None:
-            found["atom_novelty"] = q.novelty.double().reshape(len(q.mean), -1).amax(1).numpy()
+            results["atom_novelty"] = q.novelty.double().reshape(len(q.mean), -1).amax(1).numpy()
             novelty.append(q.novelty.max().item())
-    return found | {"novelty": max(novelty, default=0.0)}
+    return results | {"novelty": max(novelty, default=0.0)}

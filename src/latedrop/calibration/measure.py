@@ -524,8 +524,8 @@ def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterat
         batches = dataset_batches(reference, size) if is_dataset(reference) else iter(reference)
     except TypeError as error:
         raise DataError(
-            f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}. Pass "
-            "an array, a list of batches or a DataLoader."
+            f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}. "
+            "Pass an array, a list of batches or a DataLoader."
         ) from error
     total = row_total(reference) if is_dataset(reference) or hasattr(reference, "dataset") else None
 
