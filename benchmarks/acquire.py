@@ -39,8 +39,11 @@ def curves(name: str, seed: int) -> dict[str, list[float]]:
     else:
         data = torch.tensor(rows_of(name, 10_000)).float()
         rows = data[:, :-1], data[:, -1:]
-    parts = scaled(divided(rows, seed, (0.6, 0.4)), targets=name != "digits")
+    parts = scaled(divided(rows, seed, (0.6, 0.4)), targets=False)
     pool, test = ((x[:most], y[:most]) for (x, y), most in zip(parts, (1500, 1000), strict=True))
+    if name != "digits":
+        mean, std = pool[1].mean(), pool[1].std()
+        pool, test = ((x, (y - mean) / std) for x, y in (pool, test))
     first = torch.randperm(len(pool[0]), generator=torch.Generator().manual_seed(seed))[:START].tolist()
     return {rule: _curve(pool, test, list(first), rule, seed) for rule in RULES}
 
@@ -129,4 +132,4 @@ def until(errors: list[float], goal: float) -> float:
 
 
 if __name__ == "__main__":
-    by_seeds("acquire", measured)
+    by_seeds("acquire", measured, seeds=5)

@@ -27,7 +27,8 @@ WIDTHS = (64, 128)
 if find_spec("torch_geometric") is not None:  # the table is drawn without it
     from torch_geometric.data import Batch, Data
     from torch_geometric.loader import DataLoader
-    from torch_geometric.nn import GATConv, GCNConv, global_add_pool
+    from torch_geometric.nn import GATConv, GCNConv, NNConv, SchNet, global_add_pool
+    from torch_geometric.utils import to_dense_batch
 
 
 class Convolutions(nn.Module):
@@ -63,6 +64,33 @@ class EdgeNetworks(nn.Module):
         return self.out(h if self.nodes else global_add_pool(h, data.batch))  # type: ignore[no-any-return]
 
 
+class EdgeWeights(nn.Module):
+    """Three rounds of NNConv, whose weights are made for every edge."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        weights = nn.Sequential(nn.Linear(EDGE_INPUTS, width), nn.ReLU(), nn.Linear(width, width * width))
+        self.enter, self.conv, self.out = nn.Linear(INPUTS, width), NNConv(width, width, weights), nn.Linear(width, 1)
+
+    def forward(self, data: Any) -> Tensor:
+        h = self.enter(data.x).relu()
+        for _ in range(3):
+            h = h + self.conv(h, data.edge_index, data.edge_attr).relu()
+        return self.out(global_add_pool(h, data.batch))  # type: ignore[no-any-return]
+
+
+class Near(nn.Module):
+    """Pairs of near atoms of one graph, made inside of the model."""
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        places, real = to_dense_batch(pos, batch)
+        near = (torch.cdist(places, places) < 1) & real[:, :, None] & real[:, None] & ~torch.eye(places.shape[1]).bool()
+        number = real.flatten().cumsum(0).reshape(real.shape) - 1
+        graph, a, b = near.nonzero().T
+        i, j = number[graph, a], number[graph, b]
+        return torch.stack([j, i]), (pos[i] - pos[j]).norm(dim=1)
+
+
 def attention(size: int, width: int) -> nn.Module:
     return GATConv(size, width // 4, heads=4)  # type: ignore[no-any-return]
 
@@ -70,6 +98,8 @@ def attention(size: int, width: int) -> nn.Module:
 NETWORKS: dict[str, tuple[str, int, Callable[[int], nn.Module]]] = {
     "GCN": ("graphs", 3, lambda width: Convolutions(GCNConv, width, nodes=False)),
     "GAT": ("graphs", 3, lambda width: Convolutions(attention, width, nodes=False)),
+    "NNConv, half as wide": ("graphs", 3, lambda width: EdgeWeights(width // 2)),
+    "SchNet": ("graphs", 3, lambda width: SchNet(width, width, 3, 25, 1.0, interaction_graph=Near())),
     "networks on edges": ("graphs", 12, lambda width: EdgeNetworks(width, nodes=False)),
     "GCN, 3 neighbors": ("nodes", 3, lambda width: Convolutions(GCNConv, width, nodes=True)),
     "GCN, 12 neighbors": ("nodes", 12, lambda width: Convolutions(GCNConv, width, nodes=True)),
@@ -87,8 +117,8 @@ def graphs(count: int, neighbors: int, seed: int) -> list[Any]:
         pos, x = torch.randn(nodes, 3, generator=g), torch.randn(nodes, INPUTS, generator=g)
         near = torch.cdist(pos, pos).fill_diagonal_(torch.inf).topk(neighbors, largest=False).indices
         edges = torch.stack([near.flatten(), torch.arange(nodes).repeat_interleave(neighbors)])
-        edge_attr = torch.randn(edges.shape[1], EDGE_INPUTS, generator=g)
-        made.append(Data(x=x, pos=pos, edge_index=edges, edge_attr=edge_attr))
+        z, edge_attr = torch.randint(1, 9, (nodes,), generator=g), torch.randn(edges.shape[1], EDGE_INPUTS, generator=g)
+        made.append(Data(x=x, z=z, pos=pos, edge_index=edges, edge_attr=edge_attr))
     return made
 
 
@@ -123,7 +153,7 @@ def measured() -> dict[str, Any]:
 
 @torch.no_grad()
 def plain(model: nn.Module, batch: Any) -> Tensor:
-    return model(batch)  # type: ignore[no-any-return]
+    return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)  # type: ignore[no-any-return]
 
 
 def markdown(record: dict[str, Any]) -> str:

@@ -47,7 +47,8 @@ from benchmarks.instead_methods import (
     peer_versions,
     suits,
 )
-from benchmarks.instead_sets import APART, CHOSEN_ON, HIDDEN, MEMBERS, MOST_ROWS, OTHERS, STEPS
+from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, STEPS
+from benchmarks.small import HIDDEN
 from benchmarks.timing import RESULTS, first_line, machine, markdown_table
 from latedrop import plots
 from latedrop.files import write_aside

@@ -7,6 +7,8 @@ Other libraries are called as their own documentation says, on the one network:
 - `crepes`: `ConformalPredictiveSystem` with the errors of the 25 nearest validation rows as difficulty, each row left
   out for itself. Intervals and distributions without a density.
 - `NGBoost`: a Gaussian for the validation errors, with a mean of its own; a fifth of the rows says when to stop.
+- `DEUP`: its error model learns the squared errors of half of the validation rows, and the other half is for its
+  normalised conformal intervals. Intervals alone. It divides errors by squared errors, hence their width.
 - `Laplace`: laplace-torch, fitted to the training rows. `last layer`: prior and noise by marginal likelihood, as in its
   example. `tuned`: prior and noise by the likelihood of the validation rows. `all weights`: the full matrix.
 
@@ -432,6 +434,24 @@ def ngboost(case: Case) -> Rule:
     return rule
 
 
+def deup(case: Case) -> Rule:
+    """Direct epistemic uncertainty prediction, with its conformal intervals."""
+    library = imported("deup")
+    x, y = _rows(case, case.x_val), case.y_val.numpy()
+    seen = np.random.default_rng(0).permutation(len(x)) % 2 == 0
+    model = library.DEUPRegressor(base_model=Known(), random_state=0).fit(x[seen], y[seen])
+
+    def rule(rows: Tensor) -> Bounds:
+        wanted, ends = _rows(case, rows), []
+        for level in LEVELS:
+            model.calibrate(x[~seen], y[~seen], alpha=1 - level)
+            intervals = model.predict_interval(wanted)
+            ends.append(np.stack([intervals.lower, intervals.upper], 1))
+        return _bounds(output(case.net, rows), ends)
+
+    return rule
+
+
 def laplace(case: Case, *, every: bool = False, tuned: bool = False) -> Rule:
     """A Gaussian of weights around those of the network, of the last layer or of all."""
     fitted, device = _posterior(case, every)
@@ -500,13 +520,14 @@ PEERS: dict[str, Callable[[Case], Rule]] = {
     "MAPIE, normalised": partial(mapie, normalised=True),
     "crepes": crepes,
     "NGBoost": ngboost,
+    "DEUP": deup,
     "Laplace, last layer": laplace,
     "Laplace, last layer, tuned": partial(laplace, tuned=True),
     "Laplace, all weights, tuned": partial(laplace, every=True, tuned=True),
 }
-NEEDS = {"crepes": 30, "NGBoost": 60, "Laplace, all weights, tuned": 60}
+NEEDS = {"crepes": 30, "NGBoost": 60, "DEUP": 60, "Laplace, all weights, tuned": 60}
 """The least number of validation rows."""
-_PACKAGES = ("mapie", "crepes", "ngboost", "laplace-torch", "datamol", "vaderSentiment")
+_PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
 
 
 def suits(method: str, case: Case) -> bool:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolat
 
 from benchmarks.instead_methods import Case
 from benchmarks.sets import SHARED, cuts, packaged, pair, standardised, table
-from benchmarks.small import Rows, mlp, trained
+from benchmarks.small import Rows, members, random_batches, trained
 
 CHOSEN_ON = (
     *("boston-housing", "energy", "kin8nm", "wine-quality-red"),
@@ -44,7 +44,7 @@ APART = (
 SIZES = (10, 20, 30, 60, 100, 1000)
 """Validation rows in situation `in` of tables, beside all there are; the others have all."""
 MOST_ROWS = 10_000
-MEMBERS, STEPS, HIDDEN = 5, 2000, (50, 50, 50)
+MEMBERS, STEPS = 5, 2000
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,13 @@ def situations(name: str, seed: int) -> Iterator[Situation]:
 
 def _tables(name: str, seed: int) -> Iterator[Situation]:
     whole = table(name, MOST_ROWS)
-    for place, (key, rows) in enumerate(cuts(whole, seed).items()):
+    parts = cuts(whole, seed)
+    counts = [len(rows.fit) for rows in parts.values() for _ in range(MEMBERS)]
+    untrained = members(whole.shape[1] - 1, counts, seed, STEPS)
+    for key, rows in parts.items():
         data = standardised(whole, rows)
-        torch.manual_seed(seed)
         fit, stop = pair(data, rows.fit), pair(data, rows.stop)
-        seeds = [1000 * seed + MEMBERS * place + member for member in range(MEMBERS)]
-        nets = [trained(mlp(fit[0].shape[1], hidden=HIDDEN), fit, stop, seed=each, steps=STEPS) for each in seeds]
+        nets = [trained(net, fit, stop, batches=batches) for net, batches in islice(untrained, MEMBERS)]
         x, y = pair(data, rows.validation)
         shared: dict[str, Any] = {}
         inside = None if key == "in" else pair(data, rows.inside)[0]
@@ -128,7 +129,9 @@ def _others(name: str, seed: int) -> Iterator[Situation]:
 
     torch.manual_seed(seed)
     fit_rows, stop_rows = part(parts["f"]), part(parts["s"])
-    nets = [trained(kind.network(), fit_rows, stop_rows, seed=100 * seed + member) for member in range(MEMBERS)]
+    seeds = [torch.Generator().manual_seed(100 * seed + member) for member in range(MEMBERS)]
+    batches = [random_batches(len(fit_rows[1]), each) for each in seeds]
+    nets = [trained(kind.network(), fit_rows, stop_rows, batches=each) for each in batches]
     test, (x_val, y_val) = part(parts["t"]), part(parts["v"])
     case = Case(nets, *_joined(fit_rows, stop_rows), x_val, y_val.double())
     yield Situation("in", "all", case, test, None)

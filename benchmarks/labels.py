@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.small import Rows, divided, mlp, scaled, trained
+from benchmarks.small import BATCH, Rows, divided, mlp, scaled, trained
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import calibrate_multilabel
 
@@ -31,7 +31,9 @@ def compared(rows: Rows, seed: int) -> dict[str, Any]:
     train, validation, other, (x, y) = scaled(divided(rows, seed, (0.4, 0.15, 0.15, 0.3)), targets=False)
     torch.manual_seed(seed)
     loss = nn.functional.binary_cross_entropy_with_logits
-    net = trained(mlp(x.shape[1], y.shape[1]), train, seed=seed, steps=30 * len(train[0]) // 64, loss=loss, decay=False)
+    net = mlp(x.shape[1], y.shape[1])
+    epochs = [batch for _ in range(30) for batch in torch.randperm(len(train[0])).split(BATCH)]
+    net = trained(net, train, batches=epochs, loss=loss, decay=False)
     uq = calibrate_multilabel(net, validation).control(other)
     p = uq.predict(x)
     probabilities = torch.sigmoid(p.logits), p.probabilities
@@ -113,4 +115,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("labels", measured)
+    by_seeds("labels", measured, seeds=10)

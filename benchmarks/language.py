@@ -88,4 +88,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("language", measured)
+    by_seeds("language", measured, seeds=3)

@@ -1,14 +1,14 @@
-"""Tables of up to ten million rows: calibrating them, and `latedrop predict` on a large csv file.
+"""Tables of up to ten million rows: calibrating them, `latedrop predict` on a large csv file, predictions on Ray.
 
-    python -m benchmarks.long_tables                  # both; JSON to benchmarks/results
-    python -m benchmarks.long_tables --part predict   # one of them
+    python -m benchmarks.long_tables                  # all three; JSON to benchmarks/results
+    python -m benchmarks.long_tables --part predict   # one of calibrate, predict, ray
     python -m benchmarks.long_tables --share 0.01     # a hundredth of the rows, and writes nothing
 
 Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
 
 *calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
 reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
-the same functions.
+the same functions. *ray*: what one worker does in a second, which is what a cluster is a multiple of.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from benchmarks.serve import prepared
 from benchmarks.timing import machine, markdown_table, write
 
 ROWS = (100_000, 1_000_000, 10_000_000)
-FILE_ROWS = 15_000_000
+FILE_ROWS, RAY_ROWS, BILLION = 15_000_000, 2_000_000, 1_000_000_000
 BATCH, PART = 8192, 20
 WAYS = ("reading", "plain passes", "calibrate")
 NAMES = [f"x{i}" for i in range(13)]
@@ -92,8 +93,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def main() -> None:
-    work = {"calibrate": calibrate, "predict": predict}
-    parser = argparse.ArgumentParser(description="Long tables: calibrate, predict.")
+    work = {"calibrate": calibrate, "predict": predict, "ray": ray}
+    parser = argparse.ArgumentParser(description="Long tables: calibrate, predict, Ray.")
     parser.add_argument("--part", choices=work, help="measure this part alone")
     parser.add_argument("--share", type=float, default=1.0, help="of the rows")
     options = parser.parse_args()
@@ -122,19 +123,8 @@ def predict(folder: Path, share: float) -> dict[str, Any]:
     prepared(folder, 50)
     made(folder / "all.csv", rows)
     made(folder / "part.csv", rows // PART)
-    words = [
-        "-c",
-        COMMAND,
-        "predict",
-        "served:net",
-        "cal.json",
-        "--keep",
-        "id",
-        "--untrained",
-        "-o",
-        "out.csv",
-        "--data",
-    ]
+    options = "--keep id --untrained -o out.csv --data"
+    words = ["-c", COMMAND, "predict", "served:net", "cal.json", *options.split()]
     ways = {
         "plain pass": (rows, ["-c", PLAIN, "all.csv", "plain.csv", str(BATCH)]),
         "latedrop predict": (rows, [*words, "all.csv"]),
@@ -144,6 +134,36 @@ def predict(folder: Path, share: float) -> dict[str, Any]:
         name: {"rows": count, **run(folder, ["-c", WATCH, sys.executable, *w])} for name, (count, w) in ways.items()
     }
     return {"rows": rows, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
+
+
+def ray(folder: Path, share: float) -> dict[str, Any]:
+    """Measure one worker in this process, and the same files through Ray with one worker and with two."""
+    from pyarrow import parquet, table
+
+    from latedrop.adapters.ray import Asked, Predictions, predict_folder
+
+    rows = round(share * RAY_ROWS)
+    prepared(folder, 50)
+    data = folder / "data"
+    data.mkdir()
+    dice = np.random.default_rng(1)
+    for i in range(8):
+        columns = {name: dice.normal(size=rows // 8) for name in NAMES}
+        parquet.write_table(table({**columns, "id": np.arange(rows // 8)}), data / f"{i}.parquet")
+    options: dict[str, Any] = {"inputs": tuple(NAMES), "keep": ("id",), "folder": str(folder), "device": "cpu"}
+    job = Asked("served:net", str(folder / "cal.json"), untrained=True, **options)
+    predictions = Predictions(job)
+    predictions(parquet.read_table(data / "0.parquet").slice(0, 10))
+    start = time.process_time()
+    for file in sorted(data.glob("*.parquet")):
+        parquet.write_table(predictions(parquet.read_table(file)), folder / "one.parquet")
+    seconds = time.process_time() - start
+    clocks = {}
+    for workers in (1, 2):
+        begin = time.perf_counter()
+        predict_folder(job, str(data), str(folder / f"out{workers}"), workers=workers)
+        clocks[workers] = time.perf_counter() - begin
+    return {"rows": rows, "cpu_seconds": seconds, "ray_seconds": clocks}
 
 
 def made(path: Path, rows: int) -> None:
@@ -194,6 +214,17 @@ def predict_table(record: dict[str, Any]) -> str:
         lines.append([name, *cells, f"{way['megabytes']:.0f}"])
     heads = ["way", "rows", "CPU seconds", "rows per CPU second", "against a plain pass", "most memory [MB]"]
     return markdown_table(heads, lines)
+
+
+def ray_table(record: dict[str, Any]) -> str:
+    """Return what a billion rows take on so many workers, from one worker's speed."""
+    speed, lines = record["rows"] / record["cpu_seconds"], []
+    for workers in (1, 16, 64, 256):
+        hours = BILLION / speed / workers / 3600
+        taken = f"{hours:.1f} h" if hours > 1 else f"{60 * hours:.1f} min"
+        lines.append([workers, f"{speed * workers:,.0f}", taken, f"{workers * hours:.2f}"])
+    heads = ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"]
+    return markdown_table(heads, lines, 0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.nets import Residual, ViT, image_task, table_task
 from benchmarks.sets import SHARED
-from benchmarks.small import Rows, mlp, trained
+from benchmarks.small import Rows, mlp, random_batches, trained
 from benchmarks.timing import by_seeds, markdown_table, passes
 from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses
@@ -163,7 +163,8 @@ def mean(records: list[Any]) -> Any:
 
 
 def _trained(net: nn.Module, rows: Rows, steps: int, seed: int) -> nn.Module:
-    return trained(net, rows, seed=seed, steps=steps, loss=nn.functional.cross_entropy, decay=False)
+    batches = random_batches(len(rows[0]), torch.Generator().manual_seed(seed), steps)
+    return trained(net, rows, batches=batches, loss=nn.functional.cross_entropy, decay=False)
 
 
 def _images(
@@ -209,9 +210,7 @@ def _table(x: Tensor, y: Tensor, unseen: Tensor, sizes: tuple[int, int], steps: 
     draw = torch.randn(values.shape, generator=dice)
     shifted = {f"noise {s}": (values + s * draw, test[1]) for s in (0.5, 1.0)}
     shifted["larger"] = 2 * values, test[1]
-    net = trained(
-        _mlp(x.shape[1], int(y.max()) + 1), train, seed=seed, steps=steps, loss=nn.functional.cross_entropy, decay=False
-    )
+    net = _trained(_mlp(x.shape[1], int(y.max()) + 1), train, steps, seed)
     return Split(net, train, validation, test, novel, shifted)
 
 

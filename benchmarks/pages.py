@@ -86,6 +86,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "linear.ranks": ("linear", linear.markdown),
     "long_tables.calibrate": ("long_tables_calibrate", long_tables.calibrate_table),
     "long_tables.predict": ("long_tables_predict", long_tables.predict_table),
+    "long_tables.ray": ("long_tables_ray", long_tables.ray_table),
     "novelty.choice": ("novelty", partial(novelty.table, names=novelty.CHOICE)),
     "novelty.cost": ("novelty", novelty.cost_table),
     "novelty.other": ("novelty", partial(novelty.table, names=novelty.OTHER)),

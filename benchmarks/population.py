@@ -108,4 +108,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("population", measured)
+    by_seeds("population", measured, seeds=4)

@@ -139,4 +139,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("regions", measured)
+    by_seeds("regions", measured, seeds=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Rows = tuple[Tensor, Tensor]
 """Inputs and targets."""
-BATCH, LEARNING_RATE = 64, 2e-3
+BATCH, LEARNING_RATE, HIDDEN = 64, 2e-3, (50, 50, 50)
 _LOOK = 50  # steps between two looks at the stopping rows
 
 
@@ -29,26 +29,43 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
     return (output.flatten() - y.flatten()).square().mean()
 
 
+def random_batches(count: int, dice: torch.Generator, steps: int = 1000) -> list[Tensor]:
+    """Draw the rows of each step."""
+    return [torch.randint(count, (BATCH,), generator=dice) for _ in range(steps)]
+
+
+def members(inputs: int, counts: Sequence[int], seed: int, steps: int) -> Iterator[tuple[nn.Sequential, Tensor]]:
+    """Yield a perceptron and its batches for each number of rows, from one generator that draws for all at once."""
+    dice = torch.Generator().manual_seed(seed)
+    nets = [mlp(inputs, hidden=HIDDEN) for _ in counts]
+    for layers in zip(*[net[::2] for net in nets], strict=True):
+        a, b = layers[0].in_features, layers[0].out_features
+        weights, biases = (torch.rand(len(nets), *shape, generator=dice) for shape in ((a, b), (b,)))
+        for layer, weight, bias in zip(layers, weights, biases, strict=True):
+            layer.weight.data = (2 * weight.T - 1).contiguous() / math.sqrt(a)
+            layer.bias.data = (2 * bias - 1) / math.sqrt(a)
+    rows = (torch.rand(steps, len(nets), BATCH, generator=dice) * torch.tensor(counts)[:, None]).long()
+    yield from zip(nets, rows.unbind(1), strict=True)
+
+
 def trained(
     net: nn.Module,
     rows: Rows,
     stop: Rows | None = None,
     *,
-    seed: int,
-    steps: int = 1000,
+    batches: Sequence[Tensor] | Tensor,
     loss: Callable[[Tensor, Tensor], Tensor] = squared_error,
     decay: bool = True,
 ) -> nn.Module:
-    """Train by Adam on batches of 64, with a learning rate that falls along a cosine or stays; return it in eval mode.
+    """Take a step of Adam for each batch, at a rate that falls along a cosine or stays; return it in eval mode.
 
     With stopping rows the weights returned are those of the least loss on them.
     """
-    dice = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+    steps = len(batches)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.0 if decay else LEARNING_RATE)
     least, best = math.inf, net.state_dict()
-    for step in range(1, steps + 1):
-        batch = torch.randint(len(rows[1]), (BATCH,), generator=dice)
+    for step, batch in enumerate(batches, 1):
         optimiser.zero_grad()
         loss(net(rows[0][batch]), rows[1][batch]).backward()
         optimiser.step()
@@ -80,5 +97,7 @@ def scaled(parts: Sequence[Rows], *, targets: bool = True) -> list[Rows]:
 
 def fitted(net: nn.Module, rows: Rows, seed: int) -> nn.Module:
     """Train on nine tenths of the rows; the others say when to stop."""
-    stop, fit = divided(rows, seed, (0.1, 0.9))
-    return trained(net, fit, stop, seed=seed)
+    dice = torch.Generator().manual_seed(seed)
+    stop, fit = torch.randperm(len(rows[0]), generator=dice).tensor_split([len(rows[0]) // 10])
+    stop_rows, fit_rows = ((rows[0][part], rows[1][part]) for part in (stop, fit))
+    return trained(net, fit_rows, stop_rows, batches=random_batches(len(fit), dice))

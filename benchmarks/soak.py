@@ -2,6 +2,7 @@
 
     python -m benchmarks.soak                 # about an hour
     python -m benchmarks.soak --parts console # one part again; the others stay as they are
+    python -m benchmarks.soak --parts         # draw docs/images/soak.png from the JSON alone
 
 The service is a process of its own; eight clients send rows as JSON and npy, malformed bodies, and questions for
 `/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
@@ -34,6 +35,7 @@ import torch
 
 from benchmarks.serve import Client, free_port, message, prepared, started
 from benchmarks.timing import machine, markdown_table, stored, write
+from latedrop import plots
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.server import make_app
@@ -44,6 +46,7 @@ from latedrop_crowd.console.zones import Rule
 from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 
+IMAGE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
 REQUESTS, FRAMES, SAMPLES, CLIENTS = 200_000, 50_000, 100, 8
 DAYS = 2  # of the console's frames: the timeline of one is full after half of them
 KEPT_LABELS, LABELS = 8, 400  # of the console, and of the part with many
@@ -211,7 +214,7 @@ PARTS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Memory of the service and of the console over many hours' work.")
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     torch.set_num_threads(1)
     record = stored("soak")
     for part in parser.parse_args().parts:
@@ -220,6 +223,7 @@ def main() -> None:
         print(part, record[part]["answers"], file=sys.stderr)
         write("soak", record)
     print(markdown(record))
+    print(figure(record))
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -232,6 +236,24 @@ def markdown(record: dict[str, Any]) -> str:
         rows.append([title, f"{part['count']:,}", memory, f"{early:.1f}", f"{late:.1f}"])
     heads = ["work", "number", "memory [MB]", "growth to the middle [MB]", "in the second half [MB]"]
     return markdown_table(heads, rows)
+
+
+def figure(record: dict[str, Any]) -> Path:
+    """Draw memory over the work of each part."""
+    drawing = plots.new_figure(9, 5.5)
+    for axes, (name, (title, _)) in zip(drawing.subplots(2, 2, sharey=True).flat, PARTS.items(), strict=True):
+        counts, resident = zip(*record[name]["samples"], strict=True)
+        axes.plot(counts, resident, label="resident")
+        if in_use := record[name].get("in_use_mb"):
+            axes.plot(counts[1:], in_use, "--", label="in use")
+            axes.legend(loc="lower right")
+        axes.set(xlabel=title, ylabel="memory [MB]")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", nbins=5)
+        axes.grid(alpha=0.3)
+    axes.set_ylim(0)
+    drawing.savefig(IMAGE, dpi=150)
+    return IMAGE
 
 
 if __name__ == "__main__":

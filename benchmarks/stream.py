@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import latedrop
 from benchmarks.sets import cuts, pair, standardised, table
-from benchmarks.small import Rows, mlp, trained
+from benchmarks.small import Rows, members, trained
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
@@ -183,13 +183,12 @@ def uci(seeds: int = 3) -> dict[str, Any]:
 def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Rows, Rows]]:
     """Yield, for each side of a cut, a predictor and held-out rows of both sides."""
     data = table(name)
-    for side, rows in cuts(data, seed).items():
-        if side == "in":
-            continue
+    sides = {side: rows for side, rows in cuts(data, seed).items() if side != "in"}
+    untrained = members(data.shape[1] - 1, [len(rows.fit) for rows in sides.values()], seed, steps=3000)
+    for rows, (net, batches) in zip(sides.values(), untrained, strict=True):
         scaled = standardised(data, rows)
-        torch.manual_seed(seed)
         fit, stop = pair(scaled, rows.fit), pair(scaled, rows.stop)
-        net = trained(mlp(fit[0].shape[1], hidden=(50, 50, 50)), fit, stop, seed=seed, steps=3000)
+        trained(net, fit, stop, batches=batches)
         x, y = pair(scaled, rows.validation)
         reference = torch.cat([fit[0], stop[0]])
         predictor = latedrop.calibrate(net, (x, y[:, None]), reference=reference, progress=False)

@@ -143,8 +143,8 @@ def write(name: str, record: dict[str, Any]) -> Path:
     return path
 
 
-def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int = 5) -> None:
-    """Measure on one thread for the number of seeds that the command line names, and write the result."""
+def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int) -> None:
+    """Measure on one thread for `seeds`, unless the command line names another number, and write the result."""
     parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
     parser.add_argument("--seeds", type=int, default=seeds)
     options = parser.parse_args()

@@ -10,6 +10,7 @@ from torch import nn
 
 import latedrop
 from latedrop.prediction.predictor import Predictor
+from networks import trained
 
 NAMES = ["load", "speed", "heat", "age"]
 MODULE = """
@@ -20,10 +21,6 @@ def net():
 """
 
 
-def network(outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, outputs))
-
-
 def write(folder: Path, outputs: int = 1, rows: int = 300) -> Predictor:
     """`bearing.py`, `net.pt`, `cal.json` and `test.csv` in a folder."""
     with torch.random.fork_rng(devices=[]):
@@ -31,12 +28,8 @@ def write(folder: Path, outputs: int = 1, rows: int = 300) -> Predictor:
         x = torch.randn(600 + rows, 4)
         noise = (0.1 + 0.35 * x[:, 1:2].abs()) * torch.randn(len(x), outputs)
         y = 20 + 3 * x[:, :1].sin() + x[:, 3:] + noise
-        model = network(outputs)
-        optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-        for _ in range(120):
-            optimiser.zero_grad()
-            nn.functional.mse_loss(20 + model(x[:300]), y[:300]).backward()
-            optimiser.step()
+        model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, outputs))
+        trained(model, x[:300], y[:300] - 20, 120, 5e-3)
         with torch.no_grad():
             model[-1].bias += 20
     folder.mkdir(exist_ok=True)

@@ -13,17 +13,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from architectures import missing
+from frameworks import hugging_face, lightning_module, needs, padded, trainer
 from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.errors import ArgumentError, DataError
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
-
-
-def needs(*libraries: str) -> pytest.MarkDecorator:
-    absent = missing("torchvision", *libraries) if set(libraries) & {"lightning"} else missing(*libraries)
-    return pytest.mark.skipif(bool(set(absent) & set(libraries)), reason=f"not installed: {', '.join(libraries)}")
 
 
 def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -60,32 +55,6 @@ LIGHTNING = [
     # Lightning's own: it suggests workers for small loaders, and calls what torch has deprecated.
     pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec"),
 ]
-
-
-def lightning_module(net: nn.Module) -> Any:
-    import lightning.pytorch as pl
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-            if isinstance(batch, list):
-                batch = batch[0]
-            return self(batch)
-
-    return Module()
-
-
-def trainer(*callbacks: Any) -> Any:
-    import lightning.pytorch as pl
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator="cpu", callbacks=[*callbacks], enable_progress_bar=False, **quiet)
 
 
 class TestLightning:
@@ -162,25 +131,6 @@ def texts(count: int, seed: int = 0) -> list[dict[str, Any]]:
     lengths = torch.randint(3, 9, (count,), generator=generator).tolist()
     tokens = [torch.randint(1, 20, (length,), generator=generator) for length in lengths]
     return [{"input_ids": row, "label": float(row.float().mean()) / 20} for row in tokens]
-
-
-def padded(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
-    tokens = nn.utils.rnn.pad_sequence([row["input_ids"] for row in batch], batch_first=True)
-    found = {"input_ids": tokens, "attention_mask": (tokens > 0).long()}
-    return found | ({"labels": torch.tensor([row["label"] for row in batch])} if "label" in batch[0] else {})
-
-
-def hugging_face(folder: Path, **options: Any) -> Any:
-    import transformers
-
-    torch.manual_seed(0)
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.BertConfig(vocab_size=20, max_position_embeddings=16, num_labels=1, **small)
-    model = transformers.BertForSequenceClassification(config)
-    arguments = transformers.TrainingArguments(
-        str(folder), per_device_eval_batch_size=16, report_to=[], use_cpu=True, disable_tqdm=True
-    )
-    return transformers.Trainer(model, arguments, data_collator=padded, **options)
 
 
 @needs("transformers", "accelerate")

@@ -14,27 +14,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from architectures import missing
+from frameworks import AnyWidth, hugging_face, lightning_module, needs, padded, trainer
 from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import CalibratedClassifier
 from latedrop.errors import ArgumentError
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 NAMES = ["low", "mid", "top"]
 QUICK: dict[str, Any] = {"method": latedrop.Terms(["leverage"]), "progress": False}
 
 
-def needs(*libraries: str) -> pytest.MarkDecorator:
-    absent = missing("torchvision", *libraries) if set(libraries) & {"lightning", "timm"} else missing(*libraries)
-    return pytest.mark.skipif(bool(set(absent) & set(libraries)), reason=f"not installed: {', '.join(libraries)}")
-
-
 @pytest.fixture
 def net() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 3))
+    return mlp(3, 20, 3, act=nn.ReLU)
 
 
 def rows(net: nn.Module, count: int = 90, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -46,17 +40,6 @@ def rows(net: nn.Module, count: int = 90, seed: int = 0) -> tuple[Tensor, Tensor
 
 def calibrated(net: nn.Module, **options: Any) -> Any:
     return latedrop.calibrate(net, rows(net), **QUICK, **options)
-
-
-class AnyWidth(nn.Module):
-    """Takes tables of any width, as scikit-learn's checks have many."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.each, self.head = nn.Conv1d(1, 20, 1), nn.Linear(20, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.each(x[:, None]).relu().mean(2))
 
 
 # What scikit-learn's checks ask for and a network that is trained already does not give; docs/adapters.md says so too.
@@ -144,25 +127,9 @@ def test_sets(net: nn.Module) -> None:
 @needs("lightning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")
 def test_lightning(net: nn.Module) -> None:
-    import lightning.pytorch as pl
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-        def predict_step(self, batch: Any) -> Tensor:
-            return self(batch[0])
-
-    module, (x, y) = Module(), rows(net, 50, 1)
+    module, (x, y) = lightning_module(net), rows(net, 50, 1)
     uq = calibrated(net).conformal(rows(net, 60, 2))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    quiet |= {"enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", callbacks=[predict_callback(uq, level=0.8)], **quiet)
-    found = trainer.predict(module, DataLoader(TensorDataset(x, y), batch_size=20))
+    found = trainer(predict_callback(uq, level=0.8)).predict(module, DataLoader(TensorDataset(x, y), batch_size=20))
     expected = uq.predict(x).to_dict(0.8)
     assert {"label", "confidence", "entropy", "novelty", "set", "probabilities"} == set(expected)
     for name, value in expected.items():
@@ -172,30 +139,15 @@ def test_lightning(net: nn.Module) -> None:
 @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @needs("transformers", "accelerate")
 def test_hugging_face(tmp_path: Path) -> None:
-    import transformers
-
-    def padded(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
-        tokens = nn.utils.rnn.pad_sequence([row["input_ids"] for row in batch], batch_first=True)
-        found = {"input_ids": tokens, "attention_mask": (tokens > 0).long()}
-        return found | ({"labels": torch.tensor([row["label"] for row in batch])} if "label" in batch[0] else {})
-
-    torch.manual_seed(0)
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.BertConfig(vocab_size=20, max_position_embeddings=16, num_labels=3, **small)
-    model = transformers.AutoModelForSequenceClassification.from_config(config)
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), per_device_eval_batch_size=16, report_to=[], use_cpu=True, disable_tqdm=True
-    )
-
     def right(both: Any) -> dict[str, float]:
         return {"right": float((both.predictions.argmax(1) == both.label_ids).mean())}
 
-    run = transformers.Trainer(model, arguments, data_collator=padded, compute_metrics=right)
+    run = hugging_face(tmp_path, 3, compute_metrics=right)
     dice = torch.Generator().manual_seed(0)
     tokens = [torch.randint(1, 20, (4 + i % 4,), generator=dice) for i in range(88)]
     texts = [{"input_ids": row, "label": int(row[0]) % 3} for row in tokens]
     options: dict[str, Any] = {"readout": "logits", **QUICK}
-    uq = latedrop.calibrate(model, run.get_eval_dataloader(texts[:48]), **options)
+    uq = latedrop.calibrate(run.model, run.get_eval_dataloader(texts[:48]), **options)
     found, theirs = predict_with(run, texts[48:], uq), run.predict(texts[48:])
     assert_same_up_to_rounding(found.predictions, theirs.predictions)
     np.testing.assert_array_equal(found.label_ids, theirs.label_ids)
@@ -208,19 +160,3 @@ def test_hugging_face(tmp_path: Path) -> None:
     np.testing.assert_array_equal(predict_with(run, texts[48:], ruled).kept, ruled.predict(inputs).kept())
     bare = predict_with(run, [{"input_ids": row} for row in tokens[:5]], uq)
     assert (bare.label_ids, bare.metrics, bare.label.shape) == (None, {}, (5,))
-
-
-@needs("timm")
-def test_timm() -> None:
-    import timm
-
-    torch.manual_seed(0)
-    model = timm.create_model("resnet10t", num_classes=4).eval()
-    x = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(24) % 4
-    uq = latedrop.calibrate(model, (x, y), **QUICK)
-    p = uq.predict(x[:6])
-    assert p.probabilities.shape == (6, 4)
-    assert_same_up_to_rounding(p.probabilities.sum(1), torch.ones(6, dtype=torch.float64))
-    with torch.no_grad():
-        assert_same_up_to_rounding(p.logits.float(), model(x[:6]))

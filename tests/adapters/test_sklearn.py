@@ -7,32 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import latedrop
+from frameworks import AnyWidth
 from latedrop.adapters.sklearn import CalibratedRegressor, neg_nll_score
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 pytest.importorskip("sklearn", minversion="1.6")
 
 
-class AnyWidth(nn.Module):
-    """Takes tables of any width, as scikit-learn's checks have many."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.each, self.head = nn.Conv1d(1, 20, 1), nn.Linear(20, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.each(x[:, None]).relu().mean(2))
-
-
 @pytest.fixture
 def net() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 1))
+    return mlp(3, 20, 1, act=nn.ReLU)
 
 
 @pytest.fixture

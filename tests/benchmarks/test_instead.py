@@ -17,11 +17,11 @@ from benchmarks import instead, instead_methods, instead_sets
 from benchmarks.instead import by_set, figures
 from benchmarks.instead_methods import METHODS, PEERS, Bounds, Case, Predicted, measures
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
-from benchmarks.small import mlp, trained
+from benchmarks.small import members, trained
 from latedrop.metrics import crps, interval_score, nll
 from latedrop.metrics.tails import Tail
 
-LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "Laplace": "laplace"}
+LIBRARIES = {"MAPIE": "mapie", "crepes": "crepes", "NGBoost": "ngboost", "DEUP": "deup", "Laplace": "laplace"}
 
 
 def table_of(count: int = 150, seed: int = 0) -> np.ndarray:
@@ -35,7 +35,8 @@ def case() -> Case:
     data = torch.tensor(table_of(), dtype=torch.float32)
     x, y = data[:, :-1], data[:, -1]
     fit, stop = (x[:60], y[:60]), (x[60:70], y[60:70])
-    nets: list[Any] = [trained(mlp(3, hidden=(50, 50, 50)), fit, stop, seed=seed, steps=100) for seed in range(5)]
+    untrained = members(3, [60] * 5, seed=0, steps=100)
+    nets: list[Any] = [trained(net, fit, stop, batches=batches) for net, batches in untrained]
     return Case(nets, x[:70], y[:70], x[70:], y[70:].double())
 
 
@@ -145,7 +146,7 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
         return Kind((x, x.float().mean(1)), lambda test, dice: shifts, lambda: TextNet(4))
 
     monkeypatch.setitem(instead_sets.OTHERS, "letters", kind)
-    monkeypatch.setattr(instead_sets, "trained", lambda net, *rows, seed: net.eval().requires_grad_(False))
+    monkeypatch.setattr(instead_sets, "trained", lambda net, *rows, batches: net.eval().requires_grad_(False))
     found: Iterator[Situation] = instead_sets.situations("letters", 0)
     within, beyond = found
     assert (within.name, beyond.name) == ("in", "reversed")
@@ -159,8 +160,8 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
 
 def test_methods_that_need_more_rows_or_fewer_weights_are_left_out(case: Case) -> None:
     few = Case(case.nets, case.x_train, case.y_train, case.x_val[:20], case.y_val[:20])
-    assert instead_methods.suits("NGBoost", case)
-    assert not instead_methods.suits("NGBoost", few)
+    assert instead_methods.suits("DEUP", case)
+    assert not instead_methods.suits("DEUP", few)
     wide = Case([torch.nn.Linear(3, 5000)], case.x_train, case.y_train, case.x_val, case.y_val)
     assert not instead_methods.suits("Laplace, all weights, tuned", wide)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import acquire, labels
-from benchmarks.small import divided, mlp, scaled, trained
+from benchmarks.small import divided, members, mlp, random_batches, scaled, trained
 from benchmarks.steps import Case
 from rounding import assert_same_up_to_rounding
 
@@ -44,9 +44,17 @@ def test_parts_are_divided_without_a_row_twice_and_scaled_by_the_first() -> None
 def test_a_small_network_learns_and_stops_at_its_best() -> None:
     x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
     rows, stop = (x[:100], x[:100, 0]), (x[100:], x[100:, 0])
-    net = trained(mlp(3), rows, stop, seed=0, steps=200)
+    batches = random_batches(100, torch.Generator().manual_seed(0), steps=200)
+    net = trained(mlp(3), rows, stop, batches=batches)
     with torch.no_grad():
         assert float((net(x)[:, 0] - x[:, 0]).square().mean()) < 0.1
+
+
+def test_members_have_weights_and_rows_of_their_own() -> None:
+    (first, some), (second, all_rows) = members(3, [10, 200], seed=0, steps=5)
+    assert some.shape == all_rows.shape == (5, 64)
+    assert int(some.max()) < 10 < int(all_rows.max()) < 200
+    assert not torch.equal(first[0].weight, second[0].weight)
 
 
 @pytest.mark.parametrize("work", ["plain", "by hand", "draws", "first order"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError
 from latedrop.prediction.adapted import Density, Shift
+from networks import trained
 from rounding import assert_same_up_to_rounding
 
 
@@ -27,11 +28,7 @@ def uq() -> latedrop.Predictor:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 1))
     x, y = rows(300, 0)
-    optimiser = torch.optim.Adam(net.parameters(), 5e-3)
-    for _ in range(100):
-        optimiser.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimiser.step()
+    trained(net, x, y, 100, 5e-3)
     return latedrop.calibrate(net, rows(200, 1), method=latedrop.FirstOrder(floor=True), progress=False)
 
 

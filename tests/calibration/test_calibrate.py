@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+import networks
 from latedrop import Batches, Calibration, Sampling, calibrate, find_sites, metrics, sample
 from latedrop.calibration.methods import PAPER_RATES, checked_method
 from latedrop.calibration.scale import apply_scale, fit_floor, optimal_scale, relaxed_scale
-from latedrop.errors import OutputError
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 from untouched import assert_same, state
@@ -35,14 +35,12 @@ def seeded(build: Callable[[], Any], seed: int = 0) -> Any:
 
 def mlp(outputs: int = 1, hidden: int = 50) -> nn.Module:
     """One hidden layer: one site, before the last layer."""
-    return seeded(lambda: nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, outputs)))
+    return networks.mlp(3, hidden, outputs)
 
 
 def deep(outputs: int = 1) -> nn.Module:
     """Two sites, named 2 and 4."""
-    return seeded(
-        lambda: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, outputs))
-    )
+    return networks.mlp(3, 30, 30, outputs, act=nn.ReLU)
 
 
 def data_for(model: nn.Module, rows: int = 120, seed: int = 1, noise: float = 0.3) -> tuple[Tensor, Tensor]:
@@ -346,22 +344,3 @@ def test_the_model_is_restored_when_a_pass_raises(error: type[BaseException]) ->
         quietly(model, (x, x.sum(1, keepdim=True)), readout=readout, batches=Batches(10))
     assert_same(before, state(model))
     quietly(model, (x, x.sum(1, keepdim=True)))  # and it works again
-
-
-def test_a_single_value_per_row_that_no_dropout_moves_is_said_so() -> None:
-    net, x = mlp(), torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(OutputError, match="expected an output that varies under dropout at some rate: it is the same"):
-        quietly(net, (x, x[:, 0]), readout=lambda output: output.sum(1) * 0)
-
-
-def test_the_variance_of_a_sum_is_taken_over_draws_of_the_sum() -> None:
-    case = next(case for case in ZOO if case.name == "unet")
-    model, x = case.make()
-    x = torch.cat([x, x + 0.5])
-    count = model(x).detach().sum((1, 2, 3))
-    found = quietly(
-        model, (x, count + 1), method=Sampling(rates=(0.1,)), readout=lambda density: density.sum((1, 2, 3))
-    )
-    assert found.calibration.output_shape == ()
-    draws = sample(model, x, 0.1, DRAWS, keep_draws=True).outputs.sum((2, 3, 4))
-    assert_same_up_to_rounding(found.predict(x).raw_variance, draws.var(0))

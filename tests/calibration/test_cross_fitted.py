@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop.errors import ArgumentError
+from networks import mlp
 from rounding import rounding
 
 X = torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
@@ -14,9 +15,7 @@ FOLDS = torch.arange(90).chunk(3)
 
 
 def network(seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 1))
+    return mlp(2, 12, 1, seed=seed)
 
 
 def fold(seed: int, rows: Tensor) -> tuple[nn.Module, tuple[Tensor, Tensor], Tensor]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import latedrop
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.evaluation import compare
+from networks import mlp
 from rounding import assert_same_up_to_rounding, rounding
 
 
@@ -77,9 +78,7 @@ FORMS = {
 
 @pytest.fixture
 def net() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 1))
+    return mlp(3, 20, 1, act=nn.ReLU)
 
 
 @pytest.fixture

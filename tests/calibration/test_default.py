@@ -14,15 +14,12 @@ from latedrop.calibration.cross_validation import CrossValidation, crossed
 from latedrop.calibration.verdict import judged
 from latedrop.errors import DataError
 from latedrop.evaluation.evaluation import compare, verdict
+from networks import mlp
 from rounding import assert_same_up_to_rounding, rounding
 
 
 def network(outputs: int = 1, width: int = 30, seed: int = 0) -> nn.Module:
-    generator = torch.random.fork_rng()
-    with generator:
-        torch.manual_seed(seed)
-        layers = nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
-        return nn.Sequential(*layers).eval()
+    return mlp(3, width, width, outputs, act=nn.ReLU, seed=seed).eval()
 
 
 def noisy(model: nn.Module, rows: int, seed: int = 0, *, size: Any = 0.3) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import latedrop
 from latedrop.detection.detector import COMBINED, Combination, Detector, p_values
 from latedrop.errors import ArgumentError, DataError, FileError
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 QUICK: dict[str, Any] = {"method": latedrop.Terms(["leverage"]), "progress": False}
@@ -23,10 +25,7 @@ def rows(count: int, seed: int, times: float = 1.0) -> Tensor:
     return times * torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def network(outputs: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, outputs))
+network = partial(mlp, 4, 12, 12, act=nn.ReLU)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError
 from latedrop.prediction.joint import Joint, Region
+from networks import trained
 from rounding import assert_same_up_to_rounding
 
 OUTPUTS = 3
@@ -28,12 +29,7 @@ def uq() -> latedrop.Predictor:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, OUTPUTS))
     x, y = rows(400, 0)
-    optimiser = torch.optim.Adam(net.parameters(), 5e-3)
-    for _ in range(150):
-        optimiser.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimiser.step()
-    return latedrop.calibrate(net, rows(200, 1), reference=x, progress=False)
+    return latedrop.calibrate(trained(net, x, y, 150, 5e-3), rows(200, 1), reference=x, progress=False)
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,11 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop.evaluation.judgement import judge
+from networks import mlp, trained
 
 
-def trained(x: Tensor, y: Tensor) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(x.shape[1], 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
-        optimiser = torch.optim.Adam(net.parameters(), 1e-2)
-        for _ in range(200):
-            optimiser.zero_grad()
-            nn.functional.mse_loss(net(x), y).backward()
-            optimiser.step()
-    return net.eval()
+def network(x: Tensor, y: Tensor) -> nn.Module:
+    return trained(mlp(x.shape[1], 40, 40, 1), x, y, 200, 1e-2)
 
 
 def step(x: Tensor) -> Tensor:
@@ -51,7 +44,7 @@ def rows(count: int, std: Callable[[Tensor], Tensor], seed: int, degrees: float 
 def calibrated(std: Callable[[Tensor], Tensor], degrees: float = math.inf) -> latedrop.Predictor:
     x, y = rows(600, std, 0, degrees)
     found: latedrop.Predictor = latedrop.calibrate(
-        trained(x, y), rows(500, std, 1, degrees), reference=x, progress=False
+        network(x, y), rows(500, std, 1, degrees), reference=x, progress=False
     )
     return found
 
@@ -102,7 +95,7 @@ def test_heavy_tails_are_seen() -> None:
 def test_a_range_that_is_off_is_the_headline() -> None:
     """One width for noise that varies: right on average, and in no range."""
     x, y = rows(600, step, 0)
-    net = trained(x, y)
+    net = network(x, y)
     uq = latedrop.calibrate(net, rows(500, step, 1), reference=x, progress=False, method=latedrop.Terms(["size"]))
     verdict = uq.calibration.verdict
     assert verdict is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import latedrop
 from latedrop import Batches, Calibration, Predictor, Terms, calibrate
 from latedrop.calibration import measure
 from latedrop.terms import BatchContext, Term
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 
@@ -23,10 +25,7 @@ def table(rows: int, batch: int) -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(TensorDataset(x, y), batch)
 
 
-def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
+network = partial(mlp, 3, 16, 1, act=nn.ReLU)
 
 
 class Slope(Term):

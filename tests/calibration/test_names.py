@@ -1,5 +1,6 @@
 """Names are kept: of the columns of data frames, their order, their index, and what outputs are called."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import latedrop
 from latedrop.errors import DataError
 from latedrop.evaluation.evaluation import compare, verdict
 from latedrop.evaluation.judgement import judge
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 pandas = pytest.importorskip("pandas")
@@ -19,10 +21,7 @@ NAMES = ["a", "b", "c"]
 OPTIONS: list[dict[str, Any]] = [{}, {"method": latedrop.Sampling(rates=[0.1], draws=10)}]
 
 
-def network(outputs: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, outputs))
+network = partial(mlp, 3, 16)
 
 
 def frames(outputs: int = 2) -> tuple[nn.Module, Any, Any]:

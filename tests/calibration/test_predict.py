@@ -28,18 +28,12 @@ from latedrop import (
 )
 from latedrop.calibration.methods import checked_method
 from latedrop.errors import DataError
+from networks import mlp
 from quick import quick
 from rounding import assert_same_up_to_rounding
 
 DRAWS = 20
 quietly = quick((0.1, 0.2), DRAWS)
-
-
-def mlp(outputs: int = 1, seed: int = 0) -> nn.Module:
-    """One hidden layer: one site, before the last layer."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, outputs))
 
 
 def data_for(model: nn.Module, rows: int = 100, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -53,7 +47,7 @@ def data_for(model: nn.Module, rows: int = 100, seed: int = 1) -> tuple[Tensor, 
 @pytest.fixture
 def fitted() -> tuple[Predictor, Tensor, Tensor]:
     """A calibrated network of two outputs, inputs and targets."""
-    model = mlp(2)
+    model = mlp(3, 40, 2)
     x, y = data_for(model)
     return quietly(model, (x, y), method=Sampling(floor=True)), x, y
 
@@ -76,7 +70,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float) -> float:
 @pytest.fixture(scope="module")
 def plain() -> tuple[Predictor, list[tuple[Tensor, Tensor]]]:
     """A calibrated network, and its rows in three batches."""
-    model = mlp()
+    model = mlp(3, 40, 1)
     x, y = data_for(model, 60)
     pairs = list(zip(x.split(20), y.split(20), strict=True))
     return calibrate(model, pairs, task="regression", method="linear", progress=False), pairs
@@ -121,7 +115,7 @@ def test_the_batch_size_does_not_change_a_prediction(fitted: tuple[Predictor, Te
 
 @pytest.mark.parametrize("choice", ["optimal", "relaxed", 3])
 def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
-    model = mlp(2)
+    model = mlp(3, 40, 2)
     x, y = data_for(model)
     first = quietly(model, (x, y), method=Sampling(scale=choice, floor=True))
     later = quietly(model, (x, y), method=Sampling(floor=True))
@@ -167,7 +161,7 @@ def test_intervals_and_quantiles_are_gaussian(fitted: tuple[Predictor, Tensor, T
 )
 def test_intervals_hold_on_new_data(options: dict[str, Any]) -> None:
     """Where the noise is Gaussian and as uneven as the dropout variance, 90 % are 90 %."""
-    model, rows, fresh = mlp(), 1000, 2000
+    model, rows, fresh = mlp(3, 40, 1), 1000, 2000
     predictor = quietly(model, noisy(model, rows, 0, np.random.Generator.normal), **options)
     x, y = noisy(model, fresh, 1, np.random.Generator.normal)
     predicted = predictor.predict(x)
@@ -190,7 +184,7 @@ def skewed(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("method", ["sample", "linear"])
 def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None:
     pytest.importorskip("sklearn")
-    model, rows, fresh = mlp(), 1000, 2000
+    model, rows, fresh = mlp(3, 40, 1), 1000, 2000
     data = noisy(model, rows, 0, skewed)
     x, y = noisy(model, fresh, 1, skewed)
     fit = partial(quietly, model, data, method=Sampling(mean="model") if method == "sample" else method)
@@ -215,7 +209,7 @@ def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None
 def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, method: str) -> None:
     if kind == "isotonic":
         pytest.importorskip("sklearn")
-    model = mlp(2)
+    model = mlp(3, 40, 2)
     x, y = data_for(model)
     options: dict[str, Any] = {} if method == "terms" else {"floor": True, "scale": 1.7}
     named = replace(checked_method(method), **options)
@@ -226,7 +220,7 @@ def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, meth
     path = tmp_path / "model.latedrop.json"
     predictor.save(path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    again = load(path, mlp(2))
+    again = load(path, mlp(3, 40, 2))
     assert again.calibration == predictor.calibration
     before, after = predictor.predict(x), again.predict(x)
     assert torch.equal(before.mean, after.mean)  # a file keeps every digit, and the batch is the same
@@ -240,7 +234,7 @@ def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, meth
 class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net = mlp()
+        self.net = mlp(3, 40, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         out = self.net(x)

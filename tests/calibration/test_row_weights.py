@@ -15,6 +15,7 @@ from latedrop.calibration.cross_validation import CrossValidation, effective_row
 from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
 from latedrop.errors import ArgumentError, DataError
+from networks import mlp
 from rounding import assert_same_doubles
 
 METHODS: list[dict[str, Any]] = [
@@ -27,9 +28,7 @@ SCORES = ("nll", "crps", "rmse", "mae", "ideal_nll", "interval_score", "coverage
 
 
 def network(outputs: int = 1) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, outputs)).double()
+    return mlp(3, 8, 8, outputs).double()
 
 
 def rows(outputs: int = 1, count: int = 50) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Rows that were seen before are noticed, by few marks, and others are not."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from latedrop import LatedropWarning
 from latedrop.calibration.seen import feature_marks, marks_of, share_seen, sketch
 from latedrop.evaluation.evaluation import compare
 from latedrop.evaluation.judgement import judge_classes
+from networks import mlp
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
@@ -26,10 +28,7 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
-def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+network = partial(mlp, 3, 16, 1)
 
 
 def rows(seed: int, count: int = 60) -> tuple[Tensor, Tensor]:

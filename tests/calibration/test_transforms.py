@@ -17,6 +17,7 @@ from latedrop import Log, Standardized
 from latedrop.calibration.transforms import Transform
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.evaluation import compare, likelihood, verdict
+from networks import mlp
 from rounding import assert_same_doubles, rounding
 
 TERMS = latedrop.Terms(["dropout", "leverage", "gradients"])
@@ -32,9 +33,7 @@ VARIANCES = st.floats(0.01, 1.5)
 
 
 def network(outputs: int = 1) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, outputs)).double()
+    return mlp(3, 16, outputs).double()
 
 
 def rows(model: nn.Module, count: int = 60, seed: int = 1) -> tuple[Tensor, Tensor]:

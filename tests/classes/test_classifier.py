@@ -139,18 +139,6 @@ class TestBadInput:
         with pytest.raises(error, match=message):
             latedrop.calibrate(net, (torch.randn(20, 4), labels(20)), task="classification", progress=False)
 
-    def test_probabilities_instead_of_logits(self, net: nn.Module) -> None:
-        model = nn.Sequential(net, nn.Softmax(1))
-        x, y = torch.randn(30, 4), torch.arange(30) % 3
-        with pytest.raises(OutputError, match="sum to 1, as probabilities do"):
-            latedrop.calibrate(model, (x, y), progress=False)
-        found = latedrop.calibrate(model, (x, y), readout=lambda p: p.clamp_min(1e-12).log(), progress=False)
-        assert isinstance(found, ClassPredictor)
-
-    def test_logits_that_are_not_finite(self, net: nn.Module) -> None:
-        with pytest.raises(LatedropError, match="finite"):
-            latedrop.calibrate(net, (torch.full((30, 4), float("nan")), torch.arange(30) % 3), progress=False)
-
     def test_maps_and_options_of_regressions(self, net: nn.Module) -> None:
         x, y = torch.randn(30, 4), torch.arange(30) % 3
         maps = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1))

@@ -1,6 +1,7 @@
 """Maps of classes: pixels of images, an ignore index, maps of doubt, scores of images."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import Measured
 from latedrop.calibration.measure_classes import Labelled
 from latedrop.errors import ArgumentError, DataError, OutputError
+from networks import trained
 from rounding import assert_same_up_to_rounding
 
 VOID = 255
@@ -44,15 +46,11 @@ def net() -> Net:
     torch.manual_seed(0)
     model = Net()
     x, y = scenes(30, seed=1)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(150):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(x), y, ignore_index=VOID).backward()
-        optimiser.step()
+    trained(model, x, y, 150, 1e-2, partial(nn.functional.cross_entropy, ignore_index=VOID))
     with torch.no_grad():
         model.last.weight *= 3
         model.last.bias *= 3
-    return model.eval()
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import OutputError
 from latedrop.metrics import auroc
+from networks import mlp, trained
 from rounding import assert_same_up_to_rounding
 
 
@@ -90,14 +91,8 @@ def test_classes_never_seen_are_told_where_features_do_not() -> None:
     x, y = x.float() / 16, y.long()
     seen, unseen = x[y < 7], x[y >= 7]
     labels = y[y < 7]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 7))
-        optimiser = torch.optim.Adam(net.parameters(), 3e-3)
-        for _ in range(200):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(net(seen[:600]), labels[:600]).backward()
-            optimiser.step()
+    net = mlp(64, 64, 64, 7, act=nn.ReLU)
+    trained(net, seen[:600], labels[:600], 200, 3e-3, nn.functional.cross_entropy)
     found = {}
     for name in ("leverage", "gradients"):
         uq = calibrated(net, seen[600:900], labels[600:900], reference=seen[:600], method=latedrop.Terms([name]))

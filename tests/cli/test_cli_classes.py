@@ -17,7 +17,6 @@ import torch
 
 import latedrop
 from latedrop.calibration.class_record import ClassCalibration
-from latedrop.cli.command import _in_options
 from rounding import rounding
 from written import rows_of
 
@@ -350,20 +349,3 @@ def test_a_label_that_the_calibration_does_not_know(call: Run, calibrated: str) 
     Path("new.csv").write_text(Path("test.csv").read_text().replace("dog", "frog", 1))
     code, _, err = call("evaluate", "user_classes:net", calibrated, "--data", "new.csv")
     assert (code, "found 'frog' at line" in err) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ("pass target=Standardized(mean=[1, 2], std=[3, 4]), or", "pass --target-mean 1,2 --target-std 3,4, or"),
-        ("pass target=Standardized(mean=1.5, std=3), or", "pass --target-mean 1.5 --target-std 3, or"),
-        ("if that was learned, pass target=Log().", "if that was learned, pass --target-log."),
-        ("found floor=, target=. Numbers", "found --floor, --target-mean, --target-std or --target-log. Numbers"),
-        ("expected names of 3 classes; found 2.", "expected --class-names of 3 classes; found 2."),
-        ("are task='regression'.", "are --task regression."),
-        ("training rows as reference=.", "training rows: --reference."),
-    ],
-    ids=range(7),
-)
-def test_python_becomes_options(words: str, options: str) -> None:
-    assert _in_options(words) == options

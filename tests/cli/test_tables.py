@@ -61,12 +61,6 @@ class TestCsv:
     def test_dialects(self, tmp_path: Path, text: str) -> None:
         assert inputs_of(csv_file(tmp_path, text), "a", "b").tolist() == [[1, 2], [4, 5], [7, 8]]
 
-    def test_text_names_column_and_first_line(self, tmp_path: Path) -> None:
-        path = csv_file(tmp_path, CSV + "r3,1,high,2\nr4,1,low,2\n")
-        with pytest.raises(DataError, match=r"in column 'b' of .*data.csv; found 'high' in line 5.*--ignore b"):
-            inputs_of(path, "a", "b")
-        assert inputs_of(path, "a").shape == (5, 1)
-
     @pytest.mark.parametrize(
         ("text", "message"),
         [

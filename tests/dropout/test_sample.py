@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from latedrop import find_sites, sample
 from latedrop.dropout.moments import moments_of
 from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
-from latedrop.errors import OutputError
 from rounding import assert_same_up_to_rounding
 from zoo import Columns, mlp
 
@@ -122,21 +121,6 @@ def test_memory_that_is_not_there_is_an_error_in_the_end(monkeypatch: pytest.Mon
         sample(mlp(), torch.randn(8, 5), 0.2, 30)
 
 
-def test_the_models_own_error_comes_through() -> None:
-    def readout(output: Tensor) -> Tensor:
-        raise ValueError("my own mistake")
-
-    with pytest.raises(ValueError, match="my own mistake"):
-        sample(mlp(), torch.randn(8, 5), 0.2, 30, readout=readout)
-
-
-def test_an_output_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(OutputError, match=r"NaN or inf in 8 of 8 rows at rate 0\.2"):
-        sample(mlp(), torch.randn(8, 5), 0.2, 30, readout=lambda y: y.abs().log() / 0)
-    with pytest.raises(OutputError, match="without dropout"):
-        sample(mlp(), torch.randn(8, 5), 0.0, 30, readout=lambda y: y / 0)
-
-
 def test_a_readout_before_the_moments_is_not_one_after() -> None:
     model, x = Columns(), torch.randn(3, 1, 8, 8)
     maps = sample(model, x, 0.2, 50)
@@ -163,12 +147,6 @@ def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
     moments = sample(model, x, 1e-6, 50, sites=sites)
     assert bool((moments.variance > 1e-4).all())
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_outputs_without_entries() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
-    moments = sample(model, x, 0.2, 4, readout=lambda y: y[:, :0])
-    assert moments.mean.shape == moments.variance.shape == (5, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -22,13 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import latedrop
 from latedrop.cli.tables import choose, open_table, read_batches
 from latedrop.errors import FileError, LatedropError
 from latedrop.records import checksum_of
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 FACTOR, SEED = int(os.environ.get("LATEDROP_FUZZ", "1")), os.environ.get("LATEDROP_FUZZ_SEED", "0")
@@ -90,10 +89,7 @@ def replaced(value: Any, dice: random.Random) -> Any:
 
 @pytest.fixture(scope="module")
 def predictor() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    return latedrop.calibrate(net, (X, X[:, :1] ** 2), reference=X + 0.1, progress=False)
+    return latedrop.calibrate(mlp(3, 8, 1), (X, X[:, :1] ** 2), reference=X + 0.1, progress=False)
 
 
 @pytest.fixture(autouse=True)

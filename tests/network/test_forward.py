@@ -1,16 +1,12 @@
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import sample
 from latedrop.data.arrays import place
 from latedrop.data.rows import row_count, take_rows
-from latedrop.errors import DataError, OutputError
-from latedrop.network.network import call, read
+from latedrop.errors import DataError
+from latedrop.network.network import call
 
 
 class Keywords(nn.Module):
@@ -20,12 +16,6 @@ class Keywords(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
         return self.fc(a if b is None else a + b)
-
-
-@dataclass
-class Answer:
-    value: Tensor
-    hidden: Tensor
 
 
 def test_a_mapping_goes_to_the_parameters_of_its_names() -> None:
@@ -62,41 +52,3 @@ def test_arrays_and_tensors_take_the_models_dtype() -> None:
         place(np.array([[np.nan, np.inf], [1, -np.inf]]), model)
     with pytest.raises(DataError, match="numeric inputs"):
         place(np.array(["a", "b"]), model)
-
-
-@pytest.mark.parametrize(
-    ("output", "readout"),
-    [
-        (torch.ones(3, 1), None),
-        ({"only": torch.ones(3, 1), "ids": torch.ones(3, dtype=torch.int64)}, None),
-        ((torch.ones(3, 1), torch.zeros(3, 2)), 0),
-        ({"value": torch.ones(3, 1), "hidden": torch.zeros(3, 2)}, "value"),
-        (Answer(torch.ones(3, 1), torch.zeros(3, 2)), "value"),
-        (Answer(torch.ones(3, 1), torch.zeros(3, 2)), lambda answer: answer.value),
-    ],
-)
-def test_readout_finds_the_quantity(output: Any, readout: Any) -> None:
-    assert torch.equal(read(output, readout, 3), torch.ones(3, 1))
-
-
-@pytest.mark.parametrize(
-    ("output", "readout", "message"),
-    [
-        (Answer(torch.ones(3), torch.ones(3)), None, r"found 2 in Answer with parts \['value', 'hidden'\]"),
-        ((torch.ones(3), torch.ones(3)), None, r"Pass readout="),
-        ({"a": torch.ones(3)}, "b", r"a part 'b'; found dict with parts \['a'\]"),
-        (torch.ones(3, dtype=torch.int64), None, "floating tensor; found torch.int64"),
-        (torch.ones(3), lambda output: 3.0, "floating tensor; found float"),
-        (torch.ones(4, 1), None, r"the 3 examples; found shape \(4, 1\)"),
-        (torch.tensor(1.0), None, r"found shape \(\)"),
-    ],
-)
-def test_readout_errors(output: Any, readout: Any, message: str) -> None:
-    with pytest.raises(OutputError, match=message):
-        read(output, readout, 3)
-
-
-def test_numpy_and_several_inputs_reach_the_model() -> None:
-    model = nn.Sequential(Keywords(), nn.ReLU(), nn.Linear(2, 1))
-    moments = sample(model, np.ones((4, 2)), rate=0.5, draws=10)
-    assert moments.mean.shape == (4, 1)

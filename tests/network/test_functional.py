@@ -15,9 +15,7 @@ import latedrop
 from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import DataError, LatedropWarning, OutputError, SiteError
-from latedrop.network.functional import operator_name
-from latedrop.network.sites import Sites, StoredSites
-from latedrop.records import checked, plain
+from latedrop.network.sites import Sites
 from quick import quick
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
@@ -68,21 +66,6 @@ def test_raw_parameters_are_sites_but_for_the_first() -> None:
         ("w3", "w3", "addmm", (8,)),
     ]
     assert str(sites).splitlines()[1].split() == ["w2", "matmul", "element", "16", "=", "16", "1"]
-
-
-def test_one_site_before_the_last_layer_has_the_closed_form() -> None:
-    raw, x = Raw(), torch.randn(6, 5)
-    sites = find_sites(raw, x, select="w3")
-    with torch.no_grad():
-        h = torch.tanh(F.linear(x, raw.w1, raw.b1).relu() @ raw.w2 + raw.b2)
-    exact = RATE / (1 - RATE) * (h.square() @ raw.w3.detach().square().T)
-    found = linearize(raw, x, sites)
-    assert_same_up_to_rounding(found.variance(RATE), exact)
-    draws = 4000
-    moments = sample(raw, x, RATE, draws, sites=sites)
-    # Sums of many masks are nearly Gaussian: the variance has a relative standard error of sqrt(2 / (T - 1)).
-    assert float((moments.variance / exact - 1).abs().max()) < 5 * (2 / (draws - 1)) ** 0.5
-    assert float(((moments.mean - raw(x).detach()).abs() / (exact / draws).sqrt()).max()) < 5
 
 
 def test_the_same_in_modules_has_the_same_first_order_variance() -> None:
@@ -426,29 +409,6 @@ def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     assert columns[0]["w2"].shape == (16,)
 
 
-def test_sites_survive_json() -> None:
-    for model in (Raw(), in_modules(Raw())):
-        sites = find_sites(model, torch.randn(6, 5))
-        assert checked(StoredSites, plain(sites), "sites", "") == sites
-
-
-def test_constants_of_the_model_itself() -> None:
-    class Inner(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w, self.last = nn.Linear(3, 4), matrix(4, 4), nn.Linear(4, 1)
-            self.constant = torch.randn(4, 4)  # no buffer
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(F.linear(torch.tanh(self.first(x)), self.w * self.constant))
-
-    model, x = Inner(), torch.randn(5, 3)
-    sites = find_sites(model, x)
-    assert [(s.name, s.layer, s.calls) for s in sites] == [("w", "linear", 1), ("last", "Linear", 1)]
-    loop = sample(model, x, RATE, 10, sites=sites, engine="loop")
-    assert_same_up_to_rounding(sample(model, x, RATE, 10, sites=sites, engine="rows").variance, loop.variance)
-
-
 def test_weights_inside_of_transforms_are_refused() -> None:
     class Mapped(nn.Module):
         def __init__(self) -> None:
@@ -514,8 +474,3 @@ def test_sites_without_gradients_have_no_first_order() -> None:
     with pytest.raises(OutputError, match=r"the model runs \['w'\] without"):
         linearize(model, x)
     assert linearize(model, x, find_sites(model, x, select="last")).mean.shape == (5, 1)
-
-
-def test_operator_names() -> None:
-    assert operator_name(torch.ops.aten.conv2d.default) == operator_name(F.conv2d) == "conv2d"
-    assert operator_name(object()) == ""

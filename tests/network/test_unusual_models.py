@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -84,14 +83,6 @@ def test_draws_are_those_of_inject(make: type[nn.Module], rows: int, engine: Any
         torch.testing.assert_close(sample(model, x, TINY, 5, sites=sites).mean, model(x.clone()).detach())
 
 
-def test_inputs_are_the_same_for_every_rate() -> None:
-    model, x = WritesIntoInput(), torch.randn(20, 8)
-    y, before = torch.randn(20, 1), x.clone()
-    uq = calibrate(model, (x, y), method="linear")
-    assert torch.equal(uq.predict(x).mean, uq.predict(x).mean)
-    assert torch.equal(x, before)
-
-
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -143,37 +134,6 @@ def test_modules_that_are_reached_in_other_ways_run_in_the_copy(change: Callable
     torch.testing.assert_close(sample(model, x, 0.0, draws=2, sites=sites).mean, expected)
     sample(model, x, 0.3, draws=5, sites=sites)
     assert torch.equal(before, model.n.running_mean)
-
-
-def test_a_call_of_ones_own_runs_once() -> None:
-    class Pixels(nn.Sequential):
-        def __call__(self, x: Tensor) -> Tensor:
-            return super().__call__(x / 255)
-
-    model, x = Pixels(*net(8)), 255 * torch.rand(4, 8)
-    with inject(model, find_sites(model, x), 0.0):
-        assert torch.equal(model(x), model(x))
-        inside = model(x)
-    assert torch.equal(inside, model(x))
-
-
-def test_readouts_that_mix_rows() -> None:
-    model, x = net(8), torch.randn(40, 8)
-    for shared in (True, False):
-        fast, slow = (
-            sample(model, x, 0.3, 20, readout=lambda o: 10 * o.softmax(0), shared=shared, engine=engine).mean
-            for engine in ("auto", "loop")
-        )
-        torch.testing.assert_close(fast, slow)
-
-
-def test_a_copy_made_inside_is_a_model_like_any_other() -> None:
-    model, x = net(8), torch.randn(40, 8)
-    sites = find_sites(model, x)
-    with inject(model, sites, 0.3):
-        made = copy.deepcopy(model)
-    assert find_sites(made, x) == sites
-    torch.testing.assert_close(sample(made, x, 0.3, 5, sites=sites).mean, sample(model, x, 0.3, 5, sites=sites).mean)
 
 
 def test_nothing_is_kept_and_nothing_of_the_users_is_closed() -> None:
@@ -231,42 +191,6 @@ class Net(nn.Module):
 def rows(count: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, generator=generator) * (0.2 + 3 * torch.rand(count, 1, generator=generator))
-
-
-def even_and_odd(net: Net, h: Tensor, x: Tensor) -> Tensor:
-    order = torch.cat([torch.arange(0, len(h), 2), torch.arange(1, len(h), 2)])
-    return net.m(h[order])[order.argsort()]
-
-
-def by_size(net: Net, h: Tensor, x: Tensor) -> Tensor:
-    rank = x[:, 0].argsort().argsort()
-    ordered = torch.zeros_like(h).index_copy(0, rank, h)
-    return net.m(ordered)[rank]
-
-
-def by_chance(net: Net, h: Tensor, x: Tensor) -> Tensor:
-    order = torch.randperm(len(h))
-    return net.m(h[order])[order.argsort()]
-
-
-ORDERS: dict[str, Callable[[Net, Tensor, Tensor], Tensor]] = {
-    "roll": lambda net, h, x: net.m(h.roll(1, 0)).roll(-1, 0),
-    "even and odd": even_and_odd,
-    "by size": by_size,
-    "by chance": by_chance,
-}
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_rows_in_another_order_inside(order: str) -> None:
-    model, x = Net(ORDERS[order]).eval(), rows(9)
-    sites = find_sites(model, x)
-    assert {site.name: site.moved for site in sites} == {"m": True, "b": False}
-    together = linearize(model, x, sites).variance_by_site
-    alone = torch.cat([linearize(model, x[i : i + 1], sites).variance_by_site for i in range(9)])
-    torch.testing.assert_close(together, alone)
-    by_rows, one_by_one = (sample(model, x, 0.3, 20, sites=sites, engine=engine) for engine in ("auto", "loop"))
-    torch.testing.assert_close(by_rows.variance, one_by_one.variance)
 
 
 class Compiled(Net):

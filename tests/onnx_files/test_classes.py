@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import latedrop
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -20,10 +21,7 @@ def trained(classes: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 4, generator=generator)
     y = ((x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()) % classes
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, classes if classes > 2 else 1))
-    return model, x, y
+    return mlp(4, 24, classes if classes > 2 else 1, act=nn.ReLU), x, y
 
 
 def same(uq: Any, path: Path, x: torch.Tensor) -> Any:

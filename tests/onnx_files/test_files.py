@@ -17,6 +17,7 @@ from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.derivatives import decompositions
 from latedrop.onnx_files.metadata import sealed
+from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -29,9 +30,7 @@ Y = X.sum(1, keepdim=True) + torch.randn(60, 1, generator=GENERATOR)
 
 
 def net(*last: nn.Module) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), *last)
+    return nn.Sequential(*mlp(3, 8, 1), *last)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import latedrop
 from architectures import ARCHITECTURES, missing
 from latedrop.data.rows import map_rows, tensors
 from latedrop.dropout.sampling import own_output
+from networks import mlp, trained
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 
@@ -180,15 +181,7 @@ def learned() -> tuple[torch.nn.Module, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(500, 3, generator=generator)
     y = x.prod(1, keepdim=True) + (0.1 + x[:, :1].exp() / 2) * torch.randn(500, 1, generator=generator)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 24), torch.nn.ReLU(), torch.nn.Linear(24, 1))
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(150):
-        optimiser.zero_grad()
-        torch.nn.functional.mse_loss(model(x[:200]), y[:200]).backward()
-        optimiser.step()
-    return model, x, y
+    return trained(mlp(3, 24, 1, act=torch.nn.ReLU), x[:200], y[:200], 150, 1e-2), x, y
 
 
 def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import networks
 from latedrop import (
     Batches,
     Classification,
@@ -45,7 +46,7 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 
 def mlp(outputs: int = 1, hidden: int = 20, seed: int = 0) -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, outputs)), seed)
+    return networks.mlp(3, hidden, outputs, seed=seed)
 
 
 def maps_to_maps() -> nn.Module:
@@ -169,21 +170,12 @@ class TestSites:
         with pytest.raises(LatedropError):
             quietly(mlp(), (X, Y), sites=[])
 
-    def test_unknown_kind(self) -> None:
-        with pytest.raises(ArgumentError, match="expected kind 'element' or 'channel'; found 'pixel'"):
-            find_sites(mlp(), X, kind="pixel")  # type: ignore[arg-type]
-
 
 class TestOutputs:
-    @pytest.mark.parametrize("readout", [lambda out: out.round(decimals=-3), lambda out: out * 0])
+    @pytest.mark.parametrize("readout", [lambda out: out.round(decimals=-3), lambda out: out * 0 - 3.3])
     def test_a_readout_that_does_not_vary(self, readout: Any) -> None:
         with pytest.raises(OutputError, match=r"expected an output that varies under dropout.*does not round"):
             quietly(mlp(), (X, Y), readout=readout)
-
-    @pytest.mark.parametrize("value", [1.1, 0.1, -3.3])
-    def test_a_constant_that_binary_numbers_do_not_hold(self, value: float) -> None:
-        with pytest.raises(OutputError, match="expected an output that varies under dropout"):
-            quietly(mlp(), (X, Y), readout=lambda out: out * 0 + value)
 
     def test_a_rate_so_small_that_no_draw_drops_anything(self) -> None:
         with pytest.raises(OutputError, match="expected an output that varies under dropout"):
@@ -331,10 +323,6 @@ class TestData:
 
     def test_an_empty_batch_among_others(self) -> None:
         assert quietly(mlp(), [(X, Y), (X[:0], Y[:0]), (X, Y)]).calibration.rows == 80
-
-    def test_a_model_that_is_right_about_everything(self) -> None:
-        with pytest.raises(DataError, match="found every prediction equal to its target"):
-            quietly(mlp(), (X, mlp()(X).detach()), method=Sampling(mean="model"))
 
     def test_a_model_that_is_right_about_most_things(self) -> None:
         y = torch.where(torch.arange(40)[:, None] < 30, mlp()(X).detach(), Y)

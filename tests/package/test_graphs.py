@@ -302,29 +302,9 @@ def test_rows_of_tensors_may_be_items_too() -> None:
     assert_same_up_to_rounding(found.variance, propagate(model, x, 0.2, sites).variance)
 
 
-def test_a_loop_of_passes_over_one_batch_is_not_disturbed_by_what_the_model_writes() -> None:
-    class Writes(MessagePassing):
-        def forward(self, nodes: Tensor, *rest: Any) -> Tensor:  # type: ignore[override]
-            nodes += 1
-            return super().forward(nodes, *rest)
-
-    model = Writes()
-    sites = find_sites(model, MIXED, kind="channel", collate=one_batch)
-    with torch.no_grad():
-        expected = model(*one_batch(MIXED))
-    assert_same_up_to_rounding(sample(model, MIXED, 1e-9, 5, sites=sites, collate=one_batch).mean, expected)
-
-
 def test_inject_takes_batches_of_graphs() -> None:
     model = MessagePassing()
     sites = find_sites(model, MIXED, kind="channel", collate=one_batch)
     with torch.no_grad(), inject(model, sites, 0.3, draw=2):
         together, alone = model(*one_batch(MIXED)), model(*one_batch(MIXED[4:5]))
     assert_same_up_to_rounding(together[4:5], alone)
-
-
-def test_layers_that_no_graph_reaches_are_warned_about() -> None:
-    model = MessagePassing()
-    model.never = nn.Linear(2, 2)
-    with pytest.warns(LatedropWarning, match=r"reached the parameters \['never.weight', 'never.bias'\]"):
-        find_sites(model, MIXED, kind="channel", collate=one_batch)

@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
+from networks import mlp
 
 
 @pytest.fixture
 def net() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1))
+    return mlp(2, 20, 1, act=nn.ReLU)
 
 
 @pytest.fixture
@@ -44,20 +42,6 @@ def test_a_calibration_is_told(net: nn.Module, rows: Any, caplog: pytest.LogCapt
     assert any(text.startswith("rate 0.3: NLL ") for text in told)
 
 
-def test_a_halved_chunk_is_told(net: nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    caplog.set_level(logging.INFO, "latedrop")
-    real = ThinnedNetworks._pass
-
-    def small(self: ThinnedNetworks, x: Any, draws: range, prefix: Any) -> torch.Tensor:
-        if len(draws) > 4:
-            raise torch.OutOfMemoryError("too much")
-        return real(self, x, draws, prefix)
-
-    monkeypatch.setattr(ThinnedNetworks, "_pass", small)
-    latedrop.sample(net, torch.randn(5, 2), 0.1, 8)
-    assert "out of memory with 8 draws at once; going on with 4" in caplog.text
-
-
 @pytest.mark.slow
 def test_nothing_is_heard_unless_asked_for() -> None:
     code = """
@@ -73,14 +57,6 @@ assert logging.getLogger("latedrop").level == logging.NOTSET
 """
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-
-
-def test_no_file_speaks_to_the_root_logger() -> None:
-    source = Path(latedrop.__file__).parent
-    calls = [f"logging.{name}(" for name in ("debug", "info", "warning", "error", "basicConfig", "log")]
-    calls += ["getLogger()"]
-    found = [path.name for path in source.rglob("*.py") if any(call in path.read_text("utf-8") for call in calls)]
-    assert found == []
 
 
 class TestVerbose:

@@ -444,27 +444,6 @@ def test_nested_injections_are_left_one_by_one_and_stay_in_their_thread() -> Non
     assert all(alike(other, output) for other in others)
 
 
-class Asking(nn.Module):
-    """Another thread predicts with another model, and this one waits for it."""
-
-    def __init__(self, inner: Predictor) -> None:
-        super().__init__()
-        self.a, self.b, self.inner, self.patience = nn.Linear(5, 8), nn.Linear(8, 1), inner, PATIENCE
-
-    def forward(self, x: Tensor) -> Tensor:
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(self.inner.predict, x).result(self.patience).mean
-        found: Tensor = self.b(self.a(x).relu()) + other.reshape(len(x), 1)
-        return found
-
-
-def test_a_prediction_within_a_prediction_by_another_thread() -> None:
-    x, y = torch.randn(40, 5), torch.randn(40, 1)
-    inner = calibrate(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), (x, y), progress=False)
-    uq = calibrate(Asking(inner), (x, y), progress=False)
-    assert_same_up_to_rounding(uq.predict(x).mean, uq.model(x).detach())
-
-
 @pytest.mark.parametrize("when", [1, 2, 3, 4])
 def test_an_interrupt_while_calls_are_rerouted_leaves_nothing_behind(
     when: int, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from latedrop.prediction.exporting import _record
 from latedrop.records import Format
 from latedrop.stored_tensors import inline
 from latedrop.streams.stream import STREAM
+from networks import mlp
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS: dict[str, Format[Any]] = {
@@ -39,9 +40,7 @@ except ImportError:  # without scipy
 
 
 def network(outputs: int = 1) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, outputs))
+    return mlp(3, 6, 4, outputs)
 
 
 def rows(count: int = 40, seed: int = 0) -> torch.Tensor:

@@ -84,17 +84,6 @@ def test_few_rows_do_not_condemn_exact_probabilities() -> None:
     assert findings_of(exact)[0].grade == "weak"
 
 
-def test_pages_say_where_the_rows_are_the_calibrations_own(tmp_path: Path) -> None:
-    uq, x, y = _case(["leverage"])
-    uq = latedrop.calibrate(uq.model, (x[:200], y[:200]), progress=False)
-    path, own, labels = tmp_path / "page.html", x[:200], y[:200]
-    with pytest.warns(latedrop.LatedropWarning, match="rows that the calibration was fitted to"):
-        write_class_report(path, title="Own", prediction=uq.predict(own), labels=labels)
-    assert f"{len(own):,} test rows, that the calibration was fitted to" in path.read_text()
-    write_class_report(path, title="Others", prediction=uq.predict(x[200:]), labels=y[200:])
-    assert "200 test rows, used for nothing else" in path.read_text()
-
-
 def test_a_page_about_a_calibration_alone(tmp_path: Path) -> None:
     uq, _, _ = _case(["leverage"])
     path = tmp_path / "page.html"

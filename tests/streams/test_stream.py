@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.streams import Stream
+from networks import trained
 from rounding import assert_same_up_to_rounding
 
 Z = 1.6448536269514722
@@ -47,12 +48,7 @@ def data() -> tuple[nn.Module, Tensor, Tensor]:
     x = torch.randn(900, 4)
     y = torch.stack([x[:, 0] * x[:, 1], x[:, 2] - x[:, 3]], 1) + 0.3 * torch.randn(900, 2)
     model = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 2))
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(200):
-        optimiser.zero_grad()
-        nn.functional.mse_loss(model(x[:300]), y[:300]).backward()
-        optimiser.step()
-    return model, x[300:], y[300:]
+    return trained(model, x[:300], y[:300], 200, 1e-2), x[300:], y[300:]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from latedrop.errors import DataError
 from latedrop.quantiles import normal_quantile
 from latedrop.records import FieldError, checked, plain
-from latedrop.streams.tracking import GAINS, LEAST_SCALE, STEP, Tracker, TrackerState, student
+from latedrop.streams.tracking import LEAST_SCALE, STEP, Tracker, TrackerState
 from rounding import assert_same_doubles
 
 
@@ -138,17 +138,6 @@ def test_a_bias_that_wanders_is_followed() -> None:
     assert np.mean(corrected) < 0.1 * np.mean(own)
 
 
-def test_outputs_do_not_meet() -> None:
-    columns = np.stack([stream("step", 200, 0), stream("bias", 200, 1)], 1)
-    both, alone = Tracker(0.9, 2), [Tracker(0.9, 1), Tracker(0.9, 1)]
-    for row in columns:
-        both.learn(np.zeros(2), np.ones(2), row)
-    for tracker, column in zip(alone, columns.T, strict=True):
-        missed(tracker, column)
-    for name in ("theta", "scale", "bias"):
-        np.testing.assert_allclose(getattr(both, name), [getattr(one, name)[0] for one in alone])
-
-
 @pytest.mark.parametrize("slip", [1e3, 1e12, 1e200])
 def test_one_absurd_label_does_little(slip: float) -> None:
     tracker = Tracker(0.9, 1)
@@ -167,14 +156,6 @@ def test_no_errors_at_all_narrow_the_interval_and_end_somewhere() -> None:
     assert missed(tracker, stream("steady", 300, 0))[50:].mean() < 0.2
 
 
-def test_there_and_back() -> None:
-    tracker, other = Tracker(0.9, 1), Tracker(0.9, 1)
-    missed(tracker, stream("step", 100, 0))
-    other.resume(checked(TrackerState, plain(tracker.state()), "tracker", ""), "tracker")
-    np.testing.assert_array_equal(missed(tracker, stream("walk", 100, 1)), missed(other, stream("walk", 100, 1)))
-    assert other.state() == tracker.state()
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -191,16 +172,3 @@ def test_a_damaged_tracker_is_refused(field: str, value: object) -> None:
     record = {**plain(Tracker(0.9, 1).state()), field: value}
     with pytest.raises((DataError, FieldError), match=f"tracker.{field}"):
         Tracker(0.9, 1).resume(checked(TrackerState, record, "tracker", ""), "tracker")
-
-
-@pytest.mark.parametrize("freedom", [3, 5, 20, 50])
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
-def test_student(level: float, freedom: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    found = student(float(stats.norm.ppf((1 + level) / 2)), freedom)
-    # An expansion in 1 / freedom, not the quantile itself.
-    assert found == pytest.approx(float(stats.t.ppf((1 + level) / 2, freedom)), rel=0.02)
-
-
-def test_one_of_the_gains_never_moves() -> None:
-    assert GAINS[0] == 0

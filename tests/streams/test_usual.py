@@ -17,11 +17,6 @@ def test_rows_are_counted() -> None:
     assert usual_of_rows(None, {}) == Usual()
 
 
-def test_there_and_back() -> None:
-    found = usual_of_rows([0.5, 2.0], {"floor": [0.2, 0.3], "leverage": [0.8, 0.7]})
-    assert checked(Usual, plain(found), "usual", "") == found
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from studies.__main__ import NAMES, main
+from studies.__main__ import main
 from studies.driver import Study, Unit, command, parsed, read_record, run
 
 
@@ -188,13 +188,12 @@ def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     assert cluster.is_initialized()  # whoever began it ends it
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_study_runs_as_a_module(name: str) -> None:
-    line = [sys.executable, "-m", "studies", name, "--help"]
+def test_a_study_runs_as_a_module() -> None:
+    line = [sys.executable, "-m", "studies", "uci", "--help"]
     root = Path(__file__).parents[2]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: python -m studies {name} ")
+    assert done.stdout.startswith("usage: python -m studies uci ")
 
 
 def test_an_unknown_study(capsys: pytest.CaptureFixture[str]) -> None:

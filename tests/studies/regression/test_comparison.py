@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from rounding import assert_same_doubles, assert_same_up_to_rounding
-from studies.regression import methods as regression_methods
 from studies.regression.methods import (
     MEMBERS,
     Networks,
     Rows,
     best_rates,
     conformal,
-    cost,
     least_variance,
     plain,
     predictions,
@@ -99,14 +97,6 @@ def test_the_network_is_the_first_of_its_ensemble_and_the_others_differ() -> Non
         assert_same_up_to_rounding(first[0][0], single.member(split, 0)[0][0].double())
         assert len(others) == MEMBERS - 1
         assert all(float((other[0][0] - first[0][0]).abs().max()) > 1e-2 for other in others)
-
-
-def test_progress_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regression_methods, "_CONCRETE", 2.5)
-    data, told = rows(), []
-    plan = Plan((6, 6), (0.0,), 1e-2, 16, 3)
-    train_all(data.x["train"].float(), data.y["train"].float(), plan, SEEDS, RATES, tick=told.append)
-    assert sum(told) == pytest.approx(2 * SIZES["train"] * 3 * cost((6, 6), RATES))
 
 
 def test_the_rate_of_each_treatment_is_its_own_best_and_the_first_of_equals() -> None:

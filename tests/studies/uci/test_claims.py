@@ -23,10 +23,6 @@ def effect(text: str, record: dict[str, Any]) -> Effect:
     return found
 
 
-def test_texts_are_unlike() -> None:
-    assert len(BY_TEXT) == len(ALL)
-
-
 def test_the_error_is_that_of_splits_that_share_rows(record: dict[str, Any]) -> None:
     record["methods"]["injected, scaled"]["nll"] = [0.0, 1.0, 2.0, 3.0]
     found = effect("Injection, scaled, beats a constant variance", record)
@@ -40,14 +36,6 @@ def test_the_validation_rows_choose_the_best_rate(record: dict[str, Any]) -> Non
     assert effect("Embedded: the RMSE does not fall before it rises", record).value == pytest.approx(
         (0 + 0 + 1 + 1) / 4
     )
-
-
-def test_like_is_compared_with_like() -> None:
-    """Both sides of a claim of ours have the same treatment, unless the treatment is the question."""
-    for claim in (claim for claim in ALL if claim.source == "us" and claim.effect.startswith("NLL of")):
-        first, second = claim.effect.removeprefix("NLL of `").removesuffix("`").split("` minus `")
-        measures, treatments = zip(*(name.rpartition(", ")[::2] for name in (first, second)), strict=True)
-        assert treatments[0] == treatments[1] or measures[0] == measures[1] or not all(measures), claim.text
 
 
 def test_a_method_that_is_not_there_is_not_measured(record: dict[str, Any]) -> None:
