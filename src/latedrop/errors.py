@@ -1,4 +1,4 @@
-"""What latedrop raises and warns with.
+"""Define the errors and warnings of latedrop.
 
 Every error says three things: what was expected, what was found, what to do.
 """

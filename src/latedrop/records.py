@@ -55,21 +55,21 @@ FORMAT = 4
 class FieldError(ValueError):
     """A field does not fit the others of its record; raised by `checked`, and reported with file and place."""
 
-    def __init__(self, field: str, expected: str, found: Any) -> None:
+    def __init__(self, field: str, expected: str, value: Any) -> None:
         super().__init__(field)
-        self.field, self.expected, self.found = field, expected, found
+        self.field, self.expected, self.value = field, expected, value
 
     def message(self, place: str) -> str:
         """Say what was expected and found, for a record at a place."""
-        shown = repr(self.found)
+        shown = repr(self.value)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         return f"expected {f'{place}.{self.field}'.rstrip('.')} to be {self.expected}; found {shown}."
 
 
-def match(fits: bool, field: str, expected: str, found: Any) -> None:
+def match(fits: bool, field: str, expected: str, value: Any) -> None:
     """Raise `FieldError` unless a field fits the others of its record."""
     if not fits:
-        raise FieldError(field, expected, found)
+        raise FieldError(field, expected, value)
 
 
 def record(cls: type[_T]) -> type[_T]:

@@ -121,7 +121,7 @@ class Watching(TorchDispatchMode):
         self._seen = seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchDispatchMode`."""
+        """Run an operator and report it to `seen`; see `TorchDispatchMode`."""
         result = func(*args, **(kwargs or {}))
         self._seen(operator_of(func), args, kwargs or {}, result)
         return result

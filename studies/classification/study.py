@@ -1,6 +1,6 @@
-"""The classification study: `python -m studies classification`. What probabilities of classes are worth.
+"""Run the classification study, `python -m studies classification`: score probabilities of classes.
 
-A unit is one repeat of one set, with its own rows and networks. The first repeat of all sets comes before the second.
+A unit is one repeat of one set, with its own rows and networks. Repeat 1 of all sets runs before repeat 2.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from studies.regression.training import key
 SCHEMA = 1
 ENSEMBLE = 5
 EMBEDDED = (0.1, 0.3)
-"""Rates of embedded dropout; the validation rows choose."""
+"""Rates of embedded dropout; one is chosen on the validation rows."""
 _NOISE = "uniform noise"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Name all that a result depends on, besides the data.
+    """Hold all settings that a result depends on, besides the data.
 
     Attributes:
-        epochs: share of the epochs.
-        shifted: test rows under every shift.
-        strange: rows of each other set.
-        draws: thinned networks, for what is drawn.
-        seed: of rows, weights, order and masks.
+        epochs: factor on the number of epochs of each set.
+        shifted: number of test rows under every shift.
+        strange: number of rows from each other set.
+        draws: number of thinned networks, for methods that draw.
+        seed: seed of rows, weights, order and masks.
     """
 
     epochs: float = 1.0
@@ -51,7 +51,7 @@ class Settings:
     seed: int = 0
 
     def epochs_of(self, item: ImageSet) -> int:
-        """At least one."""
+        """Return the number of epochs for a set, at least 1."""
         return max(1, round(self.epochs * item.epochs))
 
 
@@ -59,7 +59,7 @@ QUICK = Settings(epochs=0.2, shifted=100, strange=100, draws=5)
 
 
 def work(item: ImageSet, settings: Settings) -> int:
-    """How often `measure` calls its `tick`."""
+    """Return how often `measure` calls its `tick`."""
     return (ENSEMBLE + len(EMBEDDED)) * settings.epochs_of(item) + 1
 
 
@@ -71,7 +71,7 @@ def measure(
     device: torch.device,
     tick: Callable[[float], object] = lambda done: None,
 ) -> dict[str, Any]:
-    """Everything the study knows of a repeat; a worker reads the images itself."""
+    """Train and measure all methods on one repeat; return the record. A worker process reads the images itself."""
     images = read_images(data)
     divided = parts(item, images[item.source], repeat, settings.seed)
     seed = key("classification", settings.seed, item.name, repeat)
@@ -103,6 +103,7 @@ def measure(
 def _trained(
     item: ImageSet, x: Tensor, y: Tensor, seed: int, settings: Settings, tick: Callable[[], object]
 ) -> Networks:
+    """Train the plain networks of the ensemble and one network per embedded rate."""
     epochs = settings.epochs_of(item)
     plain = [trained(item, x, y, key(seed, member), epochs, tick=tick) for member in range(ENSEMBLE)]
     embedded = {rate: trained(item, x, y, key(seed, "embedded"), epochs, rate, tick) for rate in EMBEDDED}
@@ -112,7 +113,7 @@ def _trained(
 def _strange(
     item: ImageSet, images: Mapping[Source, Images], like: Tensor, repeat: int, settings: Settings, seed: int
 ) -> dict[str, Tensor]:
-    """Rows of the other sources, and noise, in the shape of the set's own."""
+    """Return rows of the other sources, and uniform noise, in the shape of this set."""
     others: dict[str, Tensor] = {}
     for source, other in images.items():
         if source != item.source:
@@ -125,30 +126,33 @@ def _strange(
 
 
 def _columns(logs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """A measure on every part that has labels."""
+    """Return each measure on every part that has labels."""
     rows = [scores(logs[part], y) for part, y in labels.items()]
     return {name: [rounded(row[name]) for row in rows] for name in MEASURES}
 
 
 def _told(values: Mapping[str, Tensor], others: list[str]) -> dict[str, list[float]]:
+    """Return AUROC and FPR at 95 % recall of a score, for test rows against each other part."""
     pairs = [told_apart(values[name].double(), values["test"].double()) for name in others]
     return {"auroc": [rounded(first) for first, _ in pairs], "fpr95": [rounded(second) for _, second in pairs]}
 
 
 @lru_cache(maxsize=1)
 def read_images(data: Path | None) -> dict[Source, Images]:
-    """Read the images of all sources that are there."""
+    """Read the images of all available sources."""
     return {source: images for source in SOURCES if (images := load(source, data)) is not None}
 
 
 def _options(parser: ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, help=f"of each set, at most and by default {REPEATS}")
+    parser.add_argument("--repeats", type=int, help=f"number of repeats of each set; at most and by default {REPEATS}")
 
 
 def _units(options: Namespace) -> Iterator[list[Unit]]:
     check_at_least(options, repeats=1)
     if (options.repeats or 1) > REPEATS:
-        raise ArgumentError(f"expected at most {REPEATS} --repeats, which share no rows; found {options.repeats}.")
+        raise ArgumentError(
+            f"expected at most {REPEATS} --repeats, which share no rows; found {options.repeats}. Pass fewer."
+        )
     settings = replace(QUICK if options.quick else Settings(), seed=options.seed)
     names = chosen_names("digits-mlp" if options.quick and options.sets is None else options.sets, SETS)
     images = read_images(options.data)
@@ -167,7 +171,7 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
 
 
 def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
-    """The results by set: its records in the order of the repeats, and how much these share."""
+    """Read the results of each set: records in the order of the repeats, and the share of common rows."""
     sets: dict[str, dict[str, Any]] = {}
     for name, item in SETS.items():
         paths = [folder / f"{name}-{repeat}.json" for repeat in range(REPEATS)]
@@ -178,7 +182,7 @@ def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
 
 STUDY = Study(
     "classification",
-    "What probabilities of classes are worth on usual and shifted rows, and which score tells strange ones.",
+    "Score class probabilities on usual and shifted rows, and scores that detect rows of other data sets.",
     "folder with mnist, fashion-mnist and cifar-10; without it, scikit-learn's digits alone",
     "the digits, two repeats, few epochs",
     SCHEMA,

@@ -1,7 +1,7 @@
-"""Claims of the paper about crowd counting, decided from the numbers: set by set, pixels and counts apart.
+"""Decide claims of the paper about crowd counting from the results, for each set, for pixels and for counts.
 
-A mean over frames has a standard error from blocks of consecutive test frames, or the interval that was measured with
-it; blocks share no frames. Areas, RMSEs, chosen rates and rank correlations were stored without a spread.
+The standard error of a mean over frames comes from blocks of consecutive test frames, which share no frames, or from
+the stored interval. Areas, RMSEs, chosen rates and rank correlations were stored without a standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from studies.pages import Results, words
 
 NAMES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009", "own": "own frames", "scenes": "scenes"}
 PAPER = 0.01
-"""The largest of the paper's rates."""
+"""Largest rate in the paper."""
 _FREE = {"pixel": "propagated", "count": "linear"}
 
 
@@ -44,20 +44,20 @@ def methods(record: Record, target: str) -> dict[str, dict[str, Any]]:
 
 
 def paper_rates(record: Record) -> list[int]:
-    """The places of the paper's rates; of all where none of them was measured."""
-    places = range(len(record["rates"]))
-    return [place for place in places if record["rates"][place] <= PAPER] or list(places)
+    """Return the indices of the paper's rates, or all indices if none of them was measured."""
+    indices = range(len(record["rates"]))
+    return [index for index in indices if record["rates"][index] <= PAPER] or list(indices)
 
 
 def number(value: float) -> str:
-    """Four digits; large ones without a point, huge ones with an exponent."""
+    """Format a number with four digits; from 1e4 on as an integer, from 1e7 on with an exponent."""
     if abs(value) >= 1e7:
         return f"{value:.1e}"
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _picked(columns: Record, kind: str, index: int) -> dict[str, Any]:
-    """One rate out of the lists over the rates."""
+    """Return the measures of one kind at one rate, from lists over the rates."""
     test = columns["test"]
     flat = {name: values[index] for name, values in test.items() if isinstance(values, list)}
     for name in ("coverage", "width"):
@@ -68,32 +68,32 @@ def _picked(columns: Record, kind: str, index: int) -> dict[str, Any]:
 
 
 def _own(test: Record, kind: str) -> dict[str, Any]:
-    """The measures of one kind."""
+    """Return the measures of one kind."""
     measures = {"rmse": test["rmse"], "mae": test["mae"], "nll": test[f"nll_{kind}"], "ma": test[f"ma_{kind}"]}
     measures |= {name: test[name][kind] for name in ("coverage", "width") if name in test}
     return measures | {"blocks": {"mae": test["blocks"]["mae"], "nll": test["blocks"][f"nll_{kind}"]}}
 
 
 def _paper(record: Record, target: str, measure: str) -> Values:
-    """A measure of the test frames at the paper's rates, `(rates,)`."""
+    """Return a measure of the test frames at the paper's rates, `(rates,)`."""
     values: Values = np.array(record["injected"][target]["test"][measure])[paper_rates(record)]
     return values
 
 
 def _blocks(record: Record, target: str, measure: str) -> Values:
-    """A measure of blocks of test frames at the paper's rates, `(rates, blocks)`."""
+    """Return a measure of blocks of test frames at the paper's rates, `(rates, blocks)`."""
     values: Values = np.array(record["injected"][target]["blocks"][measure])[paper_rates(record)]
     return values
 
 
 def _gap(record: Record, target: str, first: str, second: str) -> Effect:
-    """Mean over the paper's rates of the difference of two kinds' NLLs."""
+    """Return the NLL of `first` minus that of `second`, averaged over the paper's rates."""
     a, b = (_blocks(record, target, f"nll_{kind}") for kind in (first, second))
     return Effect.mean((a - b).mean(0))
 
 
 def _range(record: Record, target: str, measure: str) -> Effect:
-    """Between the rates of the largest and of the smallest mean."""
+    """Return a measure at its worst rate minus that at its best, among the paper's rates."""
     values = _blocks(record, target, measure)
     means = values.mean(1)
     return Effect.mean(values[means.argmax()] - values[means.argmin()])
@@ -104,31 +104,31 @@ def _mean(record: Record, target: str, measure: str) -> Effect:
 
 
 def _rmse(record: Record, target: str) -> Effect:
-    """Mean over the paper's rates, over that of the plain network, minus 1."""
+    """Return the mean RMSE over the paper's rates, relative to the plain network, minus 1."""
     return Effect(float(_paper(record, target, "rmse").mean() / record["constant"][target]["test"]["rmse"] - 1))
 
 
 def _mae(record: Record, target: str) -> Effect:
-    """Mean over the paper's rates, minus that of the plain network in the same blocks, over its mean."""
+    """Return the mean MAE over the paper's rates minus that of the plain network, relative to the latter."""
     plain = np.array(record["constant"][target]["test"]["blocks"]["mae"])
     return Effect.mean((_blocks(record, target, "mae").mean(0) - plain) / plain.mean())
 
 
 def _rates_apart(record: Record, target: str) -> Effect:
-    """How many times larger one of the two chosen rates is than the other, as a power of ten."""
+    """Return the absolute log10 ratio of the rates chosen without and with a scale."""
     unscaled, scaled = (record["rates"][record["chosen"][target][kind]] for kind in ("unscaled", "scaled"))
     return Effect(abs(math.log10(unscaled / scaled)))
 
 
 def _wrong_rate(record: Record, target: str) -> Effect:
-    """Scaled NLL at the rate that is best without a scale, minus that at the rate that is best with it."""
+    """Return the scaled NLL at the rate chosen without a scale, minus that at the rate chosen with it."""
     nll = np.array(record["injected"][target]["blocks"]["nll_scaled"])
     chosen = record["chosen"][target]
     return Effect.mean(nll[chosen["unscaled"]] - nll[chosen["scaled"]])
 
 
 def _growth(record: Record, which: Callable[[Record], int]) -> Effect:
-    """Count MAE at a rate over that of the plain network, minus 1."""
+    """Return the count MAE at a rate relative to the plain network, minus 1."""
     plain = record["constant"]["count"]["test"]["mae"]
     return Effect.mean(np.array(record["injected"]["count"]["blocks"]["mae"][which(record)]) / plain - 1)
 
@@ -148,7 +148,7 @@ def _methods(record: Record, target: str, first: str, second: str, measure: str 
 
 
 def _embedded(record: Record, target: str, measure: str) -> Effect | None:
-    """Injected minus the embedded network of least scaled NLL on the validation frames."""
+    """Compare injected dropout with the embedded network that has the lowest scaled NLL on the validation frames."""
     if not record["embedded"]:
         return None
     best = min(record["embedded"].values(), key=lambda stage: float(stage[target]["validation"]["nll_scaled"]))
@@ -161,7 +161,7 @@ def _correlation(record: Record, target: str) -> Effect:
 
 
 def _miss(record: Record, method: str, level: float = 0.9) -> Effect:
-    """How far the coverage of a count interval is from its level."""
+    """Return the absolute difference between coverage and level of a count interval."""
     inside = methods(record, "count")[method]["coverage"][record["coverages"].index(level)]
     return Effect(abs(inside - level))
 
@@ -188,7 +188,7 @@ _SUBJECTS = {"pixel": "Pixels", "count": "Counts"}
 
 
 def _of(target: str) -> tuple[Claim, ...]:
-    """The claims about scales and rates that are made of pixels and of counts alike."""
+    """Return the claims about scales and rates, for pixels or for counts."""
     subject = _SUBJECTS[target]
     return (
         Claim(f"{subject}: the scaled NLL is far better than the unscaled one",
@@ -223,7 +223,7 @@ def _of(target: str) -> tuple[Claim, ...]:
 
 
 def _against(target: str) -> tuple[Claim, ...]:
-    """The claims that compare with other variances, of pixels and of counts alike."""
+    """Return the claims that compare with other variances, for pixels or for counts."""
     free, subject = {"pixel": "propagated", "count": "linear"}[target], _SUBJECTS[target]
     return (
         Claim(f"{subject}: scaled injection beats a constant variance",

@@ -1,6 +1,7 @@
-"""What rejecting regions is worth on test frames, against controls that know nothing of the uncertainty.
+"""Measure the benefit of rejecting regions on test frames, against controls that do not use the uncertainty.
 
-How well a feature, or a linear score of several, ranks false regions before true ones is the area under its ROC curve.
+The area under the ROC curve measures how well a feature, or a linear score of several, separates false from true
+regions.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ def measure_rejection(
     repeats: int = 200,
     resamples: int = 2000,
 ) -> dict[str, Any]:
-    """What rejection is worth: thresholds from validation frames, numbers from test frames. Plain data.
+    """Fit rejection thresholds to validation frames, and measure errors on test frames; return a dict for JSON.
 
-    The controls: `random` rejects as many test regions, drawn at random (mean and deviation over `repeats`);
-    `lowest_mass` rejects as many, those of least mass; `low_density` is a policy on the mass alone, tuned on the
-    validation frames in the same way; `shift` takes the mean error of the validation frames off every count, and looks
-    at no region. `separation` is how well a feature, or a linear score of several that is fitted to the validation
-    regions, ranks false test regions before true ones: the uncertainty adds what `all` has over `without_ratio`.
-    Differences of the mean absolute error come with 95 % intervals from resampled blocks of consecutive
-    frames, as neighbours are alike.
+    There are four controls. `random` rejects the same number of test regions at random (mean and standard deviation
+    over `repeats`). `lowest_mass` rejects the same number, those with the least mass. `low_density` is a policy on the
+    mass alone, fitted in the same way. `shift` subtracts the mean validation error from every count and rejects no
+    region. `separation` holds areas under the ROC curve for single features and for linear scores fitted to the
+    validation regions; the uncertainty adds `all` minus `without_ratio`. Differences of the mean absolute error have
+    95 % intervals from resampled blocks of consecutive frames, because neighbouring frames are correlated.
     """
     threshold = usual_threshold(validation.mean) if threshold is None else threshold
     fitted, table = RegionTable.of(validation, threshold, near), RegionTable.of(test, threshold, near)
@@ -80,18 +80,18 @@ def measure_rejection(
 
 
 def _judged(policy: Policy, table: RegionTable) -> dict[str, Any]:
-    """A policy, and what it does to a table."""
+    """Return a policy and its scores on a table, as a dict."""
     return {"policy": plain(policy), **score(table, policy.rejects(table))}
 
 
 def _differences(errors: Mapping[str, Floats], rng: np.random.Generator, resamples: int) -> dict[str, dict[str, float]]:
-    """Each with each that is asked about: how the mean absolute error changes."""
+    """Return the differences of the mean absolute error for the pairs that are reported."""
     pairs = (("after", "before"), ("low_density", "before"), ("after", "low_density"), ("after", "shift"))
     return {f"{a}_minus_{b}": _difference(errors[a], errors[b], rng, resamples) for a, b in pairs}
 
 
 def _difference(a: Floats, b: Floats, rng: np.random.Generator, resamples: int) -> dict[str, float]:
-    """Difference of the mean absolute errors of the same frames, with a 95 % interval."""
+    """Return the difference of the mean absolute errors on the same frames, with a 95 % interval."""
     gap = np.abs(a) - np.abs(b)
     parts = blocks_of(gap)
     sums, sizes = np.array([part.sum() for part in parts]), np.array([len(part) for part in parts])
@@ -101,7 +101,7 @@ def _difference(a: Floats, b: Floats, rng: np.random.Generator, resamples: int) 
 
 
 def _at_random(table: RegionTable, number: int, rng: np.random.Generator, repeats: int) -> dict[str, Any]:
-    """Scores of rejecting so many regions at random: mean and deviation over repeats."""
+    """Reject `number` regions at random; return mean and standard deviation of the scores over repeats."""
     scores = []
     for _ in range(repeats):
         gone = np.zeros(len(table.mass), dtype=bool)
@@ -123,7 +123,7 @@ def _lowest(mass: Floats, number: int) -> npt.NDArray[np.bool_]:
 def _verdict(
     policy: Policy, differences: dict[str, dict[str, float]], random_mae: float, after_mae: float
 ) -> tuple[str, str]:
-    """A few words, by rule, and the reason in a sentence."""
+    """Return the verdict in a few words, and the reason in a sentence."""
     gain, beside = differences["after_minus_before"], differences["after_minus_low_density"]
     said = f"count MAE changes by {gain['mae']:+.3f} (95 % interval {gain['low']:+.3f} to {gain['high']:+.3f})"
     if policy.rejects_nothing:
@@ -145,7 +145,7 @@ def _verdict(
 
 
 def score(table: RegionTable, gone: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Errors of the count, and wrongly kept and wrongly rejected regions."""
+    """Return errors of the count, and numbers of wrongly kept and wrongly rejected regions."""
     return error_summary(table.errors(gone)) | {
         "rejected": int(gone.sum()),
         "rejected_mass": float(table.mass[gone].sum()),
@@ -155,24 +155,24 @@ def score(table: RegionTable, gone: npt.NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def separation(table: RegionTable, fitted: RegionTable) -> dict[str, float | None]:
-    """Areas under the ROC curve, 0.5 is chance; None where a table has only one kind of region."""
+    """Return areas under the ROC curve (0.5 is chance), None if a table has only one kind of region."""
     false = ~table.true_region
-    found = {"low_mass": auc(-table.mass, false), "ratio": auc(table.ratio, false)}
-    found["isolation"] = auc(table.isolation, false)
+    areas = {"low_mass": auc(-table.mass, false), "ratio": auc(table.ratio, false)}
+    areas["isolation"] = auc(table.isolation, false)
     for name, features in (("without_ratio", ("mass", "isolation")), ("all", ("mass", "isolation", "ratio"))):
         weights = _discriminant(_logs(fitted, features), ~fitted.true_region)
-        found[name] = None if weights is None else auc(_logs(table, features) @ weights, false)
-    return found
+        areas[name] = None if weights is None else auc(_logs(table, features) @ weights, false)
+    return areas
 
 
 def _logs(table: RegionTable, features: Sequence[str]) -> Floats:
-    """Logarithms of some features, `(R, F)`."""
+    """Return the logarithms of some features, `(R, F)`."""
     columns = [np.log(np.maximum(getattr(table, name), 1e-12)) for name in features]
     return np.stack(columns, 1)
 
 
 def error_summary(errors: Floats) -> dict[str, Any]:
-    """MAE, RMSE and mean of errors `(N,)`."""
+    """Return MAE, RMSE and mean of errors `(N,)`."""
     return {
         "mae": float(np.abs(errors).mean()),
         "rmse": float(np.sqrt(np.square(errors).mean())),
@@ -181,20 +181,20 @@ def error_summary(errors: Floats) -> dict[str, Any]:
 
 
 def auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Return the area under the ROC curve; None where one kind is missing."""
+    """Return the area under the ROC curve; None if one kind is missing."""
     if positive.all() or not positive.any():
         return None
     return float(auroc(torch.from_numpy(np.asarray(score, dtype=float)), torch.from_numpy(positive)))
 
 
 def _discriminant(values: Floats, positive: npt.NDArray[np.bool_]) -> Floats | None:
-    """Weights `(F,)` of Fisher's linear discriminant; None where one kind is missing."""
+    """Return the weights `(F,)` of Fisher's linear discriminant; None if one kind is missing."""
     number = int(positive.sum())
     if not number or number == len(positive):
         return None
     inside = values - np.where(positive[:, None], values[positive].mean(0), values[~positive].mean(0))
     scatter = inside.T @ inside / len(values)
-    # A feature that does not vary has no say.
+    # The ridge gives weight 0 to a feature that does not vary.
     ridge = 1e-9 * (np.trace(scatter) + 1e-9) * np.eye(len(scatter))
     weights: Floats = np.linalg.solve(scatter + ridge, values[positive].mean(0) - values[~positive].mean(0))
     return weights

@@ -1,1 +1,1 @@
-"""Networks, methods and measures that the UCI and the shift study share."""
+"""Define networks, methods and measures that the UCI study and the shift study share."""

@@ -1,7 +1,7 @@
-"""Claims about a variance under shift, decided from the numbers.
+"""Decide claims about a variance under shift from the results.
 
-The cuts of a set overlap, so a set counts as one: its effect is the mean over its cuts. NLL and CRPS, by which one cut
-can be worse by hundreds, are compared by the share of cuts in which one method's is lower.
+The cuts of a set overlap, so each set is one observation: its effect is the mean over its cuts. NLL and CRPS have
+outliers of several hundred, so methods are compared by the share of cuts in which one has the lower value.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from studies.pages import Results, counted, words
 
 
 def values(record: Record, method: str, measure: str) -> Values | None:
-    """A measure on every cut of a set; None where the set does not have the method."""
+    """Return a measure on every cut of a set; None if the set does not have the method."""
     measures = record["methods"].get(method)
     return None if measures is None else np.array(measures[measure])
 
 
 def slope(record: Record, method: str) -> float | None:
-    """By least squares over the cuts: variance growth for each unit of error growth; None with fewer than 3 cuts.
+    """Regress variance growth on error growth over the cuts; return the slope, None with fewer than 3 cuts.
 
     >>> growth = {"error_growth": [0.0, 1.0, 2.0], "variance_growth": [1.0, 1.5, 2.0]}
     >>> slope({"methods": {"a": growth}}, "a")
@@ -40,13 +40,13 @@ def _level(record: Record, method: str, measure: str = "coverage") -> Effect | N
 
 
 def _more(record: Record, first: str, second: str, measure: str = "coverage") -> Effect | None:
-    """First minus second, cut by cut."""
+    """Return the mean over cuts of first minus second."""
     a, b = values(record, first, measure), values(record, second, measure)
     return None if a is None or b is None else Effect(float((a - b).mean()))
 
 
 def _wins(record: Record, first: str, second: str, measure: str = "nll") -> Effect | None:
-    """Share of cuts in which the first is lower; equal ones count half. One cut's NLL of 1000 is one cut."""
+    """Return the share of cuts in which `first` has the lower measure; ties count half."""
     a, b = values(record, first, measure), values(record, second, measure)
     return None if a is None or b is None else Effect(float(((a < b).mean() + (a <= b).mean()) / 2))
 
@@ -57,7 +57,7 @@ def _slope(record: Record, method: str) -> Effect | None:
 
 
 def _lag(record: Record, method: str) -> Effect | None:
-    """How much less the variance grows than the squared error, in logarithms."""
+    """Return the log growth of the squared error minus that of the variance, averaged over cuts."""
     error, variance = (values(record, method, f"{name}_growth") for name in ("error", "variance"))
     return None if error is None or variance is None else Effect(float((error - variance).mean()))
 
@@ -122,7 +122,7 @@ CLAIMS = tuple(replace(claim, source="us") for claim in _STATED)
 
 
 def claims_page(results: Results) -> list[str]:
-    """Markdown: every claim, its verdict, and the effect on every set."""
+    """Write the Markdown page with every claim, its verdict, and the effect on every set."""
     cuts = sum(len(record["cuts"]) for record in results.values())
     lines = ["# The shift study: what is claimed, and what we found", ""]
     lines += [

@@ -1,7 +1,7 @@
-"""Tables and figures of the UCI study, from its JSON alone.
+"""Draw tables and figures of the UCI study from its JSON files.
 
-A variance may be taken as it is, times a scale, or with scale and floor. Methods are ranked and compared only with
-those that had the same done to them. Standard errors account for the rows that splits share (Nadeau and Bengio 2003).
+A variance may be raw, scaled, or have a scale and a floor. Methods are ranked and compared only within the same kind.
+Standard errors account for the rows that splits share (Nadeau and Bengio 2003).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ KINDS = {
 }
 _WITH_FLOOR = ("constant", "default", "default + reference")
 _POST_HOC = ("injected", "injected per site", "rate-in", "laplace", *_WITH_FLOOR)
-"""What takes one trained network as it is."""
+"""Methods that use one trained network without changing it."""
 _LIKE = ("raw", "scaled", "floor")
 _LEVEL = 0.9
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A measure of quality.
+    """Describe a measure of quality.
 
     Attributes:
-        name: in the results.
-        title: in words.
-        better: in words.
-        loss: of a mean, lower is better; None where neither side is.
-        kinds: what may differ between kinds is shown for each.
+        name: name in the results.
+        title: title of its table.
+        better: sentence that says which values are better.
+        loss: function from a mean to a loss, lower is better; None if no side is better.
+        kinds: kinds of variance for which it is shown.
     """
 
     name: str
@@ -74,7 +74,7 @@ QUALITIES = (
 
 
 def group(method: str) -> str:
-    """The kind that a method is compared within.
+    """Return the kind within which a method is compared.
 
     >>> group("laplace, scaled"), group("constant"), group("injected, relaxed")
     ('scaled', 'floor', 'intervals')
@@ -86,7 +86,7 @@ def group(method: str) -> str:
 
 
 def columns(results: Results, quality: str, *, deep: bool, kind: str) -> Cells:
-    """Splits' values by method and set, of the methods of a kind that every set has."""
+    """Return the values of splits by method and set, for methods of a kind that every set has."""
     cells: Cells = {}
     for name, record in results.items():
         for method, measures in (record["deep"] if deep else record)["methods"].items():
@@ -96,7 +96,7 @@ def columns(results: Results, quality: str, *, deep: bool, kind: str) -> Cells:
 
 
 def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callable[[float], float]) -> dict[str, float]:
-    """The rank of each method's mean, 1 for the least loss, averaged over the sets; equal ones share theirs.
+    """Rank methods by the loss of their mean, 1 is best; return ranks averaged over sets, with ties shared.
 
     >>> mean_ranks({"a": {"x": [1.0], "y": [3.0]}, "b": {"x": [2.0], "y": [1.0]}, "c": {"x": [5.0], "y": [3.0]}}, float)
     {'a': 1.75, 'b': 1.5, 'c': 2.75}
@@ -108,7 +108,7 @@ def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callabl
 
 
 def method_table(results: Results, quality: Quality, *, deep: bool, kind: str) -> list[str]:
-    """Markdown: methods of a kind by sets, the best of a set in bold, with ranks among all and among post hoc ones."""
+    """Write a Markdown table of methods by sets, best in bold, with ranks among all and among post hoc methods."""
     cells = columns(results, quality.name, deep=deep, kind=kind)
     ranks, few = _both_ranks(cells, quality)
     best, rows = _best(cells, quality), []
@@ -121,7 +121,7 @@ def method_table(results: Results, quality: Quality, *, deep: bool, kind: str) -
 
 
 def rank_table(results: Results, *, deep: bool, kind: str) -> list[str]:
-    """Markdown: the mean rank of every method of a kind by every quality that has a better side."""
+    """Write a Markdown table of mean ranks, of each method of a kind by each quality with a better side."""
     ranks_by = {
         quality.name.upper() if len(quality.name) < 5 else quality.name: _both_ranks(
             columns(results, quality.name, deep=deep, kind=kind), quality
@@ -136,7 +136,7 @@ def rank_table(results: Results, *, deep: bool, kind: str) -> list[str]:
 
 
 def minimum_table(results: Results) -> list[str]:
-    """Markdown: where embedded dropout's RMSE is least, and how far it falls and rises."""
+    """Write a Markdown table of the smallest RMSE of embedded dropout, its rate, and the RMSE at both ends."""
     rows = []
     for name, record in results.items():
         rmse = curves(record, "embedded", "rmse").mean(1)
@@ -154,7 +154,7 @@ def minimum_table(results: Results) -> list[str]:
 
 
 def embedded_tables(results: Results) -> list[str]:
-    """Markdown: how well errors follow the variance, the floor's share, and the scale asked for, at both depths."""
+    """Write Markdown tables of rank correlation, share of the floor, and fitted scale, for both depths."""
     lines = ["## What training with dropout does to the variance of the masks", ""]
     deep = {name: deeper(record) for name, record in results.items()}
     for title, part in {"One hidden layer": results, "Three hidden layers": deep}.items():
@@ -187,7 +187,7 @@ def embedded_tables(results: Results) -> list[str]:
 
 
 def verdicts(results: Results, *, deep: bool) -> list[str]:
-    """Markdown: by NLL who comes first in every kind."""
+    """Write a Markdown list of the best methods by NLL for each kind."""
     lines = []
     for kind in _LIKE:
         ranks, few = _both_ranks(columns(results, "nll", deep=deep, kind=kind), QUALITIES[0])
@@ -201,13 +201,13 @@ def verdicts(results: Results, *, deep: bool) -> list[str]:
 
 
 def duel_table(results: Results, *, deep: bool) -> list[str]:
-    """Markdown: on how many sets each method has a lower mean NLL than injection of the same kind, and by how much."""
+    """Write a Markdown table that compares the mean NLL of each method with injection of the same kind."""
     kinds = {kind: columns(results, "nll", deep=deep, kind=kind) for kind in _LIKE}
     cells: dict[str, dict[str, str]] = {}
     for kind, methods in kinds.items():
-        own = f"injected, {kind}"
-        for rival in (other for other in methods if other != own and own in methods):
-            off = [float(np.mean(methods[rival][name]) - np.mean(methods[own][name])) for name in results]
+        injected = f"injected, {kind}"
+        for rival in (other for other in methods if other != injected and injected in methods):
+            off = [float(np.mean(methods[rival][name]) - np.mean(methods[injected][name])) for name in results]
             name = rival.removesuffix(f", {kind}")
             cells.setdefault(name, {})[kind] = f"{sum(gap < 0 for gap in off)} of {len(off)}, {np.median(off):+.3f}"
     rows = [[name, *(row.get(kind, "") for kind in kinds)] for name, row in cells.items()]
@@ -215,7 +215,7 @@ def duel_table(results: Results, *, deep: bool) -> list[str]:
 
 
 def _both_ranks(cells: Cells, quality: Quality) -> tuple[dict[str, float], dict[str, float]]:
-    """Among all methods, and among those that take one trained network as it is."""
+    """Return the mean ranks among all methods, and among post hoc methods."""
     if quality.loss is None:
         return {}, {}
     post = {
@@ -225,7 +225,7 @@ def _both_ranks(cells: Cells, quality: Quality) -> tuple[dict[str, float], dict[
 
 
 def _best(cells: Cells, quality: Quality) -> dict[str, str]:
-    """The method of the least loss, by set."""
+    """Return the method with the lowest loss, by set."""
     loss = quality.loss
     if loss is None:
         return {}
@@ -251,7 +251,7 @@ _DEPTHS = {False: "One hidden layer", True: "Three hidden layers of 50"}
 
 
 def tables(results: Results) -> list[str]:
-    """Markdown: how it was run, who comes first, a table for every measure, kind and depth, and the figures."""
+    """Write the Markdown page: settings, best methods, a table for each measure, kind and depth, and figures."""
     lines = ["# The UCI study", "", _how(results), "", *_sets(results), "", "## Methods", "", WORDS["methods"]]
     for deep, title in _DEPTHS.items():
         lines += ["", f"## {title}", "", *verdicts(results, deep=deep), ""]
@@ -295,12 +295,12 @@ _FAR = 10.0
 WORDS = words("uci")
 _KINDS = ("injected", "embedded")
 _LEAST_AREA = 0.02
-"""No panel shows less of the miscalibration area: smaller differences should look small."""
+"""Smallest range of the area axis, so that small differences look small."""
 Panel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def figures(results: Results) -> dict[str, Figure]:
-    """The figures by name."""
+    """Draw the figures, by name."""
     deep = {name: deeper(record) for name, record in results.items()}
     nll, rmse = _lines("nll_unscaled"), _lines("rmse")
     shapes = {"rank correlation": _lines("ranking"), "floor's share": _lines("floor_share"), "scale": _lines("scale")}
@@ -316,7 +316,7 @@ def figures(results: Results) -> dict[str, Figure]:
 
 
 def _lines(*measures: str) -> Panel:
-    """Measures of both kinds, by what they are called."""
+    """Return a panel that selects measures of both kinds of dropout, by label."""
 
     def lines(record: Mapping[str, Any]) -> dict[str, Any]:
         names = {measure: f", {measure.partition('_')[2]}" if len(measures) > 1 else "" for measure in measures}
@@ -326,7 +326,7 @@ def _lines(*measures: str) -> Panel:
 
 
 def _grid(results: Results, columns: Mapping[str, Panel]) -> Figure:
-    """Panels against the rate: a row of them for each set; with one column, four sets in a row."""
+    """Draw panels against the rate: one row per set, or four sets per row for a single column."""
     shown = [(name, label) for name in results for label in columns]
     wide = len(columns) if len(columns) > 1 else min(4, len(results))
     high = -(-len(shown) // wide)

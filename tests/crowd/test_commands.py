@@ -286,6 +286,6 @@ def test_one_run_at_a_time_adds_to_a_file_of_counts(call: Run, home: Path, tmp_p
     path = tmp_path / "counts.csv"
     words = ("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", tmp_path, "--resume")
     with CountFile(path, resume=True):
-        assert one_line(call, f"expected {path} for this run alone; another one writes to it", *words) == ""
+        assert one_line(call, f"expected {path} for this run alone; another run is writing to it", *words) == ""
     assert call(*words)[0] == 0
     assert len(rows(path)) == 3

@@ -298,7 +298,7 @@ def test_panel(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_p
     assert said.startswith(
         f"{replace(row, reasons=())}; {row.count_kept:.1f} without {len(row.regions)} rejected region"
     )
-    assert "; truly 1" in said
+    assert "; true count 1" in said
     titles = [ax.get_title() for ax in figure.axes[:3]]
     assert titles == [
         f"{row.name}, {len(row.regions)} region{'s' if len(row.regions) != 1 else ''} of density",

@@ -1,6 +1,6 @@
-"""Blocks of consecutive frames.
+"""Cut the frames of a video into blocks, to estimate standard errors.
 
-Neighbouring frames of a video are alike; the spread of the means of blocks tells how sure a mean over frames is.
+Neighbouring frames are correlated, so the standard error of a mean over frames is estimated from the means of blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FRAMES = 25
 
 
 def block_size(frames: int) -> int:
-    """Consecutive frames of a block: 25, fewer where there would be less than ten blocks.
+    """Return the number of frames in a block: 25, or fewer to have at least ten blocks.
 
     >>> block_size(2000), block_size(120), block_size(3)
     (25, 12, 1)
@@ -29,18 +29,18 @@ def block_size(frames: int) -> int:
 
 
 def blocks_of(values: npt.NDArray[Any]) -> list[Floats]:
-    """The values of consecutive frames `(N,)`, block by block."""
+    """Split the values of consecutive frames `(N,)` into blocks."""
     values = np.asarray(values, dtype=np.float64)
     return np.array_split(values, max(1, round(len(values) / block_size(len(values)))))
 
 
 def block_means(values: npt.NDArray[Any]) -> Floats:
-    """The mean of each block, `(B,)`."""
+    """Return the mean of each block, `(B,)`."""
     return np.array([block.mean() for block in blocks_of(values)])
 
 
 def time_blocks(indices: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Indices in rising order, cut into so many runs of about the same length.
+    """Sort indices, and split them into `count` runs of about the same length.
 
     >>> time_blocks([4, 0, 1, 2, 3], 2)
     [(0, 1, 2), (3, 4)]
@@ -49,7 +49,7 @@ def time_blocks(indices: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 
 def standard_error(values: npt.NDArray[Any]) -> float:
-    """Of the mean of independent values `(B,)`; infinite where there is only one.
+    """Return the standard error of the mean of independent values `(B,)`; infinite for one value.
 
     >>> standard_error(np.array([1.0, 3.0]))
     1.0

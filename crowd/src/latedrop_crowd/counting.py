@@ -1,9 +1,9 @@
-"""Count people frame by frame, with intervals: a stream in, a stream out, and a file that keeps what is finished.
+"""Count people frame by frame, with intervals, and write each count to a file at once.
 
-For each frame the count `c`, its standard deviation, and the interval `[low, high]` that holds the true count with
-probability `level`; how strange the frame is; and, where a calibration has a policy, the count without the regions that
-it rejects. Every line says by which calibration, and of which picture, it was made, so that no file mixes two. Memory
-does not grow with the number of frames.
+Each frame gets a count, its standard deviation, the interval `[low, high]` that contains the true count with
+probability `level`, and a strangeness. If the calibration has a policy, it also gets the count without rejected
+regions. Each line of the file contains a hash of calibration and picture, so that a file never mixes two. Memory does
+not grow with the number of frames.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from latedrop_crowd.regions import Policy, Regions, find_regions, usual_threshol
 __all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "provenance_of", "write_counts"]
 
 COLUMNS = ("frame", "count", "std", "low", "high", "count_kept", "regions_rejected", "strangeness", "provenance")
-"""Of a file of counts."""
+"""Columns of a file of counts."""
 _Frame = tuple[str, Tensor]
 
 
 @dataclass(frozen=True)
 class CountedFrame:
-    """One frame, counted. People are never fewer than none: `count`, `low`, `high` and `count_kept` start at 0.
+    """Hold the results of one frame. `count`, `low`, `high` and `count_kept` are at least 0.
 
     Attributes:
-        name: of the frame.
-        count: people inside the region of interest.
-        std: its standard deviation.
+        name: name of the frame.
+        count: number of people inside the region of interest.
+        std: standard deviation of the count.
         low: lower end of the interval.
-        high: upper end.
-        level: probability content of the interval.
+        high: upper end of the interval.
+        level: probability of the interval.
         count_kept: the count without rejected regions.
-        density: `(h, w)`, people per cell.
-        std_map: its standard deviation, `(h, w)`.
+        density: people per cell, `(h, w)`.
+        std_map: standard deviation of the density, `(h, w)`.
         regions: R connected regions of the density.
-        rejected: which of them are rejected, bool `(R,)`.
-        faint: which of them are kept but faint, as a `Policy` has it, bool `(R,)`.
-        reading: the calibrated count and map; other levels by its `interval`.
-        image: the frame, `(C, H, W)` in [0, 1], as it came in.
-        strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.record`.
-        reasons: what is strange about it, in words; none where it is usual.
-        provenance: by which calibration and level it was counted, and a mark of the picture.
-        mapped: whether `std_map` was worked out; without, it is zero.
+        rejected: mask of rejected regions, bool `(R,)`.
+        faint: mask of regions that are kept but faint by the `Policy`, bool `(R,)`.
+        reading: calibrated count and map; its `interval` gives other levels.
+        image: the frame, `(C, H, W)` in [0, 1].
+        strangeness: distance from the frames of the calibration; above 1 is unusual, see `calibration.record`.
+        reasons: reasons why the frame is unusual; empty if it is usual.
+        provenance: hash of calibration and level, a dot, and a hash of the picture.
+        mapped: False if `std_map` was not computed and is 0.
     """
 
     name: str
@@ -85,16 +85,16 @@ class CountedFrame:
 
     @property
     def prediction(self) -> Prediction:
-        """The count as the core gives it, one row, before guard and recalibration for a scene."""
+        """Return the count as a `Prediction` of one row, before guard and recalibration for a scene."""
         return self.reading.count
 
     @property
     def uncountable(self) -> str:
-        """Why the frame cannot be counted, in words; empty where it can."""
+        """Return the reason why the frame cannot be counted; empty if it can."""
         return self.reading.uncountable
 
     def row(self) -> dict[str, Any]:
-        """Its line in a file of counts, by `COLUMNS`; no numbers where it cannot be counted."""
+        """Return the line for a file of counts, by `COLUMNS`; numbers are None if the frame cannot be counted."""
         numbers = (self.count, self.std, self.low, self.high, self.count_kept)
         cells = (self.name, *(None if self.uncountable else round(n, 4) for n in numbers), int(self.rejected.sum()))
         return dict(zip(COLUMNS, (*cells, float(f"{self.strangeness:.4g}"), self.provenance), strict=True))
@@ -102,8 +102,8 @@ class CountedFrame:
     def __str__(self) -> str:
         if self.uncountable:
             return f"cannot count: {self.uncountable}"
-        said = f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
-        return f"{said} (strange: {'; '.join(self.reasons)})" if self.reasons else said
+        text = f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
+        return f"{text} (unusual: {'; '.join(self.reasons)})" if self.reasons else text
 
 
 def count_people(
@@ -120,19 +120,19 @@ def count_people(
 
     Args:
         trained: the network, on any device.
-        calibration: made for it.
-        frames: pairs of a name and an image `(C, H, W)` in [0, 1], such as `open_frames` gives.
-        level: of the intervals.
-        deviations: work the standard deviation of every cell out, too: several times the cost of a count.
-        skip: names of frames to pass over; with marks of their pictures, as `finished_frames` gives them, these must
-            be the same.
-        on_bad: called with the error of a frame that cannot be counted, which is then left out; without it, the error
-            is raised.
+        calibration: calibration of this network.
+        frames: pairs of a name and an image `(C, H, W)` in [0, 1], such as from `open_frames`.
+        level: probability of the intervals.
+        deviations: also compute the standard deviation of every cell, which costs several times a count.
+        skip: names of frames to skip. For a mapping from names to hashes, as from `finished_frames`, the pictures must
+            have the same hashes.
+        on_bad: called with the error of a frame that cannot be counted, which is then skipped. If None, the error is
+            raised.
 
     Raises:
         DataError: a frame does not fit the network; the message names it.
-        OutputError: the density sums below 0.
-        FileError: a frame to pass over is another picture than the one of that name which was counted.
+        OutputError: the density has a negative sum.
+        FileError: a frame to skip differs from the picture that was counted under its name.
     """
     level = checked_level(level)
     made_by = provenance_of(calibration, level)
@@ -158,20 +158,20 @@ def count_people(
 
 
 def provenance_of(calibration: CrowdCalibration, level: float) -> str:
-    """A mark that tells counts of one calibration (with its weights and its scale) and level from those of another."""
+    """Return a hash of calibration (with its weights and its scale) and level."""
     return hashlib.sha256(f"{calibration.to_json()} {level!r}".encode()).hexdigest()[:12]
 
 
 def _mark(image: Tensor) -> str:
-    """A mark that tells a picture from another: a digest of its size and of some of its pixels."""
+    """Return a hash of the size and of every 8th pixel of a picture."""
     some = image[:, ::8, ::8].detach().cpu().contiguous()
     return hashlib.sha256(f"{tuple(image.shape)}".encode() + some.numpy().tobytes()).hexdigest()[:8]
 
 
 def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
-    """Write counts as they come, each at once, so that a crash keeps what is finished; how many were written.
+    """Write each count at once, so that a crash loses no finished frame; return the number of counts.
 
-    To `resume` is to add to the file: pass its `finished_frames` to `count_people` as `skip`.
+    With `resume`, append to the file; pass its `finished_frames` to `count_people` as `skip`.
     """
     number = 0
     with CountFile(path, resume=resume) as file:
@@ -182,9 +182,9 @@ def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, 
 
 
 def finished_frames(path: str | os.PathLike[str], provenance: str | None = None) -> dict[str, str]:
-    """Marks of the pictures of the frames that a file of counts has, by name; none where there is no file.
+    """Read the names and picture hashes of the frames in a file of counts; empty if there is no file.
 
-    Where a `provenance` is given, counts of another one are a `FileError`.
+    If a `provenance` is given, raise `FileError` for counts with another one.
     """
     path = Path(path)
     with readable(path, "a file of counts"):
@@ -193,7 +193,7 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
     if not text:
         return {}
     try:
-        rows = csv.DictReader(io.StringIO(text, newline=""))  # names may hold what else ends a line
+        rows = csv.DictReader(io.StringIO(text, newline=""))  # names may contain other line ends
         if tuple(rows.fieldnames or ()) != COLUMNS:
             raise KeyError(COLUMNS)
         marks = {plain_cell(str(row["frame"])): str(row["provenance"]).partition(".") for row in rows}
@@ -203,14 +203,14 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         ) from None
     if provenance is not None and {made_by for made_by, _, _ in marks.values()} - {provenance}:
         raise FileError(
-            f"expected counts of these weights, this calibration and this level in {path}; found others. Pass what "
-            "they were made with to go on, or another file."
+            f"expected counts of these weights, this calibration and this level in {path}; found others. Pass the "
+            "same weights, calibration and level to continue, or another file."
         )
     return {name: mark for name, (_, _, mark) in marks.items()}
 
 
 class CountFile:
-    """A CSV file of counts that grows by whole lines and that no other process writes to; a context manager."""
+    """Append counts to a CSV file by whole lines, locked against other processes; a context manager."""
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = False) -> None:
         self.path = Path(path)
@@ -218,7 +218,7 @@ class CountFile:
             self._file = self.path.open("a", encoding="utf-8", newline="")
         try:
             if locked(self._file) is False:
-                raise FileError(f"expected {self.path} for this run alone; another one writes to it. Wait for it.")
+                raise FileError(f"expected {self.path} for this run alone; another run is writing to it. Wait for it.")
             self._empty = self.path.stat().st_size == 0
             if not self._empty and not resume:
                 raise FileError(
@@ -237,14 +237,14 @@ class CountFile:
         return self
 
     def add(self, frame: CountedFrame) -> None:
-        """Write one frame, and see that it is on its way to the disk."""
+        """Write one frame and flush."""
         with self._writable(f"Frames before {frame.name} are in it."):
             self._line(frame.row().values())
         self._empty = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
-        if self._empty:  # a header alone would be in the way of the next run
+        if self._empty:  # the next run would refuse a file with only a header
             self.path.unlink(missing_ok=True)
 
     def _line(self, values: Any) -> None:
@@ -268,6 +268,7 @@ def _counted(
     level: float,
     deviations: bool,
 ) -> CountedFrame:
+    """Count one prepared frame, and apply the policy to its regions."""
     by_ratio = calibration.policy is not None and calibration.policy.least_ratio > 0
     reading = calibration.read(trained, ready, deviations=deviations or by_ratio).check(name)
     low, high = reading.interval(level)

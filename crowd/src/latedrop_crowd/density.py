@@ -1,7 +1,7 @@
-r"""Density maps: heads as a map whose sum is their number.
+r"""Make density maps from heads: the sum of a map is the number of heads.
 
-Each head at `x_i` is a Gaussian, divided by what is left of it inside the frame and the region of interest, so that it
-has mass 1 also at the border:
+Each head at `x_i` is drawn as a Gaussian, normalised over the frame and the region of interest, so that its mass is 1
+also at the border:
 
 $$
 D(p) = \sum_i \frac{g_i(p)}{\sum_{q \in \mathrm{frame} \cap \mathrm{roi}} g_i(q)},
@@ -38,15 +38,15 @@ def density_map(
     *,
     stride: int = 1,
 ) -> npt.NDArray[np.float32]:
-    """The density map of heads, people per cell; its sum is the number of heads inside the frame and the `roi`.
+    """Make the density map of heads, in people per cell; it sums to the number of heads inside frame and `roi`.
 
     Args:
-        points: heads `(P, 2)` as x, y in pixels. Those outside the frame or the `roi` are left out.
-        shape: of the frame, `(H, W)` in pixels.
-        sigma: width of a head's kernel in pixels.
-        roi: region of interest, bool `(H, W)`: the mass of its heads stays inside it. None is the whole frame.
-        stride: side of a cell in pixels. The map is `(H // stride, W // stride)`; pixels left over at the bottom and
-            the right belong to the last cells, so that the sum stays the same.
+        points: heads `(P, 2)` as x, y in pixels. Heads outside the frame or the `roi` are ignored.
+        shape: height and width of the frame in pixels, `(H, W)`.
+        sigma: standard deviation of the kernel of a head in pixels.
+        roi: region of interest, bool `(H, W)`, to which kernels are cut; None for the whole frame.
+        stride: side of a cell in pixels. The map is `(H // stride, W // stride)`. Remaining pixels at the bottom and
+            the right belong to the last cells, so that the sum is unchanged.
 
     >>> grid = density_map([(10.0, 5.0), (0.0, 0.0), (99.0, 5.0)], (48, 64), sigma=3, stride=4)
     >>> grid.shape, round(float(grid.sum()), 4)  # one of the three is outside the frame
@@ -59,7 +59,7 @@ def density_map(
     if not 0 < sigma < float("inf"):
         raise ArgumentError(f"expected sigma above 0 pixels; found {sigma}. Pass a width such as 4.")
     x, y = heads[inside].T
-    # Without a mask a kernel is the product of one over rows and one over columns, each of sum 1.
+    # Without a mask each kernel is a product of a row and a column kernel, each normalised to sum 1.
     rows, columns = _along(y, sigma, height), _along(x, sigma, width)
     if mask is None:
         density: Floats = _blocks(rows, stride, axis=1).T @ _blocks(columns, stride, axis=1)
@@ -71,7 +71,7 @@ def density_map(
 
 
 def heads_inside(points: Array, shape: Sequence[int], roi: Array | None = None) -> Mask:
-    """Which heads lie inside the frame and the `roi`, bool `(P,)`.
+    """Return the mask of heads inside the frame and the `roi`, bool `(P,)`.
 
     >>> heads_inside([(0, 0), (-0.6, 0), (63.4, 47.4)], (48, 64)).tolist()
     [True, False, True]
@@ -87,9 +87,9 @@ def heads_inside(points: Array, shape: Sequence[int], roi: Array | None = None) 
 
 
 def roi_cells(roi: Array, stride: int = 4) -> Mask:
-    """Cells with at least one pixel of a region of interest, bool `(H // stride, W // stride)`.
+    """Return the mask of cells with at least one pixel of a region of interest, `(H // stride, W // stride)`.
 
-    Pixels left over at the bottom and the right belong to the last cells, as in `density_map`.
+    Remaining pixels at the bottom and the right belong to the last cells, as in `density_map`.
 
     >>> roi_cells(np.eye(9), 4).tolist()
     [[True, False], [False, True]]
@@ -102,16 +102,16 @@ def roi_cells(roi: Array, stride: int = 4) -> Mask:
 
 
 def _along(centres: Floats, sigma: float, size: int) -> Floats:
-    """One axis of the kernels at its pixels, `(P, size)`, of sum 1 each."""
+    """Return the kernels of P heads along one axis, `(P, size)`, each with sum 1."""
     squares = (np.arange(size) - centres[:, None]) ** 2
-    # Relative to the nearest pixel, so that a kernel far narrower than a pixel does not vanish between two of them.
+    # Relative to the nearest pixel, so that a kernel much narrower than a pixel does not underflow to 0.
     kernels: Floats = np.exp((squares.min(1, keepdims=True) - squares) / (2 * sigma**2))
     kernels /= kernels.sum(1, keepdims=True)
     return kernels
 
 
 def _blocks(values: Floats, stride: int, axis: int) -> Floats:
-    """Sums over runs of `stride`; the last run takes what is left over."""
+    """Sum over runs of `stride` entries along an axis; the last run also takes the remaining entries."""
     starts = np.arange(values.shape[axis] // stride) * stride
     sums: Floats = np.add.reduceat(values, starts, axis=axis)
     return sums
@@ -130,7 +130,7 @@ def _check_shape(shape: Sequence[int], stride: int) -> tuple[int, int]:
     if int(stride) != stride or not 1 <= stride <= min(shape):
         raise ArgumentError(
             f"expected a stride between 1 and the frame's shorter side, {min(shape)} pixels; found {stride}. "
-            "Pass 4 for MCNN's grid, and a larger frame where this one is smaller than that."
+            "Pass 4 for the grid of MCNN; enlarge the frame if it is smaller than that."
         )
     return int(shape[0]), int(shape[1])
 

@@ -1,7 +1,7 @@
-"""Frames of people from image files, folders of images and videos: one at a time, as tensors in [0, 1].
+"""Read frames from image files, folders of images and videos, one at a time, as tensors in [0, 1].
 
-Grey is the luma `0.299 R + 0.587 G + 0.114 B`. Images and videos are taken as they are stored: a tag that asks a viewer
-to turn them is not followed, as annotations do not follow it either.
+Grey is the luma `0.299 R + 0.587 G + 0.114 B`. Rotation tags of images and videos are ignored, because annotations
+ignore them, too.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
 Pixels: TypeAlias = npt.NDArray[Any]
 
 RECEPTIVE_FIELD = 72
-"""Pixels on each side that one cell of MCNN's map sees. Its widest column has 9; pooling adds 1, a kernel of 7 at steps
-of 2 pixels adds 12, pooling 2, and two kernels of 7 at steps of 4 pixels 24 each."""
+"""Side of the receptive field of MCNN in pixels. In its widest column: a kernel of 9, pooling + 1, a kernel of 7
+at stride 2 + 12, pooling + 2, and two kernels of 7 at stride 4 + 24 each."""
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _VIDEOS = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv")
 
 
 def read_image(path: str | os.PathLike[str], channels: int = 1) -> Tensor:
-    """An image file as a float32 tensor `(channels, H, W)` in [0, 1].
+    """Read an image file as a float32 tensor `(channels, H, W)` in [0, 1].
 
-    Eight and sixteen bits, palettes and float images are read; what is transparent is laid over black. One channel is
-    grey (luma), three are colour (RGB). What is no image, or is cut short, is a `FileError`.
+    The image may have 8 or 16 bits, a palette, or floats; transparent pixels are blended with black. One channel is
+    grey (luma), three are colour (RGB). Raise `FileError` for a truncated file or one that is not an image.
     """
     _check_channels(channels)
     with _opened(path) as image:
@@ -61,20 +61,20 @@ def read_image(path: str | os.PathLike[str], channels: int = 1) -> Tensor:
 
 
 def read_pixels(path: str | os.PathLike[str]) -> Pixels:
-    """An image file as pixels `(H, W)` or `(H, W, 3)` of eight bits, read as `read_image` does."""
+    """Read an image file as 8-bit pixels `(H, W)` or `(H, W, 3)`; see `read_image`."""
     with _opened(path) as image:
         pixels = _pixels(image)
     return pixels if pixels.dtype == np.uint8 else (pixels * 255).round().astype(np.uint8)
 
 
 def image_shape(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """`(H, W)` of an image file, from its header alone."""
+    """Read the size `(H, W)` of an image file from its header."""
     with _opened(path) as image:
         return image.height, image.width
 
 
 def to_tensor(pixels: Pixels, channels: int = 1) -> Tensor:
-    """Pixels `(H, W)` or `(H, W, 3)`, uint8 or float in [0, 1], as a float32 tensor `(channels, H, W)` in [0, 1].
+    """Convert pixels `(H, W)` or `(H, W, 3)`, uint8 or float in [0, 1], to float32 `(channels, H, W)` in [0, 1].
 
     >>> to_tensor(np.full((2, 3), 255, np.uint8), channels=3).shape
     torch.Size([3, 2, 3])
@@ -90,14 +90,14 @@ def to_tensor(pixels: Pixels, channels: int = 1) -> Tensor:
 
 
 def enlarged(image: Tensor, times: int) -> Tensor:
-    """An image `(C, H, W)` made `times` larger, bilinear."""
+    """Enlarge an image `(C, H, W)` by a factor, with bilinear interpolation."""
     if times == 1:
         return image
     return F.interpolate(image[None], scale_factor=times, mode="bilinear", align_corners=False)[0]
 
 
 def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEPTIVE_FIELD) -> None:
-    """Raise `DataError` where a frame `(..., H, W)` is smaller than what one cell of the map sees."""
+    """Raise `DataError` if a frame `(..., H, W)` is smaller than the receptive field."""
     height, width = shape[-2:]
     if min(height, width) < least:
         raise DataError(
@@ -108,20 +108,22 @@ def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEP
 
 @dataclass(frozen=True)
 class FrameStream:
-    """Frames in the order of their sources; iterate for pairs of a name and a tensor `(channels, H, W)` in [0, 1]."""
+    """Yield frames in the order of their sources, as pairs of a name and a tensor `(channels, H, W)` in [0, 1]."""
 
-    total: int | None  # how many there are, as far as the headers of videos tell; None where one does not
-    files: tuple[tuple[Path, str], ...]  # videos and images to read, each with its name
+    total: int | None  # number of frames by the headers of videos; None if a header does not have it
+    files: tuple[tuple[Path, str], ...]  # path and name of the videos and images
     channels: int  # 1 for grey, 3 for colour
-    every: int  # one frame in so many of each source is taken
-    # called with the error of a file that cannot be read, or that ends early; without it, it is raised
+    every: int  # every k-th frame of a source is read
+    # Called with the error of a file that cannot be read or ends early; if None, the error is raised.
     on_bad: Callable[[FileError], object] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for path, name in self.files:
             try:
-                for called, pixels in _video_frames(path, name, self.every) if is_video(path) else _image(path, name):
-                    yield called, to_tensor(pixels, self.channels)
+                for frame_name, pixels in (
+                    _video_frames(path, name, self.every) if is_video(path) else _image(path, name)
+                ):
+                    yield frame_name, to_tensor(pixels, self.channels)
             except FileError as error:
                 if self.on_bad is None:
                     raise
@@ -135,19 +137,20 @@ def open_frames(
     every: int = 1,
     on_bad: Callable[[FileError], object] | None = None,
 ) -> FrameStream:
-    """Frames of image files, folders of images and video files, read one at a time.
+    """Open image files, folders of images and videos, and read their frames one at a time.
 
-    All sources are looked at before the first frame is read. A folder gives the images that lie in it, in natural order
-    (`f2` before `f10`), whatever else is there. Frames of a video are called `clip.mp4#000012`, from 0. Images are
-    called by their file's name, or by their path where two files have the same name.
+    All sources are checked before the first frame is read. Of a folder only the images are read, in natural order (`f2`
+    before `f10`). Frames of a video are named `clip.mp4#000012`, counted from 0. Images are named by their file name,
+    or by their path if two files have the same name.
 
     Args:
-        sources: paths, one or several.
+        sources: one path or several.
         channels: 1 for grey (luma), 3 for colour (RGB).
-        every: take every so many frames of each video, each folder and each run of image files, from the first on.
-        on_bad: called with the error of a file that cannot be read, or that ends early; the others are then read on.
+        every: read every k-th frame of each video, folder and run of image files, from the first on.
+        on_bad: called with the error of a file that cannot be read or ends early; reading then continues with the next
+            file. If None, the error is raised.
 
-    A video that ends before its header says so raises `FileError` after its last good frame.
+    A video that is shorter than its header says raises `FileError` after its last good frame.
     """
     _check_channels(channels)
     if int(every) != every or every < 1:
@@ -172,36 +175,37 @@ def open_frames(
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images in a folder, in natural order."""
-    there = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-    images = [path for path in there if path.suffix.lower() in _IMAGES]
+    """List the images in a folder, in natural order."""
+    files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    images = [path for path in files if path.suffix.lower() in _IMAGES]
     if not images:
         raise FileError(
-            f"expected images in the folder {folder}; found {len(there)} files, none of them an image. Pass a folder "
+            f"expected images in the folder {folder}; found {len(files)} files, none of them an image. Pass a folder "
             "with images, or the path of each video."
         )
     return sorted(images, key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Digits by their value, the rest by letters."""
+    """Return a sort key for natural order: digits by value, the rest as text."""
     parts = re.split(r"(\d+)", path.name.casefold())
     return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
 
 
 def _image(path: Path, name: str) -> Iterator[tuple[str, Pixels]]:
+    """Yield name and pixels of one image file."""
     with _opened(path) as image:
         pixels = _pixels(image)
     yield name, pixels
 
 
 def is_video(path: Path) -> bool:
-    """By the ending of its name."""
+    """Return True if the name of a file ends like that of a video."""
     return path.suffix.lower() in _VIDEOS
 
 
 def _video_length(path: Path) -> int | None:
-    """Frames of a video, as its header says; None where it does not."""
+    """Return the number of frames in the header of a video; None if it has none."""
     with _opened_video(path) as (_, stream, seconds):
         if stream.frames:
             return int(stream.frames)
@@ -209,7 +213,7 @@ def _video_length(path: Path) -> int | None:
 
 
 def _video_frames(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixels]]:
-    """Every so many frames of a video; an error after the last good one where it ends too early."""
+    """Yield every k-th frame of a video; raise `FileError` after the last good one if the file ends early."""
     import av
 
     count, ended = 0, None
@@ -224,7 +228,7 @@ def _video_frames(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixe
                 ended = None if frame.time is None else frame.time - start + 1 / rate
         except av.FFmpegError as error:
             raise FileError(_stopped(path, count, error.strerror or str(error))) from error
-        # The length in a header may be that of the sound, which does not end with the last frame.
+        # The length in a header may be that of the sound, which may be longer than the video.
         early = seconds is not None and ended is not None and ended < seconds - max(0.5, 3 / rate)
         if count == 0 or early or (container.format.name == "avi" and count < stream.frames):
             raise FileError(_stopped(path, count, "the file ends early"))
@@ -243,7 +247,7 @@ def _stopped(path: Path, count: int, why: str) -> str:
 
 @contextmanager
 def _opened_video(path: Path) -> Iterator[tuple[Any, Any, float | None]]:
-    """The container, its first video track, and the track's length in seconds where known."""
+    """Open a video; give container, first video track, and the length in seconds or None."""
     need("video", "av", of="latedrop-crowd")
     import av
 
@@ -264,7 +268,7 @@ def _opened_video(path: Path) -> Iterator[tuple[Any, Any, float | None]]:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """An image whose pixels are not yet read; what goes wrong inside is told as one error."""
+    """Open an image without reading its pixels; raise any error inside the block as `FileError`."""
     from PIL import Image, UnidentifiedImageError
 
     if not os.path.isfile(path):
@@ -282,7 +286,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def _pixels(image: Any) -> Pixels:
-    """Pixels `(H, W)` or `(H, W, 3)`: uint8, or float in [0, 1] where a file has more than eight bits."""
+    """Return pixels `(H, W)` or `(H, W, 3)`: uint8, or float in [0, 1] for files with more than 8 bits."""
     if image.mode.startswith("I") or image.mode == "F":
         return _deep(np.asarray(image, dtype=np.float32), image.mode)
     if image.has_transparency_data:
@@ -294,7 +298,7 @@ def _pixels(image: Any) -> Pixels:
 
 
 def _deep(values: Pixels, mode: str) -> Pixels:
-    """Sixteen bits, or floats, to [0, 1]."""
+    """Scale 16-bit or float values to [0, 1]."""
     most = 1.0 if mode == "F" else 65535.0
     if not np.isfinite(values).all() or values.min() < 0 or values.max() > most:
         raise FileError(

@@ -56,7 +56,7 @@ class MCNN(nn.Module):
         self.register_buffer("unit", torch.tensor(0.01))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Density maps, people per cell."""
+        """Compute density maps `(N, 1, h, w)` in people per cell."""
         x = 2 * x - 1
         columns = [self._run(column, x) for column in self.columns]
         density: Tensor = self.fuse(self._drop(torch.cat(columns, 1)))
@@ -129,7 +129,7 @@ class Trained:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Return the device of the network."""
         tensors = (*self.model.parameters(), *self.model.buffers())
         return tensors[0].device if tensors else torch.device("cpu")
 
@@ -300,7 +300,7 @@ class Counter(nn.Module):
         self.register_buffer("scaling", torch.tensor(factors, dtype=torch.float64, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Density maps, people per cell."""
+        """Compute density maps `(N, 1, h, w)` in people per cell."""
         density = self.model(self.input_scale * x)
         if isinstance(density, Tensor) and density.dim() == 3:
             density = density[:, None]

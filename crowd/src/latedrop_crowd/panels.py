@@ -1,7 +1,7 @@
-"""The picture of one counted frame: the frame with its faint regions, its density, and the standard deviation.
+"""Draw a counted frame: the frame with its faint regions, the density map, and the map of standard deviations.
 
-Regions are outlined along the edges of their cells. Colours are Okabe and Ito's, the maps of equal steps in lightness
-(magma, viridis), and rejected regions differ from faint ones in line as well as in colour. matplotlib is an extra.
+Regions are outlined along the edges of their cells. Colours suit colour-blind readers: those of Okabe and Ito for
+lines, magma and viridis for maps. Rejected and faint regions differ in line style, too. Drawing needs matplotlib.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ def draw_panel(
     enlarge: int = 1,
     stride: int = STRIDE,
 ) -> Figure:
-    """Three panels about one frame: itself, large, and the two maps beside it.
+    """Draw a frame in a large panel, and its two maps in small panels beside it.
 
     Args:
-        frame: from `count_people`.
-        roi: cells that count, bool `(h, w)`; the rest is dimmed.
-        heads: annotated heads `(P, 2)` as x, y in pixels of the frame, where they are known.
-        enlarge: how many times larger than the frame the network saw it.
-        stride: pixels of what the network saw on each side of a cell.
+        frame: a frame from `count_people`.
+        roi: cells of the region of interest, bool `(h, w)`; the rest is dimmed.
+        heads: annotated heads `(P, 2)` as x, y in pixels of the frame, if known.
+        enlarge: factor by which the frame was enlarged for the network.
+        stride: side of a cell in pixels of the enlarged frame.
     """
     height, width = frame.image.shape[1:]
     figure = new_figure(_WIDTH, 0.9 + (_WIDTH - 1.2) * 0.64 * height / width)
     grid = figure.add_gridspec(2, 2, width_ratios=(2, 1.25))
-    own = figure.add_subplot(grid[:, 0])
+    picture = figure.add_subplot(grid[:, 0])
     maps = [figure.add_subplot(grid[row, 1]) for row in range(2)]
     figure.suptitle(_title(frame, heads))
     cells = None if roi is None else np.asarray(roi.cpu() if isinstance(roi, Tensor) else roi, dtype=bool)
     side = stride / enlarge
     unit = f"people per {side:g} x {side:g} pixels"
-    for ax in (own, *maps):
+    for ax in (picture, *maps):
         ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[], aspect="equal")
-    _draw_frame(own, frame, cells, side)
-    _draw_regions(own, frame, side, heads)
-    deviation = "standard deviation of the density" if frame.mapped else "deviations were not worked out"
+    _draw_frame(picture, frame, cells, side)
+    _draw_regions(picture, frame, side, heads)
+    deviation = "standard deviation of the density" if frame.mapped else "standard deviations were not computed"
     drawn_maps = (frame.density, "magma", "density"), (frame.std_map, "viridis", deviation)
     for ax, (values, colours, title) in zip(maps, drawn_maps, strict=True):
-        # A map without anybody still has a scale.
+        # An empty map needs a scale, too.
         top = max(float(values.max()), 1e-6)
         drawn = ax.imshow(values, cmap=colours, vmin=0, vmax=top, extent=_extent(values, side), interpolation="nearest")
         figure.colorbar(drawn, ax=ax, label=unit, shrink=0.85, pad=0.02)
@@ -71,17 +71,18 @@ def draw_panel(
 
 
 def write_panel(path: str | os.PathLike[str], frame: CountedFrame, **settings: Any) -> None:
-    """Write `draw_panel` as PNG; needs matplotlib."""
+    """Write the panel of a frame as PNG; needs matplotlib."""
     write_aside(path, png(draw_panel(frame, **settings)))
 
 
 def _title(frame: CountedFrame, heads: npt.NDArray[Any] | None) -> str:
-    said = str(replace(frame, reasons=()))
+    """Return the title: count and interval, count without rejected regions, and what is unusual."""
+    text = str(replace(frame, reasons=()))
     number = int(frame.rejected.sum())
     if number:
-        said += f"; {frame.count_kept:.1f} without {number} rejected region{'s' if number > 1 else ''}"
-    said = said if heads is None else f"{said}; truly {len(heads)}"
-    return f"{said}\nstrange: {'; '.join(frame.reasons)}" if frame.reasons else said
+        text += f"; {frame.count_kept:.1f} without {number} rejected region{'s' if number > 1 else ''}"
+    text = text if heads is None else f"{text}; true count {len(heads)}"
+    return f"{text}\nunusual: {'; '.join(frame.reasons)}" if frame.reasons else text
 
 
 def _draw_frame(ax: Axes, frame: CountedFrame, roi: npt.NDArray[np.bool_] | None, side: float) -> None:
@@ -115,12 +116,12 @@ def _draw_regions(ax: Axes, frame: CountedFrame, side: float, heads: npt.NDArray
         x, y = np.asarray(heads).T
         ax.scatter(x, y, s=14, facecolors="none", edgecolors=_HEAD)
         handles.append(Line2D([], [], color=_HEAD, marker="o", fillstyle="none", linestyle="", label="annotated head"))
-    # Below the picture, so that it hides nothing of it.
+    # Below the picture, to hide no part of it.
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, frameon=False, borderaxespad=0.2)
 
 
 def _edges(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """The sides of cells between inside and outside, `(E, 2, 2)` as x, y of both ends, in cells from the corner."""
+    """Return the outline of a mask as E cell sides, `(E, 2, 2)`: x, y of both ends, in cells from the corner."""
     padded = np.pad(mask, 1)
     rows, columns = np.nonzero(padded[1:, 1:-1] != padded[:-1, 1:-1])
     flat = np.stack([np.stack([columns, rows], 1), np.stack([columns + 1, rows], 1)], 1)
@@ -130,6 +131,6 @@ def _edges(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
 
 
 def _extent(values: npt.NDArray[Any], side: float) -> tuple[float, float, float, float]:
-    """Where a map lies in pixels of the frame: left, right, bottom, top."""
+    """Return the extent of a map in pixels of the frame: left, right, bottom, top."""
     h, w = values.shape
     return -0.5, w * side - 0.5, h * side - 0.5, -0.5

@@ -176,8 +176,8 @@ def _numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
         raise DataError(
             f"expected numbers in column {name!r}; its type is {column.type}. Encode it as numbers, or leave it out."
         )
-    found: npt.NDArray[np.float64] = column.cast("float64", safe=False).to_numpy()
-    return found
+    numbers: npt.NDArray[np.float64] = column.cast("float64", safe=False).to_numpy()
+    return numbers
 
 
 def predict_folder(
@@ -270,16 +270,17 @@ def _workers(ray: Any, workers: int | None, *, gpu: bool) -> dict[str, Any]:
 
 
 def _read(ray: Any, asked: Asked, data: str) -> Any:
-    found = [data]
+    """Read a csv or parquet file, or a folder of them, as a Ray data set."""
+    names = [data]
     if Path(data).is_dir():
-        found = sorted(str(entry) for entry in Path(data).iterdir() if not entry.name.startswith((".", "_")))
-    kinds = {next((end for end in _ENDINGS if name.lower().endswith(end)), "") for name in found}
+        names = sorted(str(entry) for entry in Path(data).iterdir() if not entry.name.startswith((".", "_")))
+    kinds = {next((end for end in _ENDINGS if name.lower().endswith(end)), "") for name in names}
     if len(kinds) != 1 or "" in kinds:
         raise DataError(
             f"expected files that end in .csv, or in .parquet, in {data}; found "
-            f"{listed(map(repr, (Path(name).name for name in found)), _SHOWN)}."
+            f"{listed(map(repr, (Path(name).name for name in names)), _SHOWN)}."
         )
-    paths = [name if "://" in name else str(Path(name).absolute()) for name in found]
+    paths = [name if "://" in name else str(Path(name).absolute()) for name in names]
     if kinds == {".parquet"}:
         return ray.data.read_parquet(paths)
     import pyarrow

@@ -52,7 +52,7 @@ class Source:
         path: str,
         inputs: Sequence[str] = (),
         targets: Sequence[str] = (),
-        kept: Sequence[str] = (),
+        carried: Sequence[str] = (),
         ignored: Sequence[str] = (),
         weight: str | None = None,
         *,
@@ -61,10 +61,10 @@ class Source:
         images: Pictures | None = None,
         labels: Labels | None = None,
     ) -> Source:
-        """Open a table; columns that are not named are those that `record` remembers, or that `choose` takes.
+        """Open a table; columns that are not given are taken from `record`, or chosen by `choose`.
 
-        With `labelled` there must be targets: labels as `labels` says, or as the record of a classifier knows; with
-        `images` the inputs are the images that a column names.
+        With `labelled` there must be targets; their class labels come from `labels`, or from the record of a
+        classifier. With `images`, the inputs are the image files that a column names.
         """
         table = open_table(path)
         remembered = (record.columns if record is not None else None) or {}
@@ -77,25 +77,25 @@ class Source:
             if inputs and list(inputs) != [images.column]:
                 raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
             table, inputs = open_images(table, *images), [images.column]
-        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored, weight)
+        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, ignored, weight)
         if labelled and isinstance(record, ClassCalibration):
             labels = Labels(only_target(chosen), record.names, sure=True)
         return cls(table, replace(chosen, labels=labels), images)
 
     def values(self, column: str) -> Iterator[Any]:
-        """Read a column as it is, some rows at a time."""
+        """Yield the values of a column, some rows at a time."""
         with readable(self.table.path, "data"):
-            for _, _, kept in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
-                yield kept[column]
+            for _, _, carried in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
+                yield carried[column]
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Return what a calibration remembers; names of columns do not serve for arrays, nor the other way round."""
+        """Return the names that a calibration stores: those of columns, of arrays, or of images."""
         if self.images is not None:
             return {"images": self.images[1:], "targets": self.columns.targets}
         return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
 
     def read(self, size: int) -> Iterator[Rows]:
-        """Read the rows, at most so many at a time."""
+        """Read the rows, at most `size` at a time."""
         return read_batches(self.table, self.columns, size)
 
     def example(self, model: nn.Module) -> Any:
@@ -235,15 +235,15 @@ class Places:
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
 
 
-def check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
-    """Raise where a column to carry along has the name of one that is written, or two that are written have one."""
+def check_kept(carried: Sequence[str], names: Sequence[str]) -> None:
+    """Raise if an output column and a column of the data (`--keep`), or two output columns, have the same name."""
     twice = sorted({name for name in names if list(names).count(name) > 1})
     if twice:
         raise ArgumentError(
             f"expected columns of different names in the output; found {', '.join(twice)} twice. A class has a column "
             "p_ and its name: give it another one with --class-names when you calibrate."
         )
-    both = [name for name in kept if name in names]
+    both = [name for name in carried if name in names]
     if both:
         raise ArgumentError(
             f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "

@@ -74,15 +74,15 @@ def check_options(uq: Predictor | ClassPredictor, *, level: float | None, **regr
 def judged(
     uq: Predictor | ClassPredictor, rows: TableBatches, level: float | None, units: Sequence[str]
 ) -> tuple[Judgement | ClassJudgement, dict[str, Any]]:
-    """Predict the rows of a file and judge them by their targets; returns also what a page about them needs."""
+    """Predict the rows of a file and judge them by their targets; return the judgement and facts for a report."""
     source, noticed = rows.source, Noticed(rows.source.columns.inputs)
     rows.notice = noticed.add
     page: dict[str, Any] = {"place": source.table.unit}
     with source.explained(), progress("evaluating", source.table.count) as tick:
         if isinstance(uq, ClassPredictor):
-            found, labels = uq.predict_labelled(rows, tick=tick)
-            page |= {"prediction": found, "labels": labels, "places": noticed.places()}
-            return judge_classes(found, labels, level=level), page
+            probabilities, labels = uq.predict_labelled(rows, tick=tick)
+            page |= {"prediction": probabilities, "labels": labels, "places": noticed.places()}
+            return judge_classes(probabilities, labels, level=level), page
         prediction, truth = uq.predict_labelled(rows, tick=tick)
     outputs = prediction.mean.shape[1] if prediction.mean.dim() == 2 else 1
     names = source.columns.targets if len(source.columns.targets) == outputs else ()

@@ -45,9 +45,9 @@ def sites(
 
         network = load_model(model, weights, trust=trust, device=device, untrained=True)
         with table.example(network, data, input_shape, target=target) as rows:
-            found = find_sites(network, rows, select=select or None, kind=kind)
+            sites = find_sites(network, rows, select=select or None, kind=kind)
         with redirect_stdout(out):
-            print_sites(found, as_json)
+            print_sites(sites, as_json)
 
 
 def calibrate(
@@ -99,7 +99,7 @@ def calibrate(
         source = table.source(data, split(target), weight=row_weights, labelled=True)
         source, task = with_labels(source, network, classes, readout)
         rows = TableBatches(source, network, batch_size, drop_nan, seed=seed)
-        used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
+        used, held_out = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         usual = None
         if reference is not None:
             training = Source.of(reference, source.columns.inputs, images=source.images)
@@ -115,18 +115,18 @@ def calibrate(
                 sites=chosen,
                 method=fitting.method_of(seed),
                 target=unit.transform(),
-                intervals=intervals if held is None else None,  # type: ignore[arg-type]
+                intervals=intervals if held_out is None else None,  # type: ignore[arg-type]
                 reference=usual,
                 batches=latedrop.Batches(batch_size),
                 row_weights=used.weights_to_come(),
                 task=task_of(task, source),
             )
             uq = fitting.scaled(uq)
-            uq = uq if held is None or classes.holds_out else uq.conformal(held)
-            uq = remembering(uq, source, classes, held)
+            uq = uq if held_out is None or classes.holds_out else uq.conformal(held_out)
+            uq = remembering(uq, source, classes, held_out)
             written = [output]
             if detector is not None:
-                uq.detector(x for x, _ in held or used).save(detector)
+                uq.detector(x for x, _ in held_out or used).save(detector)
                 written.append(detector)
         uq.save(output)
         if report is not None:
@@ -134,7 +134,7 @@ def calibrate(
             write_page(report, title=f"Calibration of {model}", calibration=uq.calibration, reproduce=reproduce)
             written.insert(1, report)
         with redirect_stdout(out):
-            print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), written, as_json)
+            print_calibration(uq.calibration, used.dropped + (held_out.dropped if held_out else 0), written, as_json)
 
 
 def predict(
@@ -178,7 +178,7 @@ def predict(
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
         check_outputs({"--output": output}, read, None if ray is not None else ROW_FILES)
         uq = loading.load_calibrated(model, calibration, batch_size or _SOME)
-        source = table.source(data, record=uq.calibration, kept=split(*keep or ()))
+        source = table.source(data, record=uq.calibration, carried=split(*keep or ()))
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, or JSON."""
+"""Print the results of commands, as tables for people or as JSON."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _SHOWN = 10  # names of classes in one line
 
 
 def print_json(record: Any) -> None:
-    """Print plain data; numbers that are not finite are null."""
+    """Print a record as JSON; NaN and infinities are written as null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -33,21 +33,21 @@ def print_json(record: Any) -> None:
     print(json.dumps(plain(record), indent=1))
 
 
-def print_sites(found: "Sites", as_json: bool) -> None:
-    """Print where dropout would go."""
+def print_sites(sites: "Sites", as_json: bool) -> None:
+    """Print the sites, or write them as JSON."""
     if as_json:
         from latedrop.records import plain
 
-        print_json({"sites": plain(found)})
+        print_json({"sites": plain(sites)})
         return
     from latedrop.report import site_table
 
-    print_table(site_table(found), texts=3)
-    print(f"{len(found)} site{'s' if len(found) > 1 else ''}: dropout goes on the input of these layers.")
+    print_table(site_table(sites), texts=3)
+    print(f"{len(sites)} site{'s' if len(sites) > 1 else ''}: dropout goes on the input of these layers.")
 
 
 def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: Sequence[str], as_json: bool) -> None:
-    """Print what was compared, the choice marked, what it is worth, and which files were written."""
+    """Print the candidates with the choice marked, the verdict, and the written files."""
     from latedrop.calibration.class_record import ClassCalibration
 
     if as_json:
@@ -133,7 +133,7 @@ def _print_classes(c: "ClassCalibration", left: str) -> None:
 
 
 def print_judgement(
-    found: "Judgement | ClassJudgement",
+    judgement: "Judgement | ClassJudgement",
     requirements: "Sequence[Requirement]",
     files: Sequence[str],
     as_json: bool,
@@ -146,24 +146,24 @@ def print_judgement(
 
     if as_json:
         required = [{**asdict(item), "met": item.met} for item in requirements]
-        print_json({**found.to_dict(), **facts, "requirements": required, "files": files})
+        print_json({**judgement.to_dict(), **facts, "requirements": required, "files": files})
         return
-    classes = isinstance(found, ClassJudgement)
-    rows = found.verdict.rows if classes else found.rows  # type: ignore[union-attr]
+    classes = isinstance(judgement, ClassJudgement)
+    rows = judgement.verdict.rows if classes else judgement.rows  # type: ignore[union-attr]
     left = f", {facts['dropped']} left out" if facts["dropped"] else ""
     print(f"{rows:,} test row{'s' * (rows > 1)}{left}")
-    if isinstance(found, ClassJudgement):
-        _print_findings(found.findings)
-        print_table(class_table(found.scores), marked=0)
-        if found.strange is not None:
-            print(f"{found.strange:.0%} of the rows lie beyond 95 % of the reference rows.")
+    if isinstance(judgement, ClassJudgement):
+        _print_findings(judgement.findings)
+        print_table(class_table(judgement.scores), marked=0)
+        if judgement.strange is not None:
+            print(f"{judgement.strange:.0%} of the rows lie beyond 95 % of the reference rows.")
     else:
-        if found.together.verdict is not None:
-            _print_findings(found.together.verdict.findings)
-        if len(found.outputs) > 1:
-            print_table(output_table(found.outputs))
-        for output in found.outputs:
-            if len(found.outputs) > 1:
+        if judgement.together.verdict is not None:
+            _print_findings(judgement.together.verdict.findings)
+        if len(judgement.outputs) > 1:
+            print_table(output_table(judgement.outputs))
+        for output in judgement.outputs:
+            if len(judgement.outputs) > 1:
                 print(output.name)
             print_table(table(output.evaluations, output.unit))
     if files:
@@ -171,14 +171,15 @@ def print_judgement(
 
 
 def _print_findings(findings: "Sequence[Finding]") -> None:
-    """Print a line for each thing that a verdict looks at, with its grade; in colours on a terminal."""
+    """Print one line per finding of a verdict with its grade, in colours on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
     colours = {"good": "bold green", "weak": "bold yellow", "bad": "bold red"}
-    width = max(len(found.about) for found in findings) + 2
-    for found in findings:
-        line = Text.assemble(f"{found.about:<{width}}", (f"{found.grade:<6}", colours[found.grade]), found.text)
+    width = max(len(finding.about) for finding in findings) + 2
+    for finding in findings:
+        grade = f"{finding.grade:<6}", colours[finding.grade]
+        line = Text.assemble(f"{finding.about:<{width}}", grade, finding.text)
         Console(highlight=False).print(line, soft_wrap=True)
 
 

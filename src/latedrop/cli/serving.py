@@ -82,10 +82,10 @@ def _predictor(model: str, calibration: str | None, loading: opt.Loading, rows: 
     """Load what is served: anything with `predict(rows)`."""
     if model.endswith(".onnx"):
         others = {"CALIBRATION": calibration, "--readout": loading.readout, "--weights": loading.weights}
-        found = [name for name, value in others.items() if value is not None]
-        if found:
+        given = [name for name, value in others.items() if value is not None]
+        if given:
             raise ArgumentError(
-                f"expected an .onnx file alone, which holds its calibration; found {', '.join(found)}. Leave it out."
+                f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it out."
             )
         from latedrop import load_onnx
 
@@ -127,7 +127,7 @@ def _inputs(uq: Any) -> dict[str, str]:
     """Return the model's inputs by name; of an ONNX file also which numbers they are."""
     if hasattr(uq, "session"):
         floats = ("tensor(float)", "tensor(double)")
-        return {found.name: "floats" if found.type in floats else "whole" for found in uq.session.get_inputs()}
+        return {each.name: "floats" if each.type in floats else "whole" for each in uq.session.get_inputs()}
     from latedrop.named import input_names
 
     return dict.fromkeys(input_names(uq.model), "") if hasattr(uq, "model") else {}

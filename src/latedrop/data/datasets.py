@@ -106,8 +106,8 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
     if not isinstance(batch, Columns):
         return rest if len(rest) < len(batch) else batch
     raise DataError(
-        f"expected keys of a batch among the inputs of the model, {sorted(known)}; found {list(rest)}. Name the "
-        "columns as forward does; or calibrate, and predict_batches, take a function as unpack=."
+        f"expected keys of a batch among the inputs of the model, {sorted(known)}; found {list(rest)}. Rename "
+        "the columns to these names, or pass a function as unpack= to calibrate and predict_batches."
     )
 
 

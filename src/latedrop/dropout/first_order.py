@@ -301,7 +301,7 @@ class _Record:
     closed: bool = False  # whether the pass is over; checkpointed parts run once more in the backward pass
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        """See `Thinner`."""
+        """Record the input of a site as a tensor to differentiate by; see `Thinner`."""
         if self.watcher is not None and not self.closed:
             self.watcher.thin(site, call, value, shape, axis)
         if not torch.is_grad_enabled():

@@ -76,7 +76,7 @@ class Copying(Pass):
         prefix.results, prefix.versions = results, versions
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
-        """See `Pass`; rows that have no copies yet are copied."""
+        """Thin an input, after copying rows that have no copies yet; see `Pass`."""
         self.mode.inside = True
         try:
             thin = super()._thin if vars(value).get(_MARK) is self.mode.mark else self._uncopied._thin
@@ -125,7 +125,7 @@ class _Following(TorchFunctionMode):
         self._copies, self._remembered, self._room = copies, iter(prefix.results), prefix.room
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`."""
+        """Store results before the first site, or return stored ones; see `TorchFunctionMode`."""
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)

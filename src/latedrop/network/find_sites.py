@@ -599,7 +599,7 @@ class _Probing(Pass):
         self._rows, self._one = rows, torch.ones((), requires_grad=True)
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Pass`."""
+        """Run a layer and record its call; see `Pass`."""
         inputs = list(layer_inputs(layer, args, kwargs).values())
         self.ran.add(name)
         if isinstance(layer, LAYERS) and inputs:

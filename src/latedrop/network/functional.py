@@ -79,7 +79,7 @@ class WeightCalls(TorchFunctionMode):
             self.inside -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`."""
+        """Handle calls of functions that use weights; see `TorchFunctionMode`."""
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)

@@ -201,7 +201,7 @@ class Guard(TorchFunctionMode):
         self.deeds: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`."""
+        """Refuse tensors of the original model, and record functions that read values; see `TorchFunctionMode`."""
         kwargs = kwargs or {}
         if self._follows and func is set_grad:
             return None

@@ -176,11 +176,11 @@ def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor
         expected = function(*inputs)
         given = {name: value.detach().cpu().numpy() for name, value in zip(names, inputs, strict=True)}
         try:
-            found = session.run(list(expected), given)
+            results = session.run(list(expected), given)
         except Exception as error:  # likewise
             refuse(f"whose file onnxruntime cannot run on {count} rows ({_first_line(error)})", error)
         spread = expected["std"].abs().max().item() if "std" in expected else 0.0
-        for (name, value), other in zip(expected.items(), found, strict=True):
+        for (name, value), other in zip(expected.items(), results, strict=True):
             part = _off(name, value.detach().cpu().numpy(), other, 0.0 if name == "std" else spread)
             off.setdefault(name, []).append(part)
     for name, parts in off.items():

@@ -90,17 +90,17 @@ def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | N
 def json_object(body: bytes, keys: Sequence[str]) -> dict[str, Any]:
     """Return the JSON object in a body; refuse other keys than these, NaN and infinities."""
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        content = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RefusalError(f"expected JSON; found something else: {str(error)[:200]}.", 400) from error
-    if not isinstance(found, dict):
-        raise RefusalError(f'expected a JSON object such as {{"{keys[0]}": ...}}; found {type(found).__name__}.')
-    more = [key for key in found if key not in keys]
+    if not isinstance(content, dict):
+        raise RefusalError(f'expected a JSON object such as {{"{keys[0]}": ...}}; found {type(content).__name__}.')
+    more = [key for key in content if key not in keys]
     if more:
         raise RefusalError(
             f"expected {', '.join(keys)} in the JSON; found {listed((repr(k[:40]) for k in more), _SHOWN)}."
         )
-    return found
+    return content
 
 
 def _no_constant(name: str) -> float:
@@ -108,34 +108,34 @@ def _no_constant(name: str) -> float:
 
 
 def _of_json(body: bytes, form: Form) -> Asked:
-    found = json_object(body, _KEYS)
-    if ("rows" in found) == ("inputs" in found):
+    content = json_object(body, _KEYS)
+    if ("rows" in content) == ("inputs" in content):
         raise RefusalError('expected "rows", or "inputs" by name, in the JSON; found both or neither.')
-    dtype = found.get("dtype", "float64")
+    dtype = content.get("dtype", "float64")
     if dtype not in _DTYPES:
         raise RefusalError(f"expected a dtype among {', '.join(_DTYPES)}; found {str(dtype)[:40]!r}.")
-    if "rows" in found:
-        arrays = {"": _numbers("rows", _by_name(found["rows"], form), dtype)}
+    if "rows" in content:
+        arrays = {"": _numbers("rows", _by_name(content["rows"], form), dtype)}
     else:
-        named = found["inputs"]
+        named = content["inputs"]
         if not isinstance(named, dict) or not named:
             raise RefusalError(f'expected "inputs" as an object of arrays by name; found {type(named).__name__}.')
         arrays = {name: _numbers(name, values, dtype) for name, values in named.items()}
-    level = found.get("level")
+    level = content.get("level")
     if level is not None and type(level) not in (int, float):
         raise RefusalError(f"expected level as a number; found {str(level)[:40]!r}.")
-    return Asked(arrays, level, ids_of(found.get("ids")))
+    return Asked(arrays, level, ids_of(content.get("ids")))
 
 
-def ids_of(found: Any) -> tuple[int | str, ...] | None:
-    """Return the names of rows in a JSON object."""
-    if found is None:
+def ids_of(ids: Any) -> tuple[int | str, ...] | None:
+    """Check the names of rows from a JSON object; None if there are none."""
+    if ids is None:
         return None
-    if not isinstance(found, list) or not all(type(name) in (int, str) for name in found):
+    if not isinstance(ids, list) or not all(type(name) in (int, str) for name in ids):
         raise RefusalError("expected ids as a list of texts or whole numbers; found something else.")
-    if any(len(name) > 256 if isinstance(name, str) else abs(name) >= 1 << 63 for name in found):
+    if any(len(name) > 256 if isinstance(name, str) else abs(name) >= 1 << 63 for name in ids):
         raise RefusalError("expected ids of at most 256 characters, or numbers of 64 bits; found longer ones.")
-    return tuple(found)
+    return tuple(ids)
 
 
 def _by_name(rows: Any, form: Form) -> Any:
@@ -156,19 +156,19 @@ def _by_name(rows: Any, form: Form) -> Any:
 
 def _numbers(name: str, values: Any, dtype: str) -> Array:
     try:
-        found = np.array(values)
+        array = np.array(values)
     except (ValueError, OverflowError, RecursionError):
-        found = np.array(None)
-    if found.dtype.kind not in "fiub":
+        array = np.array(None)
+    if array.dtype.kind not in "fiub":
         raise RefusalError(
             f"expected numbers in {name[:40]!r}, and as many in every row; found lists of several lengths, text, null "
             "or numbers of more than 64 bits."
         )
     whole = dtype.startswith(("int", "bool"))
-    if whole and (found.dtype.kind == "f" or not np.array_equal(found, found.astype(dtype))):
+    if whole and (array.dtype.kind == "f" or not np.array_equal(array, array.astype(dtype))):
         raise RefusalError(f"expected whole numbers that fit {dtype} in {name[:40]!r}; found others.")
     with np.errstate(over="ignore"):
-        return found.astype(dtype)
+        return array.astype(dtype)
 
 
 def _npy(body: bytes) -> Array:

@@ -19,7 +19,7 @@ class RefusalError(LatedropError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What is too much for a service.
+    """Set the limits of a service.
 
     Attributes:
         batch_rows: rows that run at once; more requests are not gathered into one batch.

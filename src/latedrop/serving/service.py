@@ -101,10 +101,10 @@ class Service:
 
     def gauges(self) -> dict[str, float]:
         """Return the current numbers for Prometheus."""
-        found: dict[str, float] = {"latedrop_queue_rows": self._batcher.waiting, "latedrop_up": int(self.healthy)}
+        gauges: dict[str, float] = {"latedrop_queue_rows": self._batcher.waiting, "latedrop_up": int(self.healthy)}
         if self.stream is not None:
-            found |= {"latedrop_stream_labels": self.stream.labels, "latedrop_stream_alarms": len(self.stream.alarms)}
-        return found
+            gauges |= {"latedrop_stream_labels": self.stream.labels, "latedrop_stream_alarms": len(self.stream.alarms)}
+        return gauges
 
     @property
     def healthy(self) -> bool:
@@ -132,13 +132,13 @@ class Service:
 
     def _streamed(self, x: Any, requests: Sequence[Asked], ends: Any) -> list[Answer]:
         given = None if requests[0].ids is None else [name for asked in requests for name in asked.ids or ()]
-        found = self.stream.predict(x, given)
-        columns = {name: np.asarray(getattr(found, name).cpu()) for name in ("mean", "low", "high")}
-        strange = getattr(found.prediction, "novelty", None)
+        answer = self.stream.predict(x, given)
+        columns = {name: np.asarray(getattr(answer, name).cpu()) for name in ("mean", "low", "high")}
+        strange = getattr(answer.prediction, "novelty", None)
         columns |= {} if strange is None else {"novelty": np.asarray(strange.cpu())}
-        about = {"level": found.level, "alarms": [alarm.kind for alarm in found.alarms]}
+        about = {"level": answer.level, "alarms": [alarm.kind for alarm in answer.alarms]}
         return [
-            Answer(_cut(columns, end - asked.rows, end), {**about, "ids": found.ids[end - asked.rows : end]})
+            Answer(_cut(columns, end - asked.rows, end), {**about, "ids": answer.ids[end - asked.rows : end]})
             for asked, end in zip(requests, ends, strict=True)
         ]
 
@@ -206,8 +206,8 @@ class _Histogram:
         self._sum += value
 
     def lines(self, name: str) -> list[str]:
-        total, found = 0, [f"# TYPE {name} histogram"]
+        total, lines = 0, [f"# TYPE {name} histogram"]
         for bound, count in zip((*map("{:g}".format, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
-            found.append(f'{name}_bucket{{le="{bound}"}} {total}')
-        return [*found, f"{name}_sum {self._sum:g}", f"{name}_count {total}"]
+            lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
+        return [*lines, f"{name}_sum {self._sum:g}", f"{name}_count {total}"]

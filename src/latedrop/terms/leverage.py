@@ -57,7 +57,7 @@ class _Leverage(Term):
             raise ArgumentError(f"expected a square root for each output; found shape {tuple(self.root.shape)}.")
 
     def learned_from(self: _Same, reference: Iterable[Tensor], own: bool) -> _Same:
-        """See `Term`; of mask gradients, those of the reference rows `(n, K, D)`."""
+        """Fit to features, or to mask gradients `(n, K, D)`, of the reference rows; see `Term`."""
         parts = list(reference)
         count = sum(map(len, parts))
         if count < 2:

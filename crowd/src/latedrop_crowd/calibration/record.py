@@ -71,12 +71,12 @@ class Reading:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the count."""
+        """Return the standard deviation of the count."""
         heavier = 1.0 if self.dof is None else self.dof / (self.dof - 2)
         return float((self.variance * heavier) ** 0.5)
 
     def reach(self, level: float) -> float:
-        """Half the width of the interval that holds the true count with probability `level`, in scales."""
+        """Return half the width of the interval with probability `level`, in scales."""
         return float(central_quantile(level)) if self.dof is None else t_quantile(level, self.dof)
 
     def interval(self, level: float) -> tuple[float, float]:
@@ -187,28 +187,28 @@ class CrowdCalibration:
 
     @property
     def _terms(self) -> Any:
-        """Of the count."""
+        """Return the terms of the count; raise `DataError` if it has none."""
         if self.count.terms is None:
             raise DataError("expected a calibration of the count by terms; found another. Run `crowd calibrate` again.")
         return self.count.terms
 
     @property
     def _constant(self) -> float:
-        """Mean squared error of the validation counts, as the terms' guard has it: times the scale in use."""
+        """Return the constant of the guard: mean squared error of the validation counts times the scale in use."""
         constant = self.count.constant[0] if self.count.constant else self.count.table[0].rmses[0] ** 2
         return constant * self.count.chosen()[0][0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON; the weights are not in it."""
+        """Write the calibration as JSON, without the weights."""
         CROWD.write(path, self, inline)
 
     def to_json(self) -> str:
-        """Readable JSON, with a checksum over its content."""
+        """Return readable JSON with a checksum over its content."""
         return CROWD.to_json(self, inline)
 
     @classmethod
     def from_json(cls, content: str) -> CrowdCalibration:
-        """Read what `to_json` wrote; `DataError` where it is damaged, edited, or something else."""
+        """Read the JSON of `to_json`; raise `DataError` if it is damaged, edited or of another kind."""
         if f'"{CROWD.key}"' not in content and '"latedrop"' in content:
             raise DataError(
                 "expected the calibration of a people counter, of its count and its map; found that of a single "
@@ -317,11 +317,11 @@ class FrameBatches:
     target: Callable[[int], Tensor] | None = None
 
     def image(self, index: int) -> Tensor:
-        """One frame, `(1, C, H, W)`."""
+        """Return one frame, `(1, C, H, W)`."""
         return self.crowd_set.image(index, self.trained.channels)[None].to(self.trained.device)
 
     def images(self) -> Iterator[Tensor]:
-        """The frames without their targets."""
+        """Yield the frames without their targets."""
         return (self.image(index) for index in self.indices)
 
     def __len__(self) -> int:
@@ -329,7 +329,7 @@ class FrameBatches:
 
     @property
     def row_total(self) -> int:
-        """Number of frames."""
+        """Return the number of frames."""
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Any]:

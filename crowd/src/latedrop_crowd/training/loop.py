@@ -344,14 +344,14 @@ class Checkpoint:
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever the unpickler, or torch, stumbles over
+        except Exception as error:  # a damaged file can raise any error
             raise FileError(
                 f"expected the checkpoint of a training in {self.path}; it cannot be read ({type(error).__name__}). "
                 "Pass --fresh to start again."
             ) from error
 
 
-def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def differences(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     """Say how two identities differ; empty if they do not.
 
     >>> differences({"settings": {"lr": 0.1, "seed": 0}}, {"settings": {"lr": 0.2, "seed": 0}})
@@ -359,7 +359,7 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """
     words = []
     for group, values in json.loads(json.dumps(wanted)).items():
-        there = found.get(group)
-        other = {key: there.get(key) if isinstance(there, dict) else None for key in values}
+        entry = stored.get(group)
+        other = {key: entry.get(key) if isinstance(entry, dict) else None for key in values}
         words += [f"{key} {other[key]} instead of {value}" for key, value in values.items() if other[key] != value]
     return ", ".join(words)

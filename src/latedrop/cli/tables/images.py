@@ -51,11 +51,11 @@ def open_images(table: Table, folder: str, column: str, transform: str = "") -> 
             yield from table.read(columns, size)
             return
         named = replace(columns, inputs=(), kept=tuple(dict.fromkeys((column, *columns.kept))))
-        for places, numbers, kept in table.read(named, size):
-            names = kept[column].to_pylist()
+        for places, numbers, carried in table.read(named, size):
+            names = carried[column].to_pylist()
             where = [f"{table.unit} {place} of {table.path}" for place in places]
             images = _stacked(folder, names, where, change)
-            yield places, {column: images, **numbers}, {name: kept[name] for name in columns.carried}
+            yield places, {column: images, **numbers}, {name: carried[name] for name in columns.carried}
 
     return replace(table, arrays=True, read=read, images=column)
 

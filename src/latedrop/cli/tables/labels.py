@@ -50,10 +50,10 @@ class Labels:
             return labels
         labels = labels.reshape(len(labels))
         if self.names or labels.dtype.kind == "U":
-            found = [self._code(label) for label in labels.tolist()]
-            if None in found:
-                self._refuse(labels, found.index(None), places)
-            codes = np.array(found, np.float64)
+            classes = [self._code(label) for label in labels.tolist()]
+            if None in classes:
+                self._refuse(labels, classes.index(None), places)
+            codes = np.array(classes, np.float64)
         else:
             codes = labels.astype(np.float64)
         broken = np.flatnonzero(np.isfinite(codes) & (codes != np.round(codes)))

@@ -54,15 +54,15 @@ class Table:
 
     @property
     def word(self) -> str:
-        """Return what its names are names of."""
+        """Return the word for a named part in messages, "array" or "column"."""
         return "array" if self.arrays and self.images is None else "column"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What each column is for: the model's inputs, the targets, to be carried along as it is, or what rows count.
+    """Name the columns used as inputs, as targets, as row weights, and those copied to the output (`kept`).
 
-    With `labels` the one target may be text, and `labels` says what number each stands for.
+    With `labels` there is one target, which may be text; `labels` maps it to class numbers.
     """
 
     inputs: tuple[str, ...]
@@ -73,18 +73,18 @@ class Columns:
 
     @property
     def numbers(self) -> list[str]:
-        """Inputs, targets and weights, each once."""
+        """Return the columns read as numbers (inputs, targets, weights), without duplicates."""
         weight = () if self.weight is None else (self.weight,)
         return list(dict.fromkeys((*self.inputs, *(() if self.labels else self.targets), *weight)))
 
     @property
     def carried(self) -> list[str]:
-        """What is read as it is, each once."""
+        """Return the columns read unchanged (kept ones, and labels), without duplicates."""
         return list(dict.fromkeys((*self.kept, *(self.targets if self.labels else ()))))
 
     @property
     def all(self) -> list[str]:
-        """All of them, each once."""
+        """Return all columns, without duplicates."""
         return list(dict.fromkeys((*self.numbers, *self.carried)))
 
 
@@ -97,7 +97,7 @@ class Rows:
         inputs: `(N, columns)` of a csv or parquet file, else the arrays `(N, ...)` by name.
         target: `(N,)`, `(N, targets)` or an array `(N, ...)`; the numbers of classes where these are labels; None where
             no target was asked for.
-        kept: what is carried along, by name, N values each.
+        kept: columns copied to the output, by name, N values each.
         finite: `(N,)`, whether a row has neither NaN nor inf.
         weights: `(N,)`, what each row counts; None where all count the same.
     """
@@ -134,7 +134,7 @@ def choose(
     ignored: Sequence[str] = (),
     weight: str | None = None,
 ) -> Columns:
-    """Choose which columns serve for what; without `inputs`, all that are none of the others, or the array `x`."""
+    """Choose the columns by use; without `inputs`, take all columns that have no other use, or the array `x`."""
     others = [*targets, *kept, *ignored, *([] if weight is None else [weight])]
     _check_names(table, [*inputs, *others])
     if not inputs:
@@ -180,8 +180,8 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
                     finite &= np.isfinite(value).reshape(len(value), -1).all(1)
             values = {name: numbers[name] for name in columns.inputs}
             inputs = values if table.arrays else np.column_stack(list(values.values()))
-            kept = {name: carried[name] for name in columns.kept}
-            yield Rows(places, inputs, target, kept, finite, _weights(table, columns, numbers))
+            copied = {name: carried[name] for name in columns.kept}
+            yield Rows(places, inputs, target, copied, finite, _weights(table, columns, numbers))
 
 
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
