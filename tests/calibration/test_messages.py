@@ -134,3 +134,31 @@ def test_classes_as_they_were_left_out(tmp_path: Path) -> None:
     assert float(nll) == pytest.approx(uq.calibration.verdict.nll, rel=rounding(torch.float64))
     uq.save(tmp_path / "cal.json")
     assert latedrop.load(tmp_path / "cal.json", model).cross_validated is None
+
+
+def test_every_result_is_one_line() -> None:
+    numbers = latedrop.calibrate(mlp(), (X, Y), reference=X + 0.1, progress=False)
+    classes = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False)
+    images, pixels = torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4, 8, 8))
+    maps = latedrop.calibrate(
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)), (images, pixels), progress=False
+    )
+    for result in (
+        numbers,
+        numbers.calibration,
+        numbers.cross_validated,
+        numbers.predict(X),
+        numbers.detector(X),
+        numbers.detector(X)(X),
+        numbers.conformal((X + 0.1, Y)),
+        classes,
+        classes.calibration,
+        classes.cross_validated,
+        classes.predict(X),
+        maps.predict(images),
+        latedrop.sample(mlp(), X, 0.1, 5, keep_draws=True),
+        latedrop.linearize(mlp(), X),
+        classes.detector(X),
+    ):
+        assert len(repr(result).splitlines()) == 1, type(result)
+        assert len(repr(result)) < 500, type(result)

@@ -507,6 +507,14 @@ class TestHelp:
         for line in cli._EXAMPLES[command]:
             assert parser.make_context(command, shlex.split(line)[2:]).params
 
+    @pytest.mark.parametrize(
+        ("command", "required"),
+        [("calibrate", ["--data", "--output"]), ("predict", ["--data"]), ("evaluate", ["--data"])],
+    )
+    def test_what_is_required_comes_first(self, call: Run, command: str, required: list[str]) -> None:
+        options = call(command, "--help")[1].partition(" Options ")[2]
+        assert re.findall(r"--[a-z-]+", options)[: len(required)] == required
+
 
 class TestPage:
     """docs/command_line.md: every line of bash on it runs, and prints what the page says, up to the numbers."""

@@ -479,3 +479,24 @@ def test_threads_take_turns_where_a_model_writes_into_itself() -> None:
         return all(same(uq.predict(batches[thread]), serial[thread]) for _ in range(20))
 
     assert together([lambda thread=thread: work(thread) for thread in range(THREADS)]) == [True] * THREADS
+
+
+class Asking(nn.Module):
+    """Another thread predicts with another model, and this one waits for it."""
+
+    def __init__(self, inner: Predictor) -> None:
+        super().__init__()
+        self.a, self.b, self.inner, self.patience = nn.Linear(5, 8), nn.Linear(8, 1), inner, PATIENCE
+
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(self.inner.predict, x).result(self.patience).mean
+        outputs: Tensor = self.b(self.a(x).relu()) + other.reshape(len(x), 1)
+        return outputs
+
+
+def test_a_prediction_within_a_prediction_by_another_thread() -> None:
+    x, y = torch.randn(40, 5), torch.randn(40, 1)
+    inner = calibrate(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), (x, y), progress=False)
+    uq = calibrate(Asking(inner), (x, y), progress=False)
+    assert_same_up_to_rounding(uq.predict(x).mean, uq.model(x).detach())
