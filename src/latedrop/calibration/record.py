@@ -293,7 +293,7 @@ class Calibration:
         if self.verdict is None or (self.choice == "optimal" and self.intervals is None):
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
-        return f"This is said of intervals with the scale of least NLL; predictions use {used}: evaluate them."
+        return f"The verdict is about the fitted scale; predictions use {used}: evaluate them on other rows."
 
     @property
     def next_step(self) -> str:

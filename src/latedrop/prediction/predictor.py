@@ -273,7 +273,8 @@ class Calibrated(Generic[_Record, _Made]):
         return output
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} of {type(self.model).__name__}: {self.calibration.verdict}"
+        note = getattr(self.calibration, "verdict_of_other", "")
+        return f"{type(self).__name__} of {type(self.model).__name__}: {self.calibration.verdict}{note and '. ' + note}"
 
     def _with(self: _Own, calibration: Any) -> _Own:
         """Return this predictor with another record."""

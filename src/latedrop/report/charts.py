@@ -183,7 +183,11 @@ def _deciles(output: JudgedOutput) -> Figure:
     said = f"Share of rows inside their {percent(level, 0)} interval, from the most certain to the least certain rows. "
     parts = {way: [str(k) for k, group in enumerate(groups, 1) if group.off == way] for way in ("less", "more")}
     off = [f"{way} in part{'s' * (len(of) > 1)} {', '.join(of)}" for way, of in parts.items() if of]
-    said += f"They hold {' and '.join(off)}, beyond chance." if off else "No part is off by more than chance explains."
+    said += (
+        f"They hold {' and '.join(off)}, beyond chance."
+        if off
+        else f"No part is off by more than chance explains among {len(groups)}."
+    )
     return Figure("Coverage by predicted deviation", said, plot.svg(said), _legend(output, groups))
 
 
@@ -197,7 +201,11 @@ def by_input(output: JudgedOutput) -> Iterator[Figure]:
         _coverage_lines(plot, groups, list(range(1, len(groups) + 1)), "")
         off = [f"{way} from {plain(low)} to {plain(high)}" for way, low, high in _stretches(groups)]
         ends = [percent(end([group.coverage for group in groups]), 0) for end in (min, max)]
-        said = f"Holds {' and '.join(off)}." if off else f"{ends[0]} to {ends[1]}: no more than chance explains."
+        said = (
+            f"Holds {' and '.join(off)}."
+            if off
+            else f"{ends[0]} to {ends[1]}: no more than chance explains among so many parts."
+        )
         yield Figure(name, said, plot.svg(f"Coverage along {name}. {said}"), _legend(output, groups))
 
 
