@@ -108,6 +108,16 @@ def test_without_dropout_draws_are_the_plain_boxes(model: OneBox) -> None:
     assert [site.name for site in detector.options.sites] == ["hidden", "sides"]
 
 
+def test_three_boxes_are_not_taken_for_three_images() -> None:
+    class ThreeBoxes(OneBox):
+        def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+            return [{name: torch.cat([v, v, v + 1]) for name, v in part.items()} for part in super().forward(images)]
+
+    detector = Detector(ThreeBoxes().eval(), BoxOptions(draws=2))
+    assert len(next(detector.detect([rows(1, 2)[0][0]]))[0]) == 3
+    assert [site.name for site in detector.options.sites] == ["hidden", "sides"]
+
+
 def test_draws_spread_as_their_boxes_do(model: OneBox) -> None:
     image = rows(1, 2)[0][0]
     detector = Detector(model, BoxOptions(rate=0.2, draws=400, seed=0, overlap=0.0))

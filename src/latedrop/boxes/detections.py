@@ -13,6 +13,7 @@ any size, with any number of regions. A box has features for each of its four si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import Annotated, Any, TypeAlias
@@ -72,7 +73,8 @@ class Detector:
         for _, neighbours in groupby(map(self._placed, images), lambda image: image.shape):
             while batch := list(islice(neighbours, self.batch_size)):
                 if not self.options.sites:
-                    sites = find_sites(self.model, batch[:1], kind="channel", collate=lambda one: (self._inputs(one),))
+                    layers = _without_output(self.model)
+                    sites = find_sites(layers, batch[:1], kind="channel", collate=lambda one: (self._inputs(one),))
                     self.options = replace(self.options, sites=sites)
                 plain, draws = self._boxes(batch), range(self.options.draws)
                 rates = rates_by_site(self.options.sites, self.options.rate)
@@ -143,6 +145,20 @@ def matched(boxes: Tensor, labels: Tensor, true_boxes: Tensor, true_labels: Tens
     return result
 
 
+def _without_output(model: nn.Module) -> nn.Module:
+    """Return a model with the same layers that keeps its boxes, lest their number is taken for that of images."""
+    kind: Any = type(model)
+
+    class Layers(kind):  # type: ignore[misc]
+        def forward(self, *inputs: Any) -> Tensor:
+            super().forward(*inputs)
+            return torch.zeros(())
+
+    layers = copy(model)
+    layers.__class__ = Layers
+    return layers
+
+
 def _found_again(plain: _Boxes, thinned: _Boxes, least: float) -> Tensor:
     """Return 1, score, moves of the sides and their squares, `(K, 10)`, of the box that overlaps each one enough."""
     (boxes, _, labels), (others, scores, other_labels) = plain, thinned
@@ -166,8 +182,7 @@ def _features(plain: _Boxes, sums: Tensor, draws: int) -> Tensor:
 
 def _is_complete(image: Any) -> bool:
     """Return True for a mapping with boxes `(K, 4)`, scores `(K,)` and labels `(K,)`."""
-    values = [image.get(key) for key in _KEYS] if isinstance(image, Mapping) else [None]
-    if not all(isinstance(value, Tensor) for value in values):
+    if not isinstance(image, Mapping) or not all(isinstance(image.get(key), Tensor) for key in _KEYS):
         return False
-    count = values[1].numel()
-    return [value.shape for value in values] == [(count, 4), (count,), (count,)]
+    count = image["scores"].numel()
+    return [image[key].shape for key in _KEYS] == [(count, 4), (count,), (count,)]

@@ -167,8 +167,8 @@ class BoxPredictor:
             self._weights.check(self.model)
         c = self.calibration
         return [
-            BoxPrediction(*boxes, std=c.std(f).exp(), probabilities=c.score(f.mean(1)).sigmoid(), calibration=c)
-            for *boxes, f in self._detector.detect(images)
+            BoxPrediction(boxes, scores, labels, c.std(f).exp(), c.score(f.mean(1)).sigmoid(), c)
+            for boxes, scores, labels, f in self._detector.detect(images)
         ]
 
     def conformal(self, data: Any, *, progress: bool = True) -> BoxPredictor:
@@ -284,21 +284,22 @@ class MatchedBoxes(NamedTuple):
         """Run a detector over images, and match its boxes with their objects."""
         total, rows, objects = row_total(data), list[tuple[Tensor, ...]](), 0
         pairs, ahead = tee(shown_on(_labelled(data), "boxes of images", total, "images", show=progress))
-        for (boxes, _, labels, f), (_, *truth) in zip(detector.detect(pair[0] for pair in ahead), pairs, strict=True):
-            which = matched(boxes, labels, *truth, detector.options.overlap)
+        detections = detector.detect(image for image, *_ in ahead)
+        for (boxes, _, labels, f), (_, true_boxes, true_labels) in zip(detections, pairs, strict=True):
+            which = matched(boxes, labels, true_boxes, true_labels, detector.options.overlap)
             right, number = which >= 0, torch.full_like(which, len(rows))
-            rows.append((f, right, number, boxes[right], truth[0][which[right]]))
-            objects += len(truth[0])
+            rows.append((f, right, number, boxes[right], true_boxes[which[right]]))
+            objects += len(true_boxes)
         if not rows:
             raise DataError("expected images with their objects; found none. Pass a list of (image, target).")
-        features, right, image, boxes, truth = map(torch.cat, zip(*rows, strict=True))
+        features, right, number, boxes, truth = map(torch.cat, zip(*rows, strict=True))
         summary = f"{len(truth)} of {len(right)} boxes find one of {objects} objects in {len(rows)} images"
         if len(truth) < fewest:
             raise DataError(
                 f"expected at least {fewest} boxes that find an object; found {summary}. Pass more images; labels must "
                 "be numbered as the model numbers them."
             )
-        return cls(features, right, image, truth - boxes, marks_of(boxes, truth), summary)
+        return cls(features, right, number, truth - boxes, marks_of(boxes, truth), summary)
 
     def ratios(self, weights: Tensor) -> Errors:
         """Return errors in units of the std of coefficients w `(5,)`."""
