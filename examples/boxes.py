@@ -107,8 +107,8 @@ for p, (_, target) in zip(predictions, test, strict=True):
 print(f"of {len(inside)} boxes {sum(inside) / len(inside):.1%} have all four sides within the margins of 90 %")
 
 # %% [markdown]
-# What to see: each side of a true box (blue) lies in a shaded band, in nine boxes of ten. Numbers are the probabilities
-# that a box is right: one of 44 % is around nothing but noise.
+# What to see: each side of a true box (blue) lies in a shaded band, in nine boxes of ten; on the right one does not.
+# Numbers are the probabilities that a box is right.
 
 
 # %%

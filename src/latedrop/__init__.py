@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latedrop import metrics
-    from latedrop.boxes.predictor import BoxPrediction, BoxPredictor, calibrate_boxes, load_boxes
-    from latedrop.boxes.record import BoxCalibration
+    from latedrop.boxes.predictor import BoxCalibration, BoxPrediction, BoxPredictor, calibrate_boxes, load_boxes
     from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
     from latedrop.calibration.multilabel_record import MultiLabelCalibration
@@ -99,8 +98,7 @@ __all__ = [
 __version__ = "0.3.0"
 
 _HOMES = {
-    "boxes.predictor": ("BoxPrediction", "BoxPredictor", "calibrate_boxes", "load_boxes"),
-    "boxes.record": ("BoxCalibration",),
+    "boxes.predictor": ("BoxCalibration", "BoxPrediction", "BoxPredictor", "calibrate_boxes", "load_boxes"),
     "calibration.class_record": ("ClassCalibration",),
     "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
     "prediction.prediction": ("ClassPrediction", "Explanation", "Prediction"),

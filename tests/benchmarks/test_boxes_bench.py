@@ -18,7 +18,7 @@ def test_boxes_hold_their_shapes() -> None:
 def test_the_detector_leaves_out_what_overlaps_a_better_box() -> None:
     scores = torch.tensor([[0.3, 0.9], [0.8, 0.1], [0.7, 0.2], [0.01, 0.02]])
     sides = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [20, 20, 30, 30], [40, 40, 50, 50]])
-    best = boxes.Detector()._kept(scores, sides)
+    best = boxes.best(scores, sides)
     assert best["scores"].tolist() == torch.tensor([0.9, 0.7]).tolist()
     assert best["labels"].tolist() == [2, 1]
     assert torch.equal(best["boxes"], sides[[0, 2]])

@@ -1,189 +1,120 @@
-"""What a detector says of images, as it is and thinned, and whose box is whose.
+"""Boxes that a detector gives for images, plain and thinned; the overlap of boxes, and which box finds which object.
 
-A box is `(x1, y1, x2, y2)`. Boxes of a draw belong to those of the plain network by class and overlap,
+A box is `(x1, y1, x2, y2)`. A box of a draw belongs to the box of its class that it overlaps most,
 
     overlap(a, b) = area of what both cover / area of what either covers.
 
-A draw is one thinned network for all images. Images of one size run together, the draws one after the other: in a
-detector of two stages the regions of an image are rows of their own, whose number differs from draw to draw.
+A draw is one thinned network for all images. It drops channels, and features of regions: one mask then serves images of
+any size, with any number of regions. A box has features for each of its four sides,
+
+    f = (1, log draw std, log side, logit score, logit mean score over draws).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
 from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import place
-from latedrop.data.rows import copied
+from latedrop.data.rows import Collate, copied
 from latedrop.dropout.masks import DrawMasks
 from latedrop.errors import DataError, OutputError
 from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network, Pass
-from latedrop.network.sites import Sites, StoredSites
+from latedrop.network.network import Network, Pass, part_of
+from latedrop.network.sites import Probability, Sites, StoredSites, rates_by_site
+from latedrop.options import shown
 from latedrop.records import Limits, record
 
-__all__ = ["BoxOptions", "Detections", "Detector", "matched", "overlap"]
+__all__ = ["BoxOptions", "Collate", "Detector", "Readout", "matched", "overlap"]
 
-Collate: TypeAlias = Callable[[list[Tensor]], Any] | None
 Readout: TypeAlias = Callable[[Any], Any] | None
-Share: TypeAlias = Annotated[float, Limits(0, 1)]
+_Boxes: TypeAlias = tuple[Tensor, Tensor, Tensor]
 _KEYS = ("boxes", "scores", "labels")
+_LEAST_SCORE, _LEAST_STD = 1e-3, 1e-4
 
 
 @record
 @dataclass(frozen=True, kw_only=True)
 class BoxOptions:
-    """How boxes are made and matched.
+    """How boxes are made and matched: where and how often channels are dropped, and which boxes count as one."""
 
-    Attributes:
-        sites: where units are dropped.
-        rate: with which probability.
-        draws: how many thinned networks there are.
-        seed: of their masks.
-        overlap: what two boxes have in common at least, to be one.
-        least_score: boxes of lower scores are left out.
-    """
-
-    sites: StoredSites = field(repr=False)
-    rate: Annotated[float, Limits(0, 1 - 2**-53)]
-    draws: Annotated[int, Limits(2)]
-    seed: int
-    overlap: Share
-    least_score: Share
+    sites: StoredSites = field(default=Sites(), repr=False)
+    rate: Probability = 0.02
+    draws: Annotated[int, Limits(2)] = 20
+    seed: int = 0
+    overlap: Probability = 0.5
 
 
-@dataclass(frozen=True)
-class Detections:
-    """The boxes of one image, those of high scores first.
-
-    Attributes:
-        boxes: `(K, 4)`.
-        scores: `(K,)`.
-        labels: `(K,)`.
-        draw_std: `(K, 4)`, over the draws that find a box again; infinite where fewer than two do.
-        draw_scores: `(K,)`, the mean score over all draws, 0 where a draw does not find it.
-    """
-
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-    draw_std: Tensor
-    draw_scores: Tensor
-
-    def __len__(self) -> int:
-        return len(self.boxes)
-
-
+@dataclass
 class Detector:
-    """Runs a detector over images, plain and thinned.
+    """Runs a detector over images, plain and thinned; see `calibrate_boxes`. The first image tells the sites."""
 
-    Args:
-        model: takes a list of images, or what `collate` makes of it.
-        options: see `BoxOptions`.
-        collate: from a list of images to what the model takes.
-        readout: from the model's output to a dict of boxes, scores and labels for each image.
-        batch_size: images that run at once.
-    """
+    model: nn.Module
+    options: BoxOptions
+    collate: Collate = None
+    readout: Readout = None
+    batch_size: int = 8
 
-    def __init__(
-        self,
-        model: nn.Module,
-        options: BoxOptions,
-        collate: Collate = None,
-        readout: Readout = None,
-        batch_size: int = 8,
-    ) -> None:
-        self.model, self.options = model, options
-        self._collate, self._readout, self._batch_size = collate, readout, batch_size
-        self._network = Network(model)
+    def __post_init__(self) -> None:
+        self._network = Network(self.model)
 
-    def with_sites(self, image: Tensor) -> Detector:
-        """Return a detector with the sites that are found on three copies of an image."""
-        rows = _RowOfEachImage(self.model, self._readout)
-        images = [place(image, self._network.weight)] * 3
-        sites = find_sites(rows, images, collate=lambda items: (self._batch(items),))
-        names = [(site.name, site.weight or "") for site in sites]
-        plain = Sites(
-            replace(site, name=name.removeprefix("model."), weight=weight.removeprefix("model.") or None)
-            for site, (name, weight) in zip(sites, names, strict=True)
-        )
-        options = replace(self.options, sites=plain)
-        return Detector(self.model, options, self._collate, self._readout, self._batch_size)
+    def detect(self, images: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield boxes `(K, 4)`, scores and labels `(K,)` and features `(K, 4, 5)` of each image, high scores first.
 
-    def detect(self, images: Sequence[Tensor]) -> list[Detections]:
-        """Return the boxes of each image, with what the draws say of them."""
-        options, result = self.options, dict[int, Detections]()
+        Neighbours run together if they are of one size: some detectors pad images to the largest beside them.
+        """
         self._network = self._network.current()
-        rates = {site.name: options.rate for site in options.sites}
-        for places in _of_one_size(images, self._batch_size):
-            batch = [place(images[i], self._network.weight) for i in places]
-            sums = [_Sums(plain) for plain in self._pass(batch)]
-            for draw in range(options.draws):
-                masks = DrawMasks(options.seed, rates, range(draw, draw + 1), range(options.draws))
-                for total, drawn in zip(sums, self._pass(batch, masks), strict=True):
-                    total.add(drawn, options.overlap)
-            result |= {i: total.result(options.draws) for i, total in zip(places, sums, strict=True)}
-        return [result[i] for i in range(len(images))]
+        for _, neighbours in groupby(map(self._placed, images), lambda image: image.shape):
+            while batch := list(islice(neighbours, self.batch_size)):
+                if not self.options.sites:
+                    layers = _without_output(self.model)
+                    sites = find_sites(layers, batch[:1], kind="channel", collate=lambda one: (self._inputs(one),))
+                    self.options = replace(self.options, sites=sites)
+                plain, draws = self._boxes(batch), range(self.options.draws)
+                rates = rates_by_site(self.options.sites, self.options.rate)
+                sums = [torch.zeros(len(image[0]), 10, dtype=torch.float64) for image in plain]
+                for draw in draws:
+                    masks = DrawMasks(self.options.seed, rates, range(draw, draw + 1), draws)
+                    for total, image, thinned in zip(sums, plain, self._boxes(batch, masks), strict=True):
+                        total += _found_again(image, thinned, self.options.overlap)
+                for image, total in zip(plain, sums, strict=True):
+                    yield *image, _features(image, total, len(draws))
 
-    def _pass(self, batch: list[Tensor], masks: DrawMasks | None = None) -> list[dict[str, Tensor]]:
-        """Return boxes, scores and labels of each image; thinned ones of any score."""
+    def _boxes(self, batch: list[Tensor], masks: DrawMasks | None = None) -> list[_Boxes]:
+        """Return boxes, scores and labels of each image on the CPU, high scores first."""
         sites = self.options.sites if masks is not None else ()
 
         def run() -> Any:
-            return self._network.output((self._batch(copied(batch)),), Pass(sites, masks, len(batch)))
+            return self._network.output((self._inputs(copied(batch)),), Pass(sites, masks, len(batch)))
 
-        parts = _read(self._network.quietly(run), len(batch), self._readout)
-        return [_ordered(part, 0.0 if sites else self.options.least_score) for part in parts]
+        output = self._network.quietly(run)
+        images = output if self.readout is None else part_of(output, self.readout)
+        if not isinstance(images, (list, tuple)) or len(images) != len(batch) or not all(map(_is_complete, images)):
+            raise OutputError(
+                f"expected a dict of boxes (K, 4), scores (K,) and labels (K,) for each of {len(batch)} images; found "
+                f"{shown(images)}. Pass readout=: a function from the model's output to a list of such dicts."
+            )
+        results = []
+        for image in images:
+            order = image["scores"].argsort(descending=True, stable=True)
+            boxes, scores, labels = (image[key].detach()[order].cpu() for key in _KEYS)
+            results.append((boxes.double(), scores.double(), labels.long()))
+        return results
 
-    def _batch(self, images: list[Tensor]) -> Any:
-        return list(images) if self._collate is None else self._collate(list(images))
+    def _inputs(self, images: list[Tensor]) -> Any:
+        return images if self.collate is None else self.collate(images)
 
-
-class _RowOfEachImage(nn.Module):
-    """A detector with one number for each image, so that a probe pass sees what the rows are."""
-
-    def __init__(self, model: nn.Module, readout: Readout) -> None:
-        super().__init__()
-        self.model, self._readout = model, readout
-
-    def forward(self, images: Any) -> Tensor:
-        parts = _read(self.model(images), len(images), self._readout)
-        return torch.stack([part["boxes"].sum() + part["scores"].sum() for part in parts])[:, None]
-
-
-class _Sums:
-    """What the draws say of the boxes of one image, summed up."""
-
-    def __init__(self, plain: dict[str, Tensor]) -> None:
-        self._plain = plain
-        self._count = torch.zeros(len(plain["boxes"]), 1, dtype=torch.float64)
-        self._scores = torch.zeros(len(plain["boxes"]), dtype=torch.float64)
-        self._first, self._second = torch.zeros(2, len(plain["boxes"]), 4, dtype=torch.float64)
-
-    def add(self, drawn: dict[str, Tensor], least: float) -> None:
-        """Add a draw: for each box the one of its class that overlaps most."""
-        plain = self._plain
-        if not len(drawn["boxes"]) or not len(plain["boxes"]):
-            return
-        shared = overlap(plain["boxes"], drawn["boxes"]) * (plain["labels"][:, None] == drawn["labels"])
-        most, which = shared.max(1)
-        again = (most >= least).double()
-        off = (drawn["boxes"][which] - plain["boxes"]) * again[:, None]
-        self._count += again[:, None]
-        self._scores += drawn["scores"][which] * again
-        self._first += off
-        self._second += off.square()
-
-    def result(self, draws: int) -> Detections:
-        """Return the boxes with the moments over draws."""
-        count = self._count.clamp_min(2)
-        variance = (self._second - self._first.square() / count) / (count - 1)
-        std = variance.clamp_min(0).sqrt().masked_fill(self._count < 2, torch.inf)
-        return Detections(**self._plain, draw_std=std, draw_scores=self._scores / draws)
+    def _placed(self, image: Any) -> Any:
+        if not isinstance(image, Tensor) or image.dim() != 3:
+            kind = f"shape {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+            raise DataError(f"expected images (C, H, W), each a tensor; found {kind}. Pass a list of images.")
+        return place(image, self._network.weight)
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
@@ -214,40 +145,44 @@ def matched(boxes: Tensor, labels: Tensor, true_boxes: Tensor, true_labels: Tens
     return result
 
 
-def _read(output: Any, count: int, readout: Readout) -> list[Mapping[str, Tensor]]:
-    """Return a mapping for each image, checked."""
-    parts = output if readout is None else readout(output)
-    parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
-    shapes = [{key: tuple(part[key].shape) for key in part} if isinstance(part, dict) else {} for part in parts]
-    lengths = [shape.get("scores", ()) for shape in shapes]
-    needed = [{"boxes": (*each, 4), "scores": each, "labels": each} for each in lengths]
-    if len(parts) != count or not all(
-        need.items() <= shape.items() for need, shape in zip(needed, shapes, strict=True)
-    ):
-        raise OutputError(
-            f"expected a dict of boxes (K, 4), scores (K,) and labels (K,) for each of {count} images; found "
-            f"{len(parts)}, the first of shapes {shapes[0] if shapes else {}}. Pass readout=: a function from the "
-            "model's output to such a list."
-        )
-    return parts
+def _without_output(model: nn.Module) -> nn.Module:
+    """Return a model with the same layers that keeps its boxes, lest their number is taken for that of images."""
+    kind: Any = type(model)
+
+    class Layers(kind):  # type: ignore[misc]
+        def forward(self, *inputs: Any) -> Tensor:
+            super().forward(*inputs)
+            return torch.zeros(())
+
+    layers = copy(model)
+    layers.__class__ = Layers
+    return layers
 
 
-def _ordered(part: Mapping[str, Tensor], least: float) -> dict[str, Tensor]:
-    """Return boxes of scores above a least one, the highest first, on the CPU."""
-    boxes, scores, labels = (part[key].detach().cpu() for key in _KEYS)
-    order = scores.argsort(descending=True, stable=True)
-    order = order[scores[order] >= least]
-    return {"boxes": boxes[order].double(), "scores": scores[order].double(), "labels": labels[order].long()}
+def _found_again(plain: _Boxes, thinned: _Boxes, least: float) -> Tensor:
+    """Return 1, score, moves of the sides and their squares, `(K, 10)`, of the box that overlaps each one enough."""
+    (boxes, _, labels), (others, scores, other_labels) = plain, thinned
+    if not len(others):
+        return torch.zeros(len(boxes), 10, dtype=torch.float64)
+    most, which = (overlap(boxes, others) * (labels[:, None] == other_labels)).max(1)
+    score, off = scores[which, None], others[which] - boxes
+    return torch.cat([torch.ones_like(score), score, off, off.square()], 1) * (most >= least)[:, None]
 
 
-def _of_one_size(images: Sequence[Tensor], most: int) -> Iterator[list[int]]:
-    """Yield the places of images of one size, at most so many at once."""
-    by_size: dict[tuple[int, ...], list[int]] = {}
-    for i, image in enumerate(images):
-        if not isinstance(image, Tensor) or image.dim() != 3:
-            kind = f"shape {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-            raise DataError(f"expected images (C, H, W), each a tensor; found {kind}. Pass a list of images.")
-        by_size.setdefault(tuple(image.shape), []).append(i)
-    for places in by_size.values():
-        for start in range(0, len(places), most):
-            yield places[start : start + most]
+def _features(plain: _Boxes, sums: Tensor, draws: int) -> Tensor:
+    """Return f of each side, `(K, 4, 5)`; where fewer than two draws find a box, its std is that of a whole side."""
+    (boxes, scores, _), (count, score, first, second) = plain, sums.split((1, 1, 4, 4), 1)
+    sides = (boxes[:, 2:] - boxes[:, :2]).clamp_min(1e-6).repeat(1, 2)
+    variance = (second - first.square() / count.clamp_min(2)) / (count - 1).clamp_min(1)
+    std = variance.clamp_min(0).sqrt().masked_fill(count < 2, torch.inf)
+    std = torch.maximum(torch.minimum(std, sides), _LEAST_STD * sides)
+    logits = torch.stack([scores, score[:, 0] / draws]).clamp(_LEAST_SCORE, 1 - _LEAST_SCORE).logit()
+    return torch.stack([torch.ones_like(std), std.log(), sides.log(), *logits[:, :, None].expand(-1, -1, 4)], 2)
+
+
+def _is_complete(image: Any) -> bool:
+    """Return True for a mapping with boxes `(K, 4)`, scores `(K,)` and labels `(K,)`."""
+    if not isinstance(image, Mapping) or not all(isinstance(image.get(key), Tensor) for key in _KEYS):
+        return False
+    count = image["scores"].numel()
+    return [image[key].shape for key in _KEYS] == [(count, 4), (count,), (count,)]

@@ -1,81 +1,140 @@
 """Object detectors: a std for each side of a box, margins that hold, and the probability that a box is right.
 
-Draws of thinned networks are matched to the plain boxes (`latedrop.boxes.detections`). Their std and their mean score
-are features of two small models (`latedrop.boxes.record`): one of the std, fitted by the Gaussian likelihood
+With the features f of a side (`latedrop.boxes.detections`)
 
-    sum over sides of  w · f + (error · exp(-w · f))^2 / 2,
+    std = exp(w · f),      probability = sigmoid(v · f), with the mean of f over the four sides.
 
-which is convex in w, and a logistic regression of whether a box is right. What they look at is chosen on images left
-out of the fits.
+The Gaussian likelihood of errors gives w, a logistic regression v. Images left out of the fits choose the features.
+
+Of an image with m boxes that find an object each counts 1 / m. On n images used for nothing else
+
+    r = the smallest number with (sum of the counts of boxes with |error| > r · std, plus 1) / (n + 1) <= 1 - level,
+
+so that of a new exchangeable image no more than a share `1 - level` of such boxes lies outside on average (conformal
+risk control: Angelopoulos, Bates, Fisch, Lei and Schuster 2022). That boxes of one image are alike does no harm.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
-from typing import Any, TypeAlias
-from warnings import warn
+from itertools import accumulate, tee
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from latedrop.boxes.detections import BoxOptions, Collate, Detections, Detector, Readout, matched
-from latedrop.boxes.record import BOXES, FEATURES, BoxCalibration, BoxErrors, BoxFit, features
-from latedrop.calibration.cross_validation import CrossValidation, leading
+from latedrop.boxes.detections import BoxOptions, Detector, Readout, matched
+from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
 from latedrop.calibration.logistic import logistic
-from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
+from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.data.batches import row_total
 from latedrop.data.datasets import is_dataset
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
-from latedrop.files import read_text, write_aside
-from latedrop.network.network import check_module
-from latedrop.network.sites import Sites
+from latedrop.data.rows import Collate
+from latedrop.dropout.moments import checked_draws
+from latedrop.errors import ArgumentError, DataError
 from latedrop.options import shown
+from latedrop.prediction.predictor import check_belongs
 from latedrop.progress import shown_on
 from latedrop.quantiles import checked_level
-from latedrop.records import naming
+from latedrop.records import Format, Limits, record
 from latedrop.weights import Weights, fingerprint
 
-__all__ = ["BoxPrediction", "BoxPredictor", "calibrate_boxes", "load_boxes"]
+__all__ = [
+    *("SCORE", "STD", "BoxCalibration", "BoxFit", "BoxPrediction", "BoxPredictor", "MatchedBoxes"),
+    *("calibrate_boxes", "fit_score", "fit_std", "load_boxes", "radius"),
+]
 
-Pair: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""An image with the boxes and the labels of its objects."""
-_FEWEST = 30  # matched boxes
-_AT_ONCE = 64  # images that are looked at together, to find some of one size
-_RIDGE, _FREE = 1.0, 1e-3
-_STD = {"constant": (0,), "score": (0, 2, 3), "draws": (0, 1, 2, 3, 4)}
-_RIGHT = {"model": (), "share": (0,), "score": (0, 3), "draws": (0, 1, 2, 3, 4)}
-"""Which features the candidates look at; the first is in use unless another leads."""
+STD = {"constant": [0], "score": [0, 2, 3], "draws": [0, 1, 2, 3, 4]}
+SCORE = {"model": [], "score": [0, 2, 3], "draws": [0, 1, 2, 3, 4]}
+"""The features of each candidate; the first is in use unless another leads."""
+_FEWEST = 30  # boxes that find an object
+_RIDGE = 1e-3
+_score_losses = partial(binary_cross_entropy_with_logits, reduction="none")
+_Formula: TypeAlias = Callable[..., Tensor]
+_Weight: TypeAlias = Annotated[float, Limits(-1e30, 1e30)]
+_Four: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1e30)], ...], Limits(4, 4)]
+Errors: TypeAlias = tuple[Annotated[tuple[_Four, ...], Limits(1)], ...]
+"""`|error| / std` of four sides, for the boxes that find an object, image by image."""
+
+
+@record
+@dataclass(frozen=True)
+class BoxFit:
+    """Coefficients `(5,)` of the features, 0 for those that are not looked at, and the candidate that they are of."""
+
+    weights: Annotated[tuple[_Weight, ...], Limits(5, 5)]
+    candidate: Candidate
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the coefficients times features `(..., 5)`."""
+        return features @ features.new_tensor(self.weights)
+
+    def __str__(self) -> str:
+        return f"{self.candidate.name!r}: {self.candidate.gain:+.3f} nats (± {self.candidate.gain_error:.3f})"
+
+
+@record
+@dataclass(frozen=True, kw_only=True)
+class BoxCalibration:
+    """All that was chosen and measured. Frozen, and plain JSON on disk.
+
+    Attributes:
+        std: of a side; its gain in nats per side over one constant.
+        score: the probability that a box is right; its gain in nats per box over the model's own score.
+        summary: how many images, boxes and objects there were.
+        options: how boxes are made and matched.
+        custom_readout: the name of a readout, which a file cannot hold.
+        errors: what margins are made from; empty before `conformal`.
+        seen: marks of the boxes that it was fitted to.
+    """
+
+    std: BoxFit
+    score: BoxFit
+    summary: str
+    options: BoxOptions
+    custom_readout: str | None = None
+    fingerprint: str
+    errors: Errors = field(default=(), repr=False)
+    seen: Sketch = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.summary} at overlap {self.options.overlap:g}; on images left out, std of {self.std} per side "
+            f"beside one constant, probabilities of {self.score} per box beside the model's scores"
+        )
+
+
+BOXES = Format(
+    BoxCalibration, "latedrop-boxes", "a calibration of a detector", "Call calibrate_boxes() again.", "calibration"
+)
 
 
 @dataclass(frozen=True)
-class BoxPrediction(Detections):
-    """The boxes of one image with their calibration; all else is the model's own, or what its draws say.
+class BoxPrediction:
+    """The boxes of one image, those of high scores first.
 
     Attributes:
-        calibration: what turns that into std and probabilities.
+        boxes, scores, labels: `(K, 4)`, `(K,)` and `(K,)`, the model's own.
+        std: `(K, 4)`, of the error of each side, if the box finds an object.
+        probabilities: `(K,)`, that a box is right: it finds an object of its class that no better box finds.
+        calibration: what margins are made from.
     """
 
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    std: Tensor
+    probabilities: Tensor
     calibration: BoxCalibration
-
-    @property
-    def std(self) -> Tensor:
-        """`(K, 4)`, of the error of each side, if the box finds an object."""
-        return self.calibration.std(features(self)).exp()
-
-    @property
-    def probabilities(self) -> Tensor:
-        """`(K,)`, that a box is right: it finds an object of its class that no better box finds."""
-        return self.calibration.score(features(self).mean(1)).sigmoid()
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return both ends `(K, 4)` of an interval for each side alone."""
-        radii = [self._errors.radius(checked_level(level), side) for side in range(4)]
-        width = self.std * torch.tensor(radii, dtype=torch.float64)
+        width = self.std * self.std.new_tensor([radius(self.calibration.errors, level, side) for side in range(4)])
         return self.boxes - width, self.boxes + width
 
     def margins(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
@@ -83,18 +142,11 @@ class BoxPrediction(Detections):
 
         An inner box may be empty, with x1 above x2 or y1 above y2.
         """
-        width = self.std * self._errors.radius(checked_level(level))
-        outwards = width * torch.tensor([-1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
+        outwards = self.std * radius(self.calibration.errors, level) * self.std.new_tensor([-1, -1, 1, 1])
         return self.boxes - outwards, self.boxes + outwards
 
-    @property
-    def _errors(self) -> BoxErrors:
-        if self.calibration.errors is None:
-            raise ArgumentError(
-                "expected a predictor with margins, from images used for nothing else; found one without. Call "
-                "uq = uq.conformal(data) first."
-            )
-        return self.calibration.errors
+    def __len__(self) -> int:
+        return len(self.boxes)
 
     def __repr__(self) -> str:
         return f"BoxPrediction of {len(self)} boxes, {float(self.probabilities.sum()):.1f} of them expected to be right"
@@ -104,52 +156,66 @@ class BoxPredictor:
     """A detector with its calibration; `calibrate_boxes` makes it. The model is untouched."""
 
     def __init__(self, calibration: BoxCalibration, detector: Detector) -> None:
-        self.model = model = detector.model
+        self.model = detector.model
         self.calibration = calibration
-        self._weights = Weights(model, calibration.fingerprint)
+        self._weights = Weights(self.model, calibration.fingerprint)
         self._detector = detector
 
     def predict(self, images: Iterable[Tensor]) -> list[BoxPrediction]:
         """Predict the boxes of each image `(C, H, W)`; images may have several sizes."""
         if not self._weights.are_same(self.model):
             self._weights.check(self.model)
+        c = self.calibration
         return [
-            BoxPrediction(**vars(each), calibration=self.calibration) for each in self._detector.detect(list(images))
+            BoxPrediction(boxes, scores, labels, c.std(f).exp(), c.score(f.mean(1)).sigmoid(), c)
+            for boxes, scores, labels, f in self._detector.detect(images)
         ]
 
     def conformal(self, data: Any, *, progress: bool = True) -> BoxPredictor:
         """Return the same predictor with margins, from images used for nothing else."""
-        rows = _rows(self._detector, _pairs(data), row_total(data), progress)
-        rows = [row for row in rows if bool(row.hit.any())]
-        if not rows:
-            raise DataError(
-                "expected images with boxes that find an object; found none. Pass others to conformal(...)."
-            )
-        inputs = [features(row.detections)[row.hit] for row in rows]
-        ratios = [row.errors.abs() / self.calibration.std(f).exp() for f, row in zip(inputs, rows, strict=True)]
-        marks = _marks(rows)
-        warn_of_fitted_rows(self.calibration.seen, marks, stacklevel=2)
-        errors = BoxErrors(tuple(map(tuple, torch.cat(ratios).tolist())), tuple(map(len, ratios)))
-        seen = merged(self.calibration.seen, sketch(marks))
-        return BoxPredictor(replace(self.calibration, errors=errors, seen=seen), self._detector)
+        c, rows = self.calibration, MatchedBoxes.of(self._detector, data, progress)
+        warn_of_fitted_rows(c.seen, rows.marks, stacklevel=2)
+        return BoxPredictor(
+            replace(
+                c,
+                errors=rows.ratios(rows.features.new_tensor(c.std.weights)),
+                seen=merged(c.seen, sketch(rows.marks)),
+            ),
+            self._detector,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""
-        write_aside(path, BOXES.to_json(self.calibration).encode())
+        BOXES.write(path, self.calibration)
 
     def __repr__(self) -> str:
         return f"BoxPredictor of {type(self.model).__name__}: {self.calibration}"
+
+
+def radius(errors: Errors, level: float, side: int | None = None) -> float:
+    """Return how many std a side lies off at most, from the `errors` of a calibration; of None, all four sides.
+
+    >>> radius((((1.0, 0.0, 0.0, 2.0),), ((3.0, 1.0, 1.0, 1.0),)), 0.5)
+    3.0
+    """
+    needed = math.ceil(checked_level(level) / (1 - level) - 1e-9)
+    if len(errors) < needed:
+        raise ArgumentError(
+            f"expected at least {needed} images with boxes that find an object, used for nothing else, for margins at "
+            f"level {level:g}; found {len(errors)}. Call uq = uq.conformal(data) with so many, or lower the level."
+        )
+    off = [(max(box) if side is None else box[side], 1 / len(boxes)) for boxes in errors for box in boxes]
+    ratios, counts = zip(*sorted(off, reverse=True), strict=True)
+    most = (1 - level) * (len(errors) + 1) - 1
+    return next((ratio for ratio, lost in zip(ratios, accumulate(counts), strict=True) if lost > most + 1e-9), 0.0)
 
 
 def calibrate_boxes(
     model: nn.Module,
     data: Any,
     *,
-    rate: float = 0.02,
     draws: int = 20,
-    seed: int = 0,
     overlap: float = 0.5,
-    least_score: float = 0.05,
     collate: Collate = None,
     readout: Readout = None,
     batch_size: int = 8,
@@ -162,52 +228,26 @@ def calibrate_boxes(
             torchvision do; it is left as it was.
         data: validation images with their objects, `(image, {"boxes": (M, 4), "labels": (M,)})`: a list of such pairs,
             a data set, or a loader of batches `(images, targets)`.
-        rate: probability that a unit is dropped.
         draws: number of thinned networks.
-        seed: fixes all masks.
         overlap: what a box and an object have in common at least (IoU), for the box to be right.
-        least_score: boxes of lower scores are left out.
         collate: from a list of images to what the model takes, where that is no list.
         readout: from the model's output to a list of dicts, where it is none.
-        batch_size: images that run at once.
+        batch_size: images of one size that run at once.
         progress: whether to show how far it is.
     """
-    check_module(model)
-    for name, value in {"rate": rate, "overlap": overlap, "least_score": least_score}.items():
-        if not 0 <= value < 1:
-            raise ArgumentError(f"expected {name} of at least 0 and below 1; found {value!r}. See calibrate_boxes().")
-    if draws < 2:
-        raise ArgumentError(f"expected at least 2 draws; found {draws!r}. About 20 are enough.")
-    options = BoxOptions(sites=Sites(), rate=rate, draws=draws, seed=seed, overlap=overlap, least_score=least_score)
+    if not 0 <= overlap < 1:
+        raise ArgumentError(f"expected an overlap of at least 0 and below 1; found {overlap!r}. The usual one is 0.5.")
+    options = BoxOptions(draws=checked_draws(draws), overlap=overlap)
     detector = Detector(model, options, collate, readout, batch_size)
-    pairs = _pairs(data)
-    first = next(pairs, None)
-    if first is None:
-        raise DataError("expected images with their objects; found none. Pass a list of (image, target).")
-    detector = detector.with_sites(first[0])
-    rows = _rows(detector, chain([first], pairs), row_total(data), progress)
-    f = torch.cat([features(row.detections) for row in rows])
-    hit, errors = torch.cat([row.hit for row in rows]), torch.cat([row.errors for row in rows])
-    image = torch.cat([torch.full((len(row.hit),), i) for i, row in enumerate(rows)])
-    objects = sum(row.objects for row in rows)
-    if int(hit.sum()) < _FEWEST:
-        raise DataError(
-            f"expected at least {_FEWEST} boxes that find an object; found {int(hit.sum())}, of {len(hit)} boxes and "
-            f"{objects} objects in {len(rows)} images. Pass more images; labels must be numbered as the model numbers "
-            "them."
-        )
-    functions = {"collate": collate, "readout": readout}
+    rows = MatchedBoxes.of(detector, data, progress, _FEWEST)
     calibration = BoxCalibration(
-        std=_chosen(_STD, image[hit], partial(_fit_std, f[hit], errors), partial(_std_losses, f[hit], errors)),
-        score=_chosen(_RIGHT, image, partial(_fit_score, f.mean(1), hit), partial(_score_losses, f.mean(1), hit)),
-        images=len(rows),
-        boxes=len(hit),
-        matched=len(errors),
-        objects=objects,
+        std=_chosen(STD, fit_std, _std_losses, rows.features[rows.right], rows.errors, rows.image[rows.right]),
+        score=_chosen(SCORE, fit_score, _score_losses, rows.features.mean(1), rows.right.double(), rows.image),
+        summary=rows.summary,
         options=detector.options,
-        functions=tuple(name for name, value in functions.items() if value is not None),
+        custom_readout=None if readout is None else getattr(readout, "__qualname__", type(readout).__name__),
         fingerprint=fingerprint(model),
-        seen=sketch(_marks(rows)),
+        seen=sketch(rows.marks),
     )
     return BoxPredictor(calibration, detector)
 
@@ -224,132 +264,113 @@ def load_boxes(
 
     Raises `FileError` where the file is missing or edited; warns where the model has other weights.
     """
-    text = read_text(path, "a calibration of a detector")
-    with naming(path):
-        calibration = BOXES.from_json(text)
-    given = {"collate": collate, "readout": readout}
-    absent = [name for name in calibration.functions if given.get(name) is None]
-    if absent:
-        raise FileError(
-            f"expected {absent[0]}=, as {path} was made with such a function, which a file cannot hold. Pass the same "
-            "function to load_boxes()."
-        )
-    if fingerprint(model) != calibration.fingerprint:
-        warn(
-            f"the model's weights are not those that {path} was made with: its margins may not hold. Calibrate again "
-            "after training.",
-            LatedropWarning,
-            stacklevel=2,
-        )
+    calibration = BOXES.read(path)
+    check_belongs(path, calibration, model, readout)
     return BoxPredictor(calibration, Detector(model, calibration.options, collate, readout, batch_size))
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One image with objects: its boxes, which of them find an object, and the errors of these, `(hits, 4)`."""
+class MatchedBoxes(NamedTuple):
+    """The N boxes of some images, and the M of them that find an object."""
 
-    detections: Detections
-    hit: Tensor
-    errors: Tensor
-    objects: int
+    features: Tensor  # (N, 4, 5)
+    right: Tensor  # (N,), True where a box finds an object
+    image: Tensor  # (N,), the number of the image
+    errors: Tensor  # (M, 4), object minus box
+    marks: Any  # (M,), of box and object
+    summary: str
+
+    @classmethod
+    def of(cls, detector: Detector, data: Any, progress: bool = True, fewest: int = 1) -> MatchedBoxes:
+        """Run a detector over images, and match its boxes with their objects."""
+        total, rows, objects = row_total(data), list[tuple[Tensor, ...]](), 0
+        pairs, ahead = tee(shown_on(_labelled(data), "boxes of images", total, "images", show=progress))
+        detections = detector.detect(image for image, *_ in ahead)
+        for (boxes, _, labels, f), (_, true_boxes, true_labels) in zip(detections, pairs, strict=True):
+            which = matched(boxes, labels, true_boxes, true_labels, detector.options.overlap)
+            right, number = which >= 0, torch.full_like(which, len(rows))
+            rows.append((f, right, number, boxes[right], true_boxes[which[right]]))
+            objects += len(true_boxes)
+        if not rows:
+            raise DataError("expected images with their objects; found none. Pass a list of (image, target).")
+        features, right, number, boxes, truth = map(torch.cat, zip(*rows, strict=True))
+        summary = f"{len(truth)} of {len(right)} boxes find one of {objects} objects in {len(rows)} images"
+        if len(truth) < fewest:
+            raise DataError(
+                f"expected at least {fewest} boxes that find an object; found {summary}. Pass more images; labels must "
+                "be numbered as the model numbers them."
+            )
+        return cls(features, right, number, truth - boxes, marks_of(boxes, truth), summary)
+
+    def ratios(self, weights: Tensor) -> Errors:
+        """Return errors in units of the std of coefficients w `(5,)`."""
+        ratios, image = self.errors.abs() / (self.features[self.right] @ weights).exp(), self.image[self.right]
+        return tuple(tuple(map(tuple, ratios[image == i].tolist())) for i in image.unique())
 
 
-def _rows(detector: Detector, pairs: Iterable[Pair], total: int | None, show: bool) -> list[_Row]:
-    """Run a detector over images, and match its boxes with their objects."""
-    rows, left = list[_Row](), iter(shown_on(pairs, "boxes of images", total, "images", show=show))
-    while part := list(islice(left, _AT_ONCE)):
-        for detections, (_, boxes, labels) in zip(detector.detect([image for image, *_ in part]), part, strict=True):
-            which = matched(detections.boxes, detections.labels, boxes, labels, detector.options.overlap)
-            hit = which >= 0
-            rows.append(_Row(detections, hit, boxes[which[hit]] - detections.boxes[hit], len(boxes)))
-    return rows
-
-
-def _pairs(data: Any) -> Iterator[Pair]:
+def _labelled(data: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each image with the boxes `(M, 4)` and labels `(M,)` of its objects."""
     whole = is_dataset(data) and hasattr(data, "__len__")
     for item in (data[i] for i in range(len(data))) if whole else data:
-        several = isinstance(item, (tuple, list)) and len(item) == 2
-        if not several or not (isinstance(item[1], Mapping) or len(item[0]) == len(item[1])):
-            raise DataError(
-                f"expected pairs (image, target), or batches (images, targets); found {shown(item)}. Pass a list of "
-                "pairs, a data set or a loader."
-            )
-        for image, target in [item] if isinstance(item[1], Mapping) else zip(*item, strict=True):
+        pair = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+        is_batch = isinstance(pair[1], (tuple, list)) and len(pair[0]) == len(pair[1])
+        for image, target in zip(*pair, strict=True) if is_batch else [pair]:
+            if not isinstance(target, Mapping) or not {"boxes", "labels"} <= target.keys():
+                raise DataError(
+                    "expected pairs (image, target), or batches (images, targets), with boxes (M, 4) and labels (M,) "
+                    f"in a target; found {shown(target)}. Pass a list of pairs, a data set or a loader."
+                )
             boxes, labels = (torch.as_tensor(target[key]).detach().cpu() for key in ("boxes", "labels"))
             boxes = boxes.reshape(-1, 4).double()
             if len(boxes) != len(labels) or not bool((boxes[:, 2:] > boxes[:, :2]).all()):
                 raise DataError(
-                    f"expected boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2, and a label for each; found "
+                    "expected boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2, and a label for each; found "
                     f"{len(boxes)} boxes and {len(labels)} labels, or sides in another order. Convert them first."
                 )
             yield image, boxes, labels
 
 
-def _marks(rows: Sequence[_Row]) -> Any:
-    boxes = torch.cat([row.detections.boxes[row.hit] for row in rows])
-    return marks_of(boxes, boxes + torch.cat([row.errors for row in rows]))
-
-
 def _chosen(
-    options: Mapping[str, tuple[int, ...]],
-    image: Tensor,
-    fit: Callable[[Any, tuple[int, ...]], Tensor],
-    losses: Callable[[Tensor, Any], Tensor],
+    candidates: dict[str, list[int]], fit: _Formula, losses: _Formula, features: Tensor, target: Tensor, image: Tensor
 ) -> BoxFit:
     """Compare candidates on images left out of their fits, and fit the one in use to all."""
-    left, home = CrossValidation(groups=image), next(iter(options))
-    scores = {name: torch.empty(len(image), dtype=torch.float64) for name in options}
+    left, trivial = CrossValidation(groups=image), next(iter(candidates))
+    scores = {name: torch.empty(len(image), dtype=torch.float64) for name in candidates}
     for rest, out in left.splits(len(image)):
-        for name, columns in options.items():
-            scores[name][out] = -losses(fit(rest, columns), out)
-    choice = leading(scores, home, left)
-    candidates = tuple(left.candidate(name, score - scores[home]) for name, score in scores.items())
-    return BoxFit(tuple(fit(slice(None), options[choice]).tolist()), choice, candidates)
+        for name, columns in candidates.items():
+            scores[name][out] = -losses(features[out] @ fit(features[rest], target[rest], columns), target[out])
+    choice = leading(scores, trivial, left)
+    candidate = left.candidate(choice, scores[choice] - scores[trivial])
+    return BoxFit(tuple(fit(features, target, candidates[choice]).tolist()), candidate)
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
-def _fit_std(f: Tensor, errors: Tensor, rows: Any, columns: tuple[int, ...]) -> Tensor:
-    """Fit w `(5,)` to errors `(M, 4)` of boxes with features `(M, 4, 5)`; 0 outside of the columns."""
-    at = list(columns)
-    inputs, error = f[rows].flatten(0, 1), errors[rows].flatten()
-    center, size = inputs.mean(0), inputs.std(0).clamp_min(1e-6)
-    center[0], size[0] = 0.0, 1.0
-    inputs = ((inputs - center) / size)[:, at]
-    size_of_all = error.square().mean().clamp_min(1e-12).sqrt()
-    weights = torch.zeros(len(at), dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+def fit_std(features: Tensor, errors: Tensor, columns: list[int]) -> Tensor:
+    """Fit w `(5,)` to errors `(M, 4)` of boxes with features `(M, 4, 5)`; 0 outside of the columns.
 
-    def cost() -> Tensor:
-        optimiser.zero_grad()
-        log_std = inputs @ weights
-        fit = log_std + (error / size_of_all * (-log_std).exp()).square() / 2
-        total = fit.mean() + _RIDGE * weights[1:].square().sum() / (2 * len(error))
-        total.backward()
-        return total
-
-    optimiser.step(cost)
-    result = torch.zeros(FEATURES, dtype=torch.float64)
-    result[at] = weights.detach() / size[at]
-    result[0] += size_of_all.log() - (result * center).sum()
-    return result
+    With z = error / std the slope is `f (1 - z^2)`. The curvature is between Newton's, `2 z^2 f f'`, and its mean
+    `2 f f'`: along one feature no step is too long.
+    """
+    inputs, squares = features[..., columns].flatten(0, 1), errors.square().flatten().clamp_min(1e-24)
+    start, ridge = torch.zeros(5, dtype=torch.float64), _RIDGE * torch.eye(len(columns), dtype=torch.float64)
+    start[0] = squares.mean().log() / 2
+    weights = start[columns]
+    for _ in range(100):
+        z2 = squares * (-2 * inputs @ weights).exp()
+        curvature = inputs.T @ (inputs * (1 + z2)[:, None]) + ridge
+        step = torch.linalg.solve(curvature, inputs.T @ (z2 - 1) - ridge @ (weights - start[columns]))
+        weights = weights + step
+        if float(step.abs().max()) < 1e-9:
+            break
+    return torch.zeros_like(start).index_copy(0, torch.tensor(columns), weights)
 
 
-def _std_losses(f: Tensor, errors: Tensor, weights: Tensor, rows: Any) -> Tensor:
-    log_std = f[rows] @ weights
-    return (log_std + (errors[rows] * (-log_std).exp()).square() / 2).mean(1)
+def _std_losses(log_std: Tensor, errors: Tensor) -> Tensor:
+    """Return the negative Gaussian log-likelihood of each box, `(M,)`, the mean of its sides without the constant."""
+    return (log_std + (errors * (-log_std).exp()).square() / 2).mean(1)
 
 
-def _fit_score(f: Tensor, hit: Tensor, rows: Any, columns: tuple[int, ...]) -> Tensor:
-    """Fit v `(5,)` to boxes with features `(N, 5)` that are right or not; without columns the model's own score."""
-    at, weights = list(columns), torch.zeros(FEATURES, dtype=torch.float64)
-    weights[3] = float(3 in at or not at)
-    if at:
-        free = torch.full((len(at),), _FREE, dtype=torch.float64)
-        weights[at] = logistic(f[rows][:, at], hit[rows].double(), free, weights[at])
+def fit_score(features: Tensor, right: Tensor, columns: list[int]) -> Tensor:
+    """Fit v `(5,)` to boxes with features `(N, 5)` that are right or not; without columns it is the model's score."""
+    weights = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    ridge = torch.full((len(columns),), _RIDGE, dtype=torch.float64)
+    weights[columns] = logistic(features[:, columns], right, ridge, weights[columns])
     return weights
-
-
-def _score_losses(f: Tensor, hit: Tensor, weights: Tensor, rows: Any) -> Tensor:
-    return binary_cross_entropy_with_logits(f[rows] @ weights, hit[rows].double(), reduction="none")
