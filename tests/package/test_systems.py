@@ -91,7 +91,7 @@ def test_a_camera_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     from latedrop_crowd.console.sources import open_sources
 
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(ArgumentError, match="where cameras have no numbers"):
+    with pytest.raises(ArgumentError, match="where numbers are not supported"):
         open_sources(["0"])
     monkeypatch.setattr(sys, "platform", "darwin")
     assert [source.name for source in open_sources(["0"])] == ["Camera 0"]
