@@ -107,11 +107,12 @@ class Dense(nn.Module):
         layers: list[nn.Module] = []
         for a, b, stride in ((1, 16, 1), (16, 32, 2), (32, 32, 2), (32, 32, 1), (32, 32, 1)):
             layers += [nn.Conv2d(a, b, 3, stride, 1), nn.BatchNorm2d(b), nn.ReLU()]
-        self.body, self.head = nn.Sequential(*layers), nn.Conv2d(32, CLASSES + 4, 3, padding=1)
-        self.head.get_parameter("bias").data = torch.tensor([-3.0] * CLASSES + [2.0] * 4)
+        body, head = nn.Sequential(*layers), nn.Conv2d(32, CLASSES + 4, 3, padding=1)
+        head.get_parameter("bias").data = torch.tensor([-3.0] * CLASSES + [2.0] * 4)
+        self.dense = nn.ModuleDict({"body": body, "head": head})
 
     def forward(self, images: Tensor) -> Tensor:
-        logits, distances = self.head(self.body(images)).flatten(2).mT.tensor_split([CLASSES], -1)
+        logits, distances = self.dense["head"](self.dense["body"](images)).flatten(2).mT.tensor_split([CLASSES], -1)
         left_top, right_bottom = distances.exp().tensor_split(2, -1)
         return torch.cat([logits, POINTS - left_top, POINTS + right_bottom], -1)
 
