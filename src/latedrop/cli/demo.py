@@ -42,7 +42,7 @@ NOTES = {
     "scaled": "the same times one number, fitted to the validation rows: the paper's way.",
     "relaxed": "the same times the number that balances the calibration curve.",
     "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
-    "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
+    "linear": "first-order variance without draws: one rate for all sites and a constant floor, fitted by NLL.",
     "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
     "constant": "no dropout: the network's own prediction, and one Student t for all rows.",
 }
