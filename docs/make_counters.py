@@ -10,7 +10,7 @@ from latedrop_crowd.mcnn import shipped
 from latedrop_crowd.training.network import read_log
 
 DOCS = Path(__file__).parent
-MARK = "<!-- the logs of the weights -->"
+START, END = "<!-- table: make_counters.py -->\n", "<!-- end of table -->\n"
 FOLDERS = {"": shipped("scenes").parent, "study/": DOCS.parent / "studies" / "crowd" / "weights"}
 
 
@@ -44,8 +44,9 @@ def table(logs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def replaced(page: str, logs: Mapping[str, Mapping[str, Any]]) -> str:
     """The page with the table of these logs."""
-    before, _, after = page.split(MARK)
-    return f"{before}{MARK}\n{table(logs)}{MARK}{after}"
+    before, rest = page.split(START)
+    after = rest.split(END, 1)[1]
+    return f"{before}{START}{table(logs)}{END}{after}"
 
 
 if __name__ == "__main__":
