@@ -16,6 +16,7 @@ import numpy.typing as npt
 from latedrop import plots
 from latedrop.errors import FileError
 from latedrop_crowd.regions import find_regions
+from latedrop_crowd.scenes import make_scenes
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
 from studies.pages import Results, captioned, captions, drawn, one_legend, page, table, words
@@ -278,7 +279,10 @@ def figures(results: Results, examples: Examples) -> dict[str, Figure]:
         "calibration": _calibration(results),
         "counts": _counts(results),
     }
-    return drawn | ({"maps": _maps(examples)} if examples else {})
+    drawn |= {"maps": _maps(examples)} if examples else {}
+    settings = results["scenes"]["settings"] if "scenes" in examples else {}
+    whole = settings.get("every") == 1 and settings.get("frames") is None
+    return drawn | ({"scene": _scene(results["scenes"], examples["scenes"])} if whole else {})
 
 
 def _rates(results: Results, target: str) -> Figure:
@@ -436,7 +440,27 @@ def _maps(examples: Examples) -> Figure:
     return figure
 
 
-def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+def _scene(record: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Figure:
+    """Draw the paper's last figure with its frame, of synthetic scenes, which are drawn again."""
+    scenes = make_scenes(0, record["frames"]["validation"], record["frames"]["test"])
+    figure = plots.new_figure(4 * 3.0, 2 * 2.5)
+    for row, side in zip(figure.subplots(2, 4), range(2), strict=True):
+        row[0].imshow(scenes.image(int(arrays["frame"][side])).squeeze(), cmap="gray", vmin=0, vmax=1)
+        density = max(float(arrays[kind][side].max()) for kind in ("target", "mean"))
+        for ax, kind, title in zip(row[1:], ("target", "mean", "std"), ("annotated", "predicted", "std"), strict=True):
+            colours, most = ("magma", None) if kind == "std" else ("viridis", density)
+            ax.imshow(arrays[kind][side].astype(np.float32), cmap=colours, vmin=0, vmax=most)
+            people = arrays[kind][side].astype(np.float64).sum()
+            ax.set_title(title if kind == "std" else f"{title}: {people:.1f}", fontsize="medium")
+        for ax in (row[0], row[2], row[3]):
+            scale = 4 if ax is row[0] else 1  # pixels of the frame on each side of a cell
+            _box_false(ax, arrays["mean"][side], arrays["target"][side], scale)
+        for ax in row:
+            ax.set(xticks=[], yticks=[])
+    return figure
+
+
+def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any], scale: int = 1) -> None:
     """Box the regions of a predicted map `(h, w)` in which next to nobody is annotated."""
     from matplotlib.patches import Rectangle
 
@@ -444,8 +468,8 @@ def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any]) -> No
     for label in range(1, len(regions) + 1):
         rows, columns = np.nonzero(regions.labels == label)
         if target[rows, columns].astype(np.float64).sum() < _NOBODY:
-            corner = (columns.min() - 1.5, rows.min() - 1.5)
-            size = (np.ptp(columns) + 3, np.ptp(rows) + 3)
+            corner = (scale * (columns.min() - 1.5), scale * (rows.min() - 1.5))
+            size = (scale * (np.ptp(columns) + 3), scale * (np.ptp(rows) + 3))
             ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
 
 
