@@ -18,6 +18,7 @@ import latedrop
 from latedrop import metrics
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, evaluate, verdict
+from latedrop.evaluation.judgement import judge
 from latedrop.report import table, write_report
 from quick import quick
 from rounding import rounding
@@ -228,6 +229,24 @@ def test_a_constant_is_in_every_table_of_scores_and_every_figure(tmp_path: Path,
     assert len(tables) >= 6
     for table_found in tables:
         assert any("constant" in cell for line in table_found for cell in line), table_found[0]
+
+
+def test_many_methods_are_drawn_apart_from_the_one_in_use(tmp_path: Path) -> None:
+    prediction, target = predicted(scale=3.0, held=data(40))
+    page = page_of(tmp_path / "report.html", prediction, target)
+    first, every = page.split("Show all 6 methods")
+    first = first[first.index("What the intervals hold") :]
+    assert "<li>" in first
+    assert "relaxed" not in first
+    assert "relaxed" in every[: every.index("</details>")]
+
+
+def test_an_rmse_without_the_weights_of_rows_says_so(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    for weights, said in ((None, "the RMSE is"), (torch.rand(60) + 0.1, "the unweighted RMSE is")):
+        judgement = judge(prediction, target, weights=weights)
+        write_report(tmp_path / "r.html", title="t", calibration=prediction.calibration, judgement=judgement)
+        assert f"half of the rows {said}" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_worst_rows_are_those_furthest_off(tmp_path: Path) -> None:

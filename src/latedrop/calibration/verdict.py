@@ -225,7 +225,7 @@ class Verdict:
         text, advice = {
             "bad": ("it does not rank the errors", "Do not sort or reject rows by it."),
             "weak": ("it ranks the errors weakly", "Large deviations are a hint, no more."),
-            "good": ("it ranks the errors", "Look first at the rows of large deviation."),
+            "good": ("it ranks the errors", "Look first at rows with a large standard deviation."),
         }[grade]
         return Finding("ranking", grade, f"{text}: correlation {number}", number, advice)
 

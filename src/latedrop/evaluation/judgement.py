@@ -170,6 +170,7 @@ class Values:
         target: true values.
         constant: the standard deviations of one constant variance; None where the constant is not known.
         of: how many values there are in all.
+        weighted: whether weights of rows were given; the values are without them.
     """
 
     rows: npt.NDArray[np.intp]
@@ -180,6 +181,7 @@ class Values:
     target: Floats
     constant: Floats | None
     of: int
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -416,7 +418,7 @@ class _Rows:
         index = torch.from_numpy(flat)
         chosen = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
         rows, constant = flat // max(1, size // len(parts["mean"])), chosen.pop("constant", None)
-        return Values(rows=rows, **chosen, constant=constant, of=size)
+        return Values(rows=rows, **chosen, constant=constant, of=size, weighted=self.weights is not None)
 
     def _worst(self, parts: Mapping[str, Tensor], strange: Floats | None) -> list[dict[str, Any]]:
         """The rows furthest from their prediction, in predicted deviations, each once; of all rows."""

@@ -29,22 +29,23 @@ def series_of(labels: Sequence[str], used: str) -> dict[str, str]:
     return {label: looks.get(label) or next(others) for label in labels}
 
 
-def by_level(output: JudgedOutput) -> Iterator[Figure]:
-    """Draw what the intervals hold, and how wide they are, at every level."""
+def by_level(output: JudgedOutput, rows: Sequence[Evaluation], which: str = "") -> Iterator[Figure]:
+    """Draw what the intervals of some evaluations hold, and how wide they are, at every level."""
     looks = series_of([row.label for row in output.evaluations], output.used.label)
-    legend = {looks[row.label]: row.label for row in output.evaluations}
+    legend = {looks[row.label]: row.label for row in rows}
     plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), Axis(0, 1, "share of rows inside", ticks=SHARES))
     plot.line([0, 1], [0, 1], "ideal", "exact: as many inside as the level says")
-    for row in reversed(output.evaluations):
+    for row in reversed(rows):
         plot.line(row.levels, row.observed, looks[row.label], f"{row.label}: area {row.ma:.3f} beside the diagonal")
-    areas = ", ".join(f"{row.label} {row.ma:.3f}" for row in output.evaluations)
+    areas = ", ".join(f"{row.label} {row.ma:.3f}" for row in rows)
     said = "How many rows the intervals hold at each level. On the diagonal they hold what they say; below it they are "
     words = f"Share of rows inside against level of the interval. Area between curve and diagonal: {areas}."
-    yield Figure("What the intervals hold", f"{said}too narrow, above too wide.", plot.svg(words, moving=True), legend)
-    yield _widths(output, [row for row in output.evaluations if row.widths], looks)
+    title = f"What the intervals hold{which}"
+    yield Figure(title, f"{said}too narrow, above too wide.", plot.svg(words, moving=True), legend)
+    yield _widths(output, [row for row in rows if row.widths], looks, which)
 
 
-def _widths(output: JudgedOutput, rows: Sequence[Evaluation], looks: dict[str, str]) -> Figure:
+def _widths(output: JudgedOutput, rows: Sequence[Evaluation], looks: dict[str, str], which: str) -> Figure:
     own = max(output.used.widths, default=1.0)
     known = [width for row in rows for width in row.widths]
     top = next((row.widths[-1] for row in rows if row.label == "constant"), own)
@@ -61,7 +62,7 @@ def _widths(output: JudgedOutput, rows: Sequence[Evaluation], looks: dict[str, s
     note = f" {' and '.join(cut)} would go on beyond the top." if cut else ""
     widths = ", ".join(f"{row.label} {plain(row.width)}" for row in rows)
     return Figure(
-        "How wide they are",
+        f"How wide they are{which}",
         f"Narrower is better among those that hold what they say.{note}",
         plot.svg(f"Mean width against level. At {percent(output.used.level, 0)}: {widths}.", moving=True),
         {looks[row.label]: row.label for row in rows},
@@ -165,7 +166,8 @@ def _kept(output: JudgedOutput) -> Figure:
         plot.dot(share, rmse, _USED, f"{percent(share, 0)} kept: RMSE {plain(rmse)}", 2)
     half = output.kept_rmse[int(np.argmin(np.abs(np.asarray(output.kept) - 0.5)))]
     change = 1 - half / all_rows if all_rows else 0.0
-    said = f"Without the less certain half of the rows the RMSE is {plain(half)} instead of {plain(all_rows)} "
+    rmse_name = "unweighted RMSE" if output.values.weighted else "RMSE"
+    said = f"Without the less certain half of the rows the {rmse_name} is {plain(half)} instead of {plain(all_rows)} "
     said += f"({percent(abs(change), 0)} {'less' if change >= 0 else 'more'})."
     if len(set(output.kept_rmse)) == 1:
         said = "The deviation is the same for all rows: there is nothing to choose by."
@@ -196,7 +198,7 @@ def by_input(output: JudgedOutput) -> Iterator[Figure]:
     for groups in output.inputs:
         name = groups[0].name
         ticks = tuple((float(k), plain((group.low + group.high) / 2, 3)) for k, group in enumerate(groups, 1))
-        axis = Axis(0.5, len(groups) + 0.5, f"{name}, middle of each part", ticks=ticks)
+        axis = Axis(0.5, len(groups) + 0.5, "middle of each part", ticks=ticks)
         plot = _coverage_plot(groups, output.used.level, axis, SMALL)
         _coverage_lines(plot, groups, list(range(1, len(groups) + 1)), "")
         off = [f"{way} from {plain(low)} to {plain(high)}" for way, low, high in _stretches(groups)]

@@ -65,7 +65,7 @@ def table(
     html = []
     for index, line in enumerate(lines):
         if head and index == 0:
-            heads = [cell.replace(" [", "\n[").replace(" at ", "\nat ") for cell in line]
+            heads = [cell.replace(" [", "\n[").replace(" at ", "\nat\xa0").replace(" %", "\xa0%") for cell in line]
             cells = [f'<th scope="col">{escape(cell)}</th>' if cell else "<td></td>" for cell in heads]
         else:
             cells = [f'<th scope="row">{escape(line[0])}</th>', *(f"<td>{_cell(cell)}</td>" for cell in line[1:])]

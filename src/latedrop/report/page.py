@@ -166,7 +166,7 @@ def _reproduction(c: Calibration | ClassCalibration, extra: Mapping[str, str]) -
     facts["fingerprint of the weights"] = c.fingerprint
     same = "With the same files (compare their SHA-256) and versions, the command gives the same numbers."
     return (
-        heading("To get this again")
+        heading("How to reproduce this page")
         + paragraph(same if "command" in facts else "")
         + table([[name, value] for name, value in facts.items()], head=False, texts=True)
     )

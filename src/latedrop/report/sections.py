@@ -11,6 +11,7 @@ import numpy as np
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
+from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput, Judgement
 from latedrop.numerals import column, percent
 from latedrop.report import charts
@@ -31,6 +32,7 @@ from latedrop.report.tables import table as evaluation_table
 __all__ = ["fitting", "made_of", "on_rows", "opening", "overview_of_outputs", "strange_rows", "summary", "test_rows"]
 
 _LOOKS = {"raw": "raw", "scaled": "used", "relaxed": "relaxed", "ideal": "ideal", "constant": "constant"}
+_FEW = 4  # curves that can be told apart
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
 _NOTES = {
     "terms": "the variance of the fitted terms, the default of calibrate.",
@@ -43,11 +45,13 @@ _NOTES = {
 }
 _WORDS = (
     "RMSE: root mean squared error. NLL: Gaussian negative log-likelihood, lower is better. Gain: how far the NLL is "
-    f"below that of the constant; {GAIN_GOOD:g} nats and more are worth having. MA: miscalibration area, 0 is "
-    "calibrated. Rank correlation: of predicted deviation and size of the error, 0 where it does not tell. After ± "
-    "stands one standard error."
+    f"below that of the constant; {GAIN_GOOD:g} nats and more are worth having. MA: miscalibration area, between the "
+    "calibration curve and the diagonal; 0 is calibrated. Rank correlation: of predicted deviation and size of the "
+    "error, 0 where it does not tell. After ± stands one standard error."
 )
 
+_FLOOR = "Floor: the part of the variance that is the same for all rows."
+_RELAXED = "Relaxed: the scale balances the calibration curve."
 _NATS = (
     "Nats measure how likely the true values were: a gain of 0.1 nats means 10 % more likely per row than under one "
     "constant variance."
@@ -90,13 +94,17 @@ def on_rows(output: JudgedOutput, place: str, notes: Mapping[str, str], *, numbe
     explained = [[row.label, known[row.label]] for row in output.evaluations if row.label in known]
     rows = output.used.rows
     caption = f"{test_rows(rows, output.verdict)}; the one in use is marked."
-    first = not number  # what the words mean is said once
+    relaxed = f" {_RELAXED}" if any(row.label == "relaxed" for row in output.evaluations) else ""
+    unweighted = "From here on every row counts once: row weights are for the scores above."
+    first = not number  # what the rows are is said once
     parts += [
         heading("On test rows", level),
         table(evaluation_table(output.evaluations, output.unit), caption, marked=output.used.label),
-        _details("What the words mean", table(explained, head=False, texts=True) + paragraph(_WORDS)) if first else "",
+        paragraph(f"{_WORDS}{relaxed}", "soft") if first else "",
+        _details("What each row is", table(explained, head=False, texts=True)) if first else "",
         _by_level(output, level),
         heading("Row by row", level),
+        paragraph(unweighted if output.values.weighted else ""),
         figures(list(charts.of_rows(output))),
         _groups(output, level),
         _worst(output, level, place),
@@ -111,19 +119,7 @@ def _details(title: str, html: str) -> str:
 def _by_level(output: JudgedOutput, level: int) -> str:
     """Coverage and width at some levels for all, and at any level for those who can move the slider."""
     rows = [row for row in output.evaluations if row.widths]
-    heads = [f"{row.label}{what}" for row in rows for what in (", inside", f", {with_unit('width', output.unit)}")]
-    cells: dict[str, dict[str, list[str]]] = {}
-    for k, row in enumerate(rows):
-        pairs = zip(row.observed, row.observed_errors(), strict=True)
-        inside = [f"{percent(share)} ± {100 * error:.1f}" for share, error in pairs]
-        cells[str(k)] = {"inside": inside, "width": column(row.widths)}
-    lines = [["level", *heads]]
-    for wanted in _LEVELS:
-        line = [percent(wanted, 0)]
-        for k, row in enumerate(rows):
-            at = next((i for i, a in enumerate(row.levels) if abs(a - wanted) < 1e-9), None)
-            line += ["-", "-"] if at is None else [cells[str(k)]["inside"][at], cells[str(k)]["width"][at]]
-        lines.append(line)
+    cells = {str(k): {"inside": _inside(row), "width": column(row.widths)} for k, row in enumerate(rows)}
     grid = max((row.levels for row in rows), key=len, default=())
     start = min(range(len(grid)), key=lambda i: abs(grid[i] - output.used.level), default=0)
     data = json.dumps({"levels": [percent(a, 0) for a in grid], "shares": grid, "rows": cells}).replace("<", "\\u003c")
@@ -139,11 +135,38 @@ def _by_level(output: JudgedOutput, level: int) -> str:
         f'<th scope="col">inside</th><th scope="col">{escape(with_unit("mean width", output.unit))}</th></tr>{moving}'
         "</table></div></div>"
     )
+    every = few = output.evaluations
+    if len(every) > _FEW:
+        few = tuple(row for row in every if row.label in (output.used.label, "scaled", "constant"))
+    shown = figures(list(charts.by_level(output, few))) + _level_table(few, output.unit)
+    if few != every:
+        drawn = figures(list(charts.by_level(output, every, ", all")))
+        shown += _details(f"Show all {len(every)} methods", drawn + _level_table(every, output.unit))
     return (
         f'<section class="levels">{heading("At every level", level)}{slider}'
-        f'<script type="application/json">{data}</script>{figures(list(charts.by_level(output)))}'
-        f"{table(lines, 'Share of rows inside, and mean width of the intervals.')}</section>"
+        f'<script type="application/json">{data}</script>{shown}</section>'
     )
+
+
+def _level_table(evaluations: Sequence[Evaluation], unit: str) -> str:
+    """What the intervals hold at some levels, and how wide they are."""
+    rows = [row for row in evaluations if row.widths]
+    heads = [f"{row.label}{what}" for row in rows for what in (", inside", f", {with_unit('width', unit)}")]
+    cells = [(row.levels, _inside(row), column(row.widths)) for row in rows]
+    lines = [["level", *heads]]
+    for wanted in _LEVELS:
+        line = [percent(wanted, 0)]
+        for levels, inside, width in cells:
+            at = next((i for i, a in enumerate(levels) if abs(a - wanted) < 1e-9), None)
+            line += ["-", "-"] if at is None else [inside[at], width[at]]
+        lines.append(line)
+    return table(lines, "Share of rows inside, and mean width of the intervals.")
+
+
+def _inside(row: Evaluation) -> list[str]:
+    """The share of rows inside at each level, with its standard error."""
+    pairs = zip(row.observed, row.observed_errors(), strict=True)
+    return [f"{percent(share)} ± {100 * error:.1f}" for share, error in pairs]
 
 
 def _groups(output: JudgedOutput, level: int) -> str:
@@ -212,7 +235,7 @@ def made_of(c: Calibration, judgement: Judgement | None) -> str:
         lines = c.terms.table()
         constant = ", ".join(f"{value:.4g}" for value in c.constant or ())
         lines = [*lines, ["constant, to compare", constant, "100.0%"]] if constant else lines
-        parts.append(table(lines, "Shares are averages over the validation rows."))
+        parts.append(table(lines, f"Shares are averages over the validation rows. {_FLOOR}"))
     parts.append(table(site_table(c.sites), "Dropout goes on the input of these layers."))
     return heading("What the variance is made of") + "".join(parts)
 
@@ -258,9 +281,10 @@ def fitting(c: Calibration, unit: str) -> str:
     parts = [heading("How it was fitted"), paragraph(summary(c))]
     parts.append(figures([_curves(c)]))
     if c.terms is None:
-        parts += [heading("Every rate", 3), table(rate_table(c, unit), f"{rows}; the fit has seen them.")]
+        words = f"{_RELAXED} {_FLOOR}" if any(any(row.floor) for row in c.table) else _RELAXED
+        parts += [heading("Every rate", 3), table(rate_table(c, unit), f"{rows}; the fit has seen them. {words}")]
     else:
-        said = f"{rows}, each left out of the fit that it was scored with."
+        said = f"{rows}, each left out of the fit that it was scored with. 0.1 nats: 10 % more likely per row."
         parts += [heading("Candidates", 3), table(candidate_table(c.terms), said)]
     return "".join(parts)
 

@@ -136,8 +136,11 @@ class Plot:
             y = self.place(self.x.low, value)[1]
             html.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>')
             html.append(f'<text class="tick end" x="{self.left - 5:g}" y="{y + 3.5:g}">{escape(text)}</text>')
-        for value, text in self.x.marks():
-            x = self.place(value, self.y.low)[0]
+        written = -math.inf  # up to where there are texts of ticks; one that would touch the last is left out
+        for value, text in sorted(self.x.marks(), key=lambda mark: self.x.at(mark[0])):
+            x, half = self.place(value, self.y.low)[0], _LETTER * (len(text) + 1.5) / 2
+            text = "" if x - half < written else text
+            written = x + half if text else written
             html.append(f'<line class="grid" x1="{x:g}" x2="{x:g}" y1="{bottom:g}" y2="{bottom + 4:g}"/>')
             html.append(f'<text class="tick middle" x="{x:g}" y="{bottom + 15:g}">{escape(text)}</text>')
         middle = (self.left + right) / 2
