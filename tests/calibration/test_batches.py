@@ -149,9 +149,7 @@ def test_a_pair_that_cannot_be_inputs_is_inputs_and_targets() -> None:
         assert inputs_of((X, Y), model) == (X, Y)
     for batch in (X, [X], (X, Y, Y), {"x": X, "mask": Y}):
         assert inputs_of(batch, Perhaps()) is batch
-    with pytest.raises(
-        DataError, match=r"found a pair, and the model's second input, 'mask', is optional.*unpack="
-    ):
+    with pytest.raises(DataError, match=r"found a pair, and the model's second input, 'mask', is optional.*unpack="):
         inputs_of([X, Y], Perhaps())
 
 

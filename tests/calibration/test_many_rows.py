@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 
@@ -112,3 +113,15 @@ def test_a_map_is_fitted_from_some_of_its_pixels_as_from_all(monkeypatch: pytest
     e2 = (y - model(x).detach()).square()[:, 0]
     expected = float(e2.std() / e2.mean()) / 2500**0.5
     assert float((a.mean((0, 2, 3)) / b.mean((0, 2, 3))).log().abs().max()) < 4 * expected
+
+
+def test_the_choice_of_rows_takes_the_same_memory_of_any_table() -> None:
+    tracemalloc.start()
+    try:
+        choice = measure._RowChoice(5_000_000, measure.MOST_ROWS)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 30e6  # the numbers of all rows are 40 MB
+    assert measure.MOST_ROWS / 2 < choice.expected <= measure.MOST_ROWS
+    assert sum(len(choice.next(500_000)) for _ in range(10)) == choice.expected

@@ -54,6 +54,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 MOST_ROWS = 2**15
 """Maximum number of rows of a fit; with half as many, a variance has a standard error of about 1 %."""
+_BLOCK = 2**18  # row numbers that are hashed at once
 MOST_ENTRIES = 2**20
 _SHOWN = 6
 _EXAMPLES = 1024  # maximum number of rows for finding sites
@@ -99,10 +100,12 @@ class _RowChoice:
         self.expected = total
         self.read, self._mask = 0, 0
         if total is not None and total > most:
-            hashes = _hashes(0, total)
-            while len(hashes) > most:
-                self._mask = 2 * self._mask + 1
-                hashes = hashes[hashes & np.uint64(self._mask) == 0]
+            hashes = _hashes(0, 0)
+            for start in range(0, total, _BLOCK):  # so that memory does not grow with the rows
+                hashes = np.append(hashes, self._chosen(_hashes(start, min(start + _BLOCK, total))))
+                while len(hashes) > most:
+                    self._mask = 2 * self._mask + 1
+                    hashes = self._chosen(hashes)
             self.expected = len(hashes)
 
     def next(self, rows: int) -> list[int] | None:
@@ -112,6 +115,10 @@ class _RowChoice:
             return None
         positions: list[int] = np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
         return positions
+
+    def _chosen(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Return the hashes of chosen rows."""
+        return hashes[hashes & np.uint64(self._mask) == 0]
 
 
 def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
