@@ -118,7 +118,8 @@ class _RowChoice:
 
     def _chosen(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return the hashes of chosen rows."""
-        return hashes[hashes & np.uint64(self._mask) == 0]
+        chosen: npt.NDArray[np.uint64] = hashes[hashes & np.uint64(self._mask) == 0]
+        return chosen
 
 
 def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
