@@ -408,11 +408,12 @@ class Predictor(Calibrated[Calibration, Prediction]):
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(plain(c.target))}"
         return Stream(self.predict, level, path, usual=c.usual(), made_with=made_with, unit=c.target, **options)
 
-    def _step(self, x: Any, **options: Any) -> Prediction:
+    def _step(self, x: Any, rows: BatchContext | None = None, **options: Any) -> Prediction:
+        """Predict one batch; of `rows`, where these were measured for something else, too."""
         c = self.calibration
         if c.terms is not None:
             check_inputs(floating(x))
-            rows = BatchContext(
+            rows = rows or BatchContext(
                 self._network, x, c.sites, self.readout, c.terms.features, gradients=c.terms.needs_gradients
             )
             mean, variance, novelty, shares = c.terms.predicted(rows)
@@ -468,10 +469,12 @@ class JointPredictor(Predictor):
             "file holds. Write the file from the predictor that joint(...) was called on."
         )
 
-    def _step(self, x: Any, **options: Any) -> JointPrediction:
-        rows = BatchContext(self._network, x, self.calibration.sites, self.readout, None, gradients=True)
+    def _step(self, x: Any, rows: BatchContext | None = None, **options: Any) -> JointPrediction:
+        c = self.calibration
+        features = c.terms.features if c.terms is not None else None
+        rows = BatchContext(self._network, x, c.sites, self.readout, features, gradients=True)
         by_row = correlation_of(rows.gradients)
-        return JointPrediction(**vars(super()._step(x, **options)), by_row=by_row, joint=self.joint_errors)
+        return JointPrediction(**vars(super()._step(x, rows, **options)), by_row=by_row, joint=self.joint_errors)
 
 
 class AdaptedPredictor(Predictor):
@@ -502,10 +505,12 @@ class AdaptedPredictor(Predictor):
         """Refuse likewise."""
         self.save(path)
 
-    def _step(self, x: Any, **options: Any) -> AdaptedPrediction:
-        p, c = super()._step(x, **options), self.calibration
+    def _step(self, x: Any, rows: BatchContext | None = None, **options: Any) -> AdaptedPrediction:
+        c = self.calibration
         which = (c.terms and c.terms.features) or Features.all(c.sites)
-        rows = BatchContext(self._network, x, c.sites, self.readout, which)
+        gradients = c.terms is not None and c.terms.needs_gradients
+        rows = BatchContext(self._network, x, c.sites, self.readout, which, gradients=gradients)
+        p = super()._step(x, rows, **options)
         compared = [rows.features] if rows.has_features else []
         compared += [] if rows.table is None else [rows.table.to(p.output)]
         if not compared:
