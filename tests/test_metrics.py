@@ -10,10 +10,11 @@ import uncertainty_toolbox as uct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from sklearn.metrics import roc_auc_score
 
 from latedrop import metrics
-from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from rounding import assert_same_doubles, rounding
+from latedrop.errors import ArgumentError, DataError
+from rounding import assert_same_doubles, assert_same_up_to_rounding, rounding
 
 METRICS = {
     "rmse": metrics.rmse,
@@ -21,12 +22,9 @@ METRICS = {
     "nll": metrics.nll,
     "ideal_nll": metrics.ideal_nll,
     "miscalibration_area": metrics.miscalibration_area,
-    "balance": metrics.balance,
     "coverage": metrics.coverage,
     "interval_width": metrics.interval_width,
     "crps": metrics.crps,
-    "interval_score": metrics.interval_score,
-    "ence": partial(metrics.ence, bins=3),
     "rank_correlation": metrics.rank_correlation,
 }
 NO_VARIANCE = {"rmse", "mae", "ideal_nll"}
@@ -47,6 +45,12 @@ def make_data(shape, seed=0):
     mean = rng.normal(size=shape)
     std = rng.uniform(0.2, 2.0, size=shape)
     return mean, std**2, mean + 0.3 + 1.5 * std * rng.normal(size=shape)
+
+
+def with_ties(data, ties):
+    """The data, with variances of which many are equal."""
+    mean, variance, target = data
+    return mean, np.round(variance) + 1 if ties else variance, target
 
 
 def close(value, expected):
@@ -82,10 +86,9 @@ def test_ideal_nll_is_the_nll_of_the_squared_errors(data):
         assert ideal < metrics.nll(mean, variance, target, constant=constant)
 
 
-def test_ideal_nll_floors_zero_errors_and_says_how_many():
-    with pytest.warns(LatedropWarning, match="2 of 4 errors are exactly 0"):
-        value = metrics.ideal_nll([0.0, 1.0, 0.0, 0.0], None, [0.0, 1.0, 0.1, 2.0], constant=False)
-    assert value == pytest.approx(0.5 + np.log([0.1, 0.1, 0.1, 2.0]).mean(), rel=rounding(terms=1))
+def test_ideal_nll_leaves_errors_of_zero_out():
+    value = metrics.ideal_nll([0.0, 1.0, 0.0, 0.0], None, [0.0, 1.0, 0.1, 2.0], constant=False)
+    assert value == pytest.approx(0.5 + np.log([0.1, 2.0]).mean(), rel=rounding(terms=1))
     with pytest.raises(DataError, match="every error 0"):
         metrics.ideal_nll([1.0, 2.0], None, [1.0, 2.0])
 
@@ -108,14 +111,17 @@ def test_levels_may_be_given_in_any_order(data, container):
     assert metrics.coverage([0.0, 0.0], [0.0, 0.0], [0.0, 1.0]) == 0.5  # no width holds an error of 0 alone
 
 
-def test_area_and_balance_are_means_beside_the_bisector(data):
+def test_the_area_is_a_mean_beside_the_bisector(data):
     mean, variance, target = data
     # Theirs averages over 101 levels, 0 and 1 among them, where both curves agree by definition.
     expected = uct.mean_absolute_calibration_error(mean, np.sqrt(variance), target, num_bins=101)
     close(metrics.miscalibration_area(mean, variance, target), expected * 101 / 99)
-    levels, observed = metrics.calibration_curve(*data, levels=[0.2, 0.4, 0.95])
-    close(metrics.balance(*data, levels=[0.2, 0.4, 0.95]), (observed - levels).mean())
-    assert metrics.balance(*data) < 0
+
+
+def test_interval_width_is_its_definition(data):
+    mean, variance, target = data
+    low, high = stats.norm.interval(0.7, mean, np.sqrt(variance))
+    close(metrics.interval_width(mean, variance, target, level=0.7), np.mean(high - low))
 
 
 def test_crps_is_its_integral_and_that_of_uncertainty_toolbox(data):
@@ -137,34 +143,6 @@ def test_crps_of_a_point_forecast_is_the_absolute_error():
     assert variance.grad.isfinite().all()
 
 
-def test_interval_width_and_score_are_their_definitions(data):
-    mean, variance, target = data
-    low, high = stats.norm.interval(0.7, mean, np.sqrt(variance))
-    fine = np.maximum(low - target, 0) + np.maximum(target - high, 0)
-    close(metrics.interval_width(mean, variance, target, level=0.7), np.mean(high - low))
-    close(metrics.interval_score(mean, variance, target, level=0.7), np.mean(high - low + 2 / 0.3 * fine))
-
-
-@pytest.mark.parametrize("bins", [1, 7, 200])
-def test_ence_is_its_definition(data, bins):
-    mean, variance, target = data
-    order = np.argsort(variance)
-    gaps = []
-    for part in np.array_split(order, bins):
-        rmv = np.sqrt(np.mean(variance[part]))
-        gaps.append(abs(rmv - np.sqrt(np.mean((target - mean)[part] ** 2))) / rmv)
-    close(metrics.ence(mean, variance, target, bins=bins), np.mean(gaps))
-
-
-def test_ence_agrees_with_a_value_computed_by_netcal():
-    # netcal 1.4.0 cuts the range of std into equal widths: with these, also into equal sizes.
-    std = np.array([1.0, 1.1, 1.2, 1.3, 2.6, 2.7, 2.9, 3.0])
-    target = std * np.array([1, -1, 2, 1, -1, 0.5, 1, -2])
-    assert metrics.ence(np.zeros(8), std**2, target, bins=2) == pytest.approx(
-        0.32142326077543243, rel=rounding(torch.float64)
-    )
-
-
 @every_metric
 @pytest.mark.parametrize("shape", [(30, 3), (15, 3, 2, 2)])
 def test_per_output_is_each_output_by_itself(metric, shape):
@@ -176,30 +154,6 @@ def test_per_output_is_each_output_by_itself(metric, shape):
     column = mean[:, 0].ravel(), variance[:, 0].ravel(), target[:, 0].ravel()
     assert metric(*column, per_output=True).shape == (1,)
     close(metric(column[0][:, None], column[1][:, None], column[2]), metric(*column))  # a flat target
-
-
-@every_metric
-def test_a_mask_leaves_entries_out_even_if_they_are_nan_and_may_differ_between_outputs(metric, data):
-    mean, variance, target = data
-    mask = np.random.default_rng(1).random(200) < 0.6
-    holed = [np.where(mask, array, hole) for array, hole in zip(data, [np.nan, -1, np.inf], strict=True)]
-    close(metric(*holed, mask=mask), metric(mean[mask], variance[mask], target[mask]))
-    mean, variance, target = make_data((30, 3))
-    mask = np.random.default_rng(1).random((30, 3)) < 0.6
-    apart = [metric(mean[:, k], variance[:, k], target[:, k], mask=mask[:, k]) for k in range(3)]
-    close(metric(mean, variance, target, mask=mask, per_output=True), apart)
-
-
-def test_a_mask_broadcasts_to_the_target():
-    mean, variance, target = make_data((30, 3))
-    rows = np.arange(30) < 10
-    expected = metrics.nll(mean[:10], variance[:10], target[:10])
-    close(metrics.nll(mean, variance, target, mask=rows[:, None]), expected)
-    outputs = metrics.nll(mean[:, :2], variance[:, :2], target[:, :2])
-    close(metrics.nll(mean, variance, target, mask=[True, True, False]), outputs)
-    close(metrics.nll(mean, variance, target, mask=True), metrics.nll(mean, variance, target))
-    column = mean[:, :1], variance[:, :1], target[:, 0]
-    close(metrics.nll(*column, mask=rows), metrics.nll(*(part[rows] for part in column)))
 
 
 @every_metric
@@ -221,13 +175,12 @@ def test_read_only_and_reversed_arrays(data):
     close(metrics.rmse(mean, variance, target[::-1]), metrics.rmse(mean, variance, target[::-1].copy()))
 
 
-@pytest.mark.parametrize("name", ["nll", "crps", "rmse", "interval_score", "interval_width", "mae", "ence"])
+@pytest.mark.parametrize("name", ["nll", "crps", "rmse", "interval_width", "mae"])
 @pytest.mark.parametrize("per_output", [False, True])
 def test_gradients(name, per_output):
     mean, variance, target = (torch.tensor(array) for array in make_data((6, 2)))
-    mask = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)) < 0.8
     inputs = (mean.requires_grad_(), variance.requires_grad_())
-    score = partial(METRICS[name], target=target, mask=mask, per_output=per_output)
+    score = partial(METRICS[name], target=target, per_output=per_output)
     # What a metric does not depend on gets no gradient; gradcheck wants it left out.
     if name in ("rmse", "mae"):
         assert torch.autograd.gradcheck(lambda mean: score(mean, None), inputs[:1])
@@ -237,22 +190,7 @@ def test_gradients(name, per_output):
         assert torch.autograd.gradcheck(score, inputs)
 
 
-def test_masked_nan_gives_no_nan_gradient():
-    mean = torch.tensor([0.0, math.nan], requires_grad=True)
-    metrics.nll(mean, torch.ones(2), torch.tensor([1.0, 0.0]), mask=torch.tensor([True, False])).backward()
-    assert mean.grad.tolist() == [-1.0, 0.0]
-
-
 floats = st.floats(0.01, 100)
-
-
-@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=20), floats, st.floats(1, 100))
-@settings(max_examples=50, deadline=None)
-def test_balance_never_falls_as_the_variance_grows(pairs, scale, growth):
-    variance, target = np.array(pairs).T
-    mean = np.zeros_like(target)
-    low = metrics.balance(mean, scale * variance, target)
-    assert low <= metrics.balance(mean, scale * growth * variance, target)
 
 
 @given(st.lists(st.tuples(floats, floats), min_size=2, max_size=20))
@@ -263,9 +201,7 @@ def test_bounds_that_hold_for_any_data(pairs):
     assert metrics.ideal_nll(mean, None, target) <= metrics.nll(mean, variance, target) + 1e-9
     mae, area = metrics.mae(mean, None, target), metrics.miscalibration_area(mean, variance, target)
     assert 0 < metrics.crps(mean, variance, target) <= mae + np.sqrt(variance).mean()
-    assert metrics.balance(mean, variance, target).abs() <= area + 1e-9
-    width, score = (f(mean, variance, target) for f in (metrics.interval_width, metrics.interval_score))
-    assert width <= score + 1e-9
+    assert area <= 0.5
     assert mae <= metrics.rmse(mean, None, target) + 1e-9
 
 
@@ -273,9 +209,7 @@ def test_bounds_that_hold_for_any_data(pairs):
 @settings(max_examples=30, deadline=None)
 def test_the_order_of_entries_does_not_matter(pairs, random):
     shuffled = random.sample(pairs, len(pairs))
-    for name, metric in METRICS.items():
-        if name == "ence":  # entries of equal variance are cut into bins in the order they come
-            continue
+    for metric in METRICS.values():
         values = []
         for rows in (pairs, shuffled):
             variance, target = np.array(rows).T
@@ -326,7 +260,7 @@ def test_bad_variances_are_refused(metric):
         metric(mean, torch.tensor([-1.0, -2.0, 1.0]), target)
     with pytest.raises(DataError, match=r"variance of the mean's shape \(3,\), found \(\)"):
         metric(mean, 1.0, target)
-    if metric in (METRICS["nll"], METRICS["ence"]):
+    if metric is METRICS["nll"]:
         with pytest.raises(DataError, match=r"variance is 0.* in 2 of 3 entries, .* add a floor"):
             metric(mean, torch.tensor([1.0, 0.0, 0.0]), target)
 
@@ -335,11 +269,6 @@ def test_bad_variances_are_refused(metric):
 def test_nothing_to_score_is_refused(metric):
     with pytest.raises(DataError, match=r"at least one entry, found shape \(0, 2\)"):
         metric(torch.zeros(0, 2), torch.ones(0, 2), torch.zeros(0, 2))
-    with pytest.raises(DataError, match=r"part of every output, found none of \[0\]; True means use"):
-        metric(torch.zeros(3), torch.ones(3), torch.ones(3), mask=torch.zeros(3, dtype=torch.bool))
-    mask = torch.tensor([False, True, False])
-    with pytest.raises(DataError, match=r"part of every output, found none of \[0, 2\]"):
-        metric(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3), mask=mask, per_output=True)
 
 
 def test_other_arguments_are_refused():
@@ -347,26 +276,42 @@ def test_other_arguments_are_refused():
         metrics.rmse("two", None, 1.0)
     with pytest.raises(DataError, match="target to be real"):
         metrics.rmse(torch.zeros(2), None, torch.zeros(2, dtype=torch.complex64))
-    for metric in (metrics.coverage, metrics.interval_width, metrics.interval_score):
+    for metric in (metrics.coverage, metrics.interval_width):
         with pytest.raises(ArgumentError, match=r"probability inside \(0, 1\); found 90"):
             metric([0.0], [1.0], [1.0], level=90)
-    with pytest.raises(ArgumentError, match="between 1 and the number of entries, 4, found 10"):
-        metrics.ence(np.zeros(4), np.ones(4), np.ones(4))
 
 
-def test_masks_that_mean_something_else_are_refused():
-    three = torch.zeros(3), torch.ones(3), torch.ones(3)
-    square = torch.zeros(3, 3), torch.ones(3, 3), torch.ones(3, 3)
-    with pytest.raises(DataError, match=r"mask of bool.*found torch.int64; compare it"):
-        metrics.nll(*three, mask=[1, 0, 1])
-    with pytest.raises(DataError, match=r"broadcasts to \(3,\), found \(2,\); give it as many axes"):
-        metrics.nll(*three, mask=[True, False])
-    with pytest.raises(DataError, match=r"broadcasts to \(3, 3\), found \(3,\).*mask\[:, None\]"):
-        metrics.nll(*square, mask=[True, False, True])
-
-
-@pytest.mark.parametrize("metric", [metrics.calibration_curve, metrics.miscalibration_area, metrics.balance])
+@pytest.mark.parametrize("metric", [metrics.calibration_curve, metrics.miscalibration_area])
 @pytest.mark.parametrize("levels", [0, -3, 0.9, [], [0.5, 1.0], [0.0], [math.nan], [[0.5]], "many"])
 def test_bad_grids_of_levels_are_refused(metric, levels):
     with pytest.raises(ArgumentError, match=r"positive int, or as numbers inside \(0, 1\), found"):
         metric([0.0], [1.0], [1.0], levels=levels)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_rank_correlation_is_scipys(data, ties):
+    mean, variance, target = with_ties(data, ties)
+    expected = stats.spearmanr(variance, np.abs(target - mean)).statistic
+    assert_same_doubles(float(metrics.rank_correlation(mean, variance, target)), expected)
+
+
+def test_a_constant_ranks_nothing(data):
+    mean, variance, target = data
+    assert float(metrics.rank_correlation(mean, np.ones_like(variance), target)) == 0
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_auroc_is_scikit_learns(data, ties):
+    mean, variance, target = with_ties(data, ties)
+    strange = np.abs(target - mean) > 1
+    # The result is a float32.
+    assert_same_up_to_rounding(float(metrics.auroc(variance, strange)), roc_auc_score(strange, variance), terms=1)
+
+
+def test_what_cannot_be_ranked_is_refused():
+    with pytest.raises(DataError, match="entries of both kinds; found 2 positive and 0 others"):
+        metrics.auroc([0.1, 0.2], [True, True])
+    with pytest.raises(DataError, match="one bool for each of 2 scores"):
+        metrics.auroc([0.1, 0.2], [0, 1])
+    with pytest.raises(DataError, match="finite scores"):
+        metrics.auroc([0.1, float("nan")], [False, True])

@@ -23,12 +23,9 @@ IMAGES = np.linspace(0, 1, 3 * 64).reshape(3, 8, 8)
 DRAW = {
     "calibration_curves": lambda ax=None: plots.calibration_curves({"raw": (LEVELS, LEVELS**2)}, ax),
     "metric_by_rate": lambda ax=None: plots.metric_by_rate(LEVELS, {"a": LEVELS}, ax, ylabel="NLL [nats]"),
-    "tradeoff": lambda ax=None: plots.tradeoff(**PATH, ax=ax, scale=[1, 2, 3], rmse=[3.0, 3.0, 3.1]),
+    "tradeoff": lambda ax=None: plots.tradeoff(**PATH, ax=ax, rmse=[3.0, 3.0, 3.1]),
     "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
-    "error_against_std": lambda ax=None: plots.error_against_std(LEVELS, X, ax),
     "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
-    "risk_coverage": lambda ax=None: plots.risk_coverage({"raw": (LEVELS, LEVELS**2)}, ax),
-    "confusion": lambda ax=None: plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "a long name"], ax),
     "doubtful_images": lambda ax=None: plots.doubtful_images(IMAGES, LEVELS, ax=ax),
 }
 every_plot = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
@@ -132,10 +129,9 @@ def test_metric_by_rate_draws_mean_and_standard_deviation_of_repeats(ax):
     assert legend(ax) == ["injected"]
 
 
-def test_tradeoff_labels_the_ends_of_one_path_and_shows_the_rmse_by_colour(ax):
-    plots.tradeoff(**PATH, ax=ax, scale=[2.0, 3.0, 4.567], rmse=[3.0, 3.5, 4.0])
-    assert texts(ax) == ["scale 2", "relaxed scale 4.57"]
-    assert [text.xy for text in ax.texts] == [(1.0, 0.3), (1.4, 0.02)]
+def test_tradeoff_shows_the_ends_of_a_path_and_the_rmse_by_colour(ax):
+    plots.tradeoff(**PATH, ax=ax, rmse=[3.0, 3.5, 4.0])
+    assert legend(ax) == ["scale", "relaxed scale"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("NLL", "miscalibration area")
     shades = np.concatenate([np.asarray(points.get_array()).ravel() for points in ax.collections])
     assert sorted(shades) == [3.0, 3.5, 4.0]
@@ -148,7 +144,6 @@ def test_tradeoff_of_several_paths_has_a_legend(ax):
     plots.tradeoff(nll, ma, ax, rmse=[[3.0], [4.0]])
     assert len(ax.lines) == 2
     assert legend(ax) == ["scale", "relaxed scale"]
-    assert not ax.texts
 
 
 def test_intervals_are_sorted_by_x(ax):
@@ -167,45 +162,10 @@ def test_intervals_draw_wide_bands_under_narrow_ones(ax):
     assert lightness == sorted(lightness, reverse=True)
 
 
-def test_error_against_std_draws_sizes_and_two_lines(ax):
-    plots.error_against_std([0.5, 2.0], [-1.0, 3.0], ax, unit="kW")
-    assert ax.collections[0].get_offsets().tolist() == [[0.5, 1.0], [2.0, 3.0]]
-    one, two = ax.lines
-    assert one.get_xydata().tolist() == [[0, 0], [2, 2]]
-    assert two.get_xydata().tolist() == [[0, 0], [2, 4]]
-    assert legend(ax) == ["example", "1 std", "2 std"]
-    assert ax.get_xlabel() == "predicted standard deviation [kW]"
-
-
-def test_error_against_std_on_logarithmic_axes(ax):
-    plots.error_against_std([0.0, 0.5, 2.0], [1.0, 0.0, 3.0], ax, log=True)
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert ax.lines[1].get_xydata().tolist() == [[0.5, 1.0], [2, 4]]
-    ax.figure.canvas.draw()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
-    plots.error_against_std(torch.ones(3, dtype=dtype, requires_grad=True), torch.ones(3, dtype=dtype), ax)
+    plots.calibration_curves({"raw": (torch.ones(3, dtype=dtype, requires_grad=True), torch.ones(3, dtype=dtype))}, ax)
     assert ax.has_data()
-
-
-def test_reliability_has_the_diagonal_and_every_curve(ax):
-    plots.reliability_diagram({"raw": (LEVELS, LEVELS**2), "used": (LEVELS, LEVELS)}, ax)
-    assert legend(ax) == ["exact", "raw", "used"]
-    np.testing.assert_allclose(ax.lines[1].get_xydata(), np.stack([LEVELS, LEVELS**2], 1))
-
-
-def test_risk_coverage_starts_from_no_error(ax):
-    plots.risk_coverage({"raw": (LEVELS, LEVELS**2)}, ax)
-    assert ax.get_ylim()[0] == 0
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), LEVELS**2)
-
-
-def test_confusion_shows_counts_and_the_rejected_apart(ax):
-    plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "dog"], ax)
-    assert texts(ax) == ["3", "1", "1", "4", "2"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog", "rejected"]
 
 
 def test_doubtful_images_come_in_order_of_doubt(ax):
@@ -219,7 +179,7 @@ def test_doubtful_images_come_in_order_of_doubt(ax):
     ("draw", "error", "match"),
     [
         (lambda: plots.calibration_curves({}), ArgumentError, "at least one curve, found none; pass"),
-        (lambda: plots.calibration_curves({"raw": (LEVELS, [0.1])}), DataError, r"levels of 'raw'.*\(1,\)"),
+        (lambda: plots.calibration_curves({"raw": (LEVELS, [0.1])}), DataError, r"abscissae of 'raw'.*\(1,\)"),
         (lambda: plots.metric_by_rate([0.1], {}, ylabel="NLL"), ArgumentError, "at least one line"),
         (
             lambda: plots.metric_by_rate([0.1, 0.2], {"a": np.ones((3, 2))}, ylabel=""),
@@ -228,20 +188,15 @@ def test_doubtful_images_come_in_order_of_doubt(ax):
         ),
         (lambda: plots.tradeoff([1.0, 2.0], [1.0] * 3), DataError, r"expected ma .*\(1, 2\), found \(3,\)"),
         (lambda: plots.tradeoff([1.0, 2.0], [1.0, 2.0], rmse=[1.0] * 3), DataError, "expected rmse"),
-        (lambda: plots.tradeoff([1.0, 2.0], [1.0, 2.0], scale=[1.0] * 3), DataError, "expected scale"),
         (lambda: plots.tradeoff([], []), DataError, r"nll of shape \(P,\) or \(R, P\), found \(1, 0\)"),
         (lambda: plots.intervals(X, X, X), ArgumentError, "low as ndarray and high as NoneType"),
         (lambda: plots.intervals(X, X, {0.9: (X, X)}, X), ArgumentError, "low as dict and high as ndarray"),
         (lambda: plots.intervals(X, X, {}), ArgumentError, "at least one band"),
         (lambda: plots.intervals(X, X[:2], X, X), DataError, r"found mean of shape \(2,\), x of shape \(3,\)"),
-        (lambda: plots.error_against_std([], []), DataError, r"not empty.*found std of shape \(0,\)"),
-        (lambda: plots.error_against_std(np.ones((2, 2)), np.ones((2, 2))), DataError, r"one axis.*\(2, 2\)"),
         (lambda: plots.doubtful_images(IMAGES, X[:2]), DataError, "expected images"),
         (lambda: plots.doubtful_images(IMAGES, X, ["a"]), ArgumentError, "expected 3 captions"),
         (lambda: plots.reliability_diagram({}), ArgumentError, "at least one curve"),
-        (lambda: plots.risk_coverage({"a": (X, X[:2])}), DataError, "one axis of one length"),
-        (lambda: plots.confusion(np.ones((2, 4))), DataError, r"expected counts \(K, K\)"),
-        (lambda: plots.confusion(np.ones((2, 2)), ["a"]), ArgumentError, "expected 2 names"),
+        (lambda: plots.reliability_diagram({"a": ([], [])}), DataError, r"one axis of one length, not empty"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_a_figure_is_made(draw, error, match):

@@ -82,8 +82,7 @@ class ScaleFit:
     def row(self, rate: Rate) -> RateRow:
         """Return the metrics of the raw, the scaled and the relaxed variance at a rate, in the original unit."""
         shift, values = self._nll_shift(), {}
-        wrong = self.mean != self.target
-        ideal = metrics.ideal_nll(self.mean, None, self.target, mask=wrong, weights=self.weights)
+        ideal = metrics.ideal_nll(self.mean, None, self.target, weights=self.weights)
         for name, variance in self._variances().items():
             rows = self.mean, variance, self.target
             values[f"nll_{name}"] = float(metrics.nll(*rows, weights=self.weights)) + shift

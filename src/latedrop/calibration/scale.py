@@ -142,7 +142,7 @@ def _squares(
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Squared error, variance and weight, flat and in float64: once, or for each index of axis 1."""
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
-    used = columns(mean, variance, target, None, per_output, weights, positive=positive)
+    used = columns(mean, variance, target, per_output, weights, positive=positive)
     if not all(bool(error.any()) for error, _, _ in used):
         refuse_no_errors()
     return [(error.square(), v, w) for error, v, w in used]

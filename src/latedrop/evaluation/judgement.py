@@ -35,7 +35,6 @@ from latedrop.metrics.classes import (
     ece,
     selective_risk,
     set_coverage,
-    set_size,
 )
 from latedrop.metrics.groups import (
     Floats,
@@ -558,7 +557,9 @@ class ClassJudgement:
             return None
         members, y = self.prediction.prediction_set(level), self.labels.cpu()
         coverage = float(set_coverage(members, y))
-        return SetScores(level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, float(set_size(members)))
+        return SetScores(
+            level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, float(members.double().sum(1).mean())
+        )
 
     def measures(self, levels: Iterable[float] = ()) -> dict[str, float]:
         """Every measure of what is in use by its name; sets at the level asked for, and at `levels`."""

@@ -14,45 +14,43 @@ Every metric takes the same arguments:
 - `mean`: predictions, a tensor, numpy array or number of shape `(N,)`, `(N, K)` or `(N, K, ...)`.
 - `variance`: their variances, shaped as `mean`. `rmse`, `mae` and `ideal_nll` do not look at it, and take None.
 - `target`: true values, shaped as `mean`. Nothing is broadcast, except that a target `(N,)` goes with a mean `(N, 1)`.
-- `mask`: bool, broadcastable to the target. Entries that are False do not count, and may even be NaN.
 - `per_output`: reduce over all axes but axis 1, to shape `(K,)` (`(1,)` for inputs `(N,)`), not to a scalar.
-- `weights`: `(N,)`, not below 0: what each row counts, 2 as much as two such rows. Not of `ence` and rankings.
+- `weights`: `(N,)`, not below 0: what each row counts, 2 as much as two such rows. Not of rankings.
 - `level`: probability content `a` of a central interval. `levels`: how many, evenly spaced inside (0, 1) at
   `k / (levels + 1)`; or the levels themselves.
 
 Results are float32, or float64 where an argument is, on the device of `mean`.
 
 References: Gneiting & Raftery, "Strictly Proper Scoring Rules, Prediction, and Estimation" (2007). Tran et
-al., "Methods for comparing uncertainty quantifications for material property predictions" (2020). Levi et
-al., "Evaluating and Calibrating Uncertainty Prediction in Regression Tasks" (2022).
+al., "Methods for comparing uncertainty quantifications for material property predictions" (2020).
 
 This package imports top-level modules of latedrop, and none of its other packages.
 """
 
 from latedrop.metrics import classes
-from latedrop.metrics.calibration import (
-    balance,
+from latedrop.metrics.entries import align_target
+from latedrop.metrics.scores import (
+    auroc,
     calibration_curve,
     coverage,
-    ence,
+    crps,
+    ideal_nll,
     interval_width,
+    mae,
     miscalibration_area,
+    nll,
+    rank_correlation,
+    rmse,
 )
-from latedrop.metrics.entries import align_target
-from latedrop.metrics.ranking import auroc, rank_correlation
-from latedrop.metrics.scores import crps, ideal_nll, interval_score, mae, nll, rmse
 
 __all__ = [
     "align_target",
     "auroc",
-    "balance",
     "calibration_curve",
     "classes",
     "coverage",
     "crps",
-    "ence",
     "ideal_nll",
-    "interval_score",
     "interval_width",
     "mae",
     "miscalibration_area",

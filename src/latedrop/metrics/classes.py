@@ -22,18 +22,17 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import Array
-from latedrop.metrics.ranking import kept_means
 
 __all__ = [
-    *("accuracy", "aupr", "brier", "classwise_ece", "confusion", "cross_entropy", "ece", "fpr_at", "reliability"),
-    *("risk_coverage", "selective_risk", "set_coverage", "set_size"),
+    *("accuracy", "aupr", "brier", "classwise_ece", "cross_entropy", "ece", "fpr_at", "reliability", "risk_coverage"),
+    *("selective_risk", "set_coverage"),
 ]
 
 _BINS = 15
 
 
 def accuracy(probabilities: Array, labels: Array) -> Tensor:
-    """Share of rows whose likeliest class is the label.
+    """Return the share of rows whose likeliest class is the label.
 
     >>> accuracy([[0.2, 0.8], [0.6, 0.4]], [1, 1])
     tensor(0.5000)
@@ -43,7 +42,7 @@ def accuracy(probabilities: Array, labels: Array) -> Tensor:
 
 
 def cross_entropy(probabilities: Array, labels: Array) -> Tensor:
-    """Mean of `-log p_y`, in nats: the NLL of the labels.
+    """Return the mean of `-log p_y`, in nats: the NLL of the labels.
 
     >>> cross_entropy([[0.5, 0.5]], [1])
     tensor(0.6931)
@@ -53,7 +52,7 @@ def cross_entropy(probabilities: Array, labels: Array) -> Tensor:
 
 
 def brier(probabilities: Array, labels: Array) -> Tensor:
-    """Mean over rows of the squared distance to the label's corner, from 0 to 2.
+    """Return the mean over rows of the squared distance to the label's corner, from 0 to 2.
 
     >>> brier([[0.5, 0.5]], [1])
     tensor(0.5000)
@@ -63,7 +62,7 @@ def brier(probabilities: Array, labels: Array) -> Tensor:
 
 
 def ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False) -> Tensor:
-    """Expected calibration error of the largest probability, in bins of equal width, or of equal mass.
+    """Return the expected calibration error of the largest probability, in bins of equal width, or of equal mass.
 
     >>> ece([[0.2, 0.8], [0.2, 0.8]], [1, 0])
     tensor(0.3000)
@@ -74,7 +73,7 @@ def ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = 
 
 
 def classwise_ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False) -> Tensor:
-    """The mean over classes of the calibration error of each class's probability (Nixon et al. 2019).
+    """Return the mean over classes of the calibration error of each class's probability (Nixon et al. 2019).
 
     >>> classwise_ece([[0.2, 0.8], [0.2, 0.8]], [1, 0])
     tensor(0.3000)
@@ -86,7 +85,7 @@ def classwise_ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mas
 def reliability(
     probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every bin that has rows: mean confidence, accuracy, and how many rows: what a reliability diagram shows.
+    """Return mean confidence, accuracy and number of rows of every bin that has any: a reliability diagram.
 
     >>> confidence, right, rows = reliability([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]], [0, 1, 1], bins=2)
     >>> rows
@@ -98,7 +97,7 @@ def reliability(
 
 
 def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
-    """Share of rows kept, and the error rate of those, keeping the rows of least `score` first; `(N,)` each.
+    """Return the share of rows kept, and their error rate, keeping rows of least `score` first; `(N,)` each.
 
     Rows of equal score count as their mean.
 
@@ -109,12 +108,14 @@ def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
     doubt, bad = (torch.as_tensor(part).detach().double().cpu() for part in (score, wrong))
     if doubt.dim() != 1 or doubt.shape != bad.shape or not len(doubt):
         raise DataError(f"expected two rows (N,) of one length; found {tuple(doubt.shape)} and {tuple(bad.shape)}.")
-    shares = torch.arange(1, len(doubt) + 1, dtype=torch.float64) / len(doubt)
-    return shares, kept_means(bad, doubt)
+    _, group, counts = torch.unique(doubt, return_inverse=True, return_counts=True)
+    mean = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, group, bad) / counts
+    rows = torch.arange(1, len(doubt) + 1, dtype=torch.float64)
+    return rows / len(doubt), mean.repeat_interleave(counts).cumsum(0) / rows
 
 
 def selective_risk(score: Array, wrong: Array) -> Tensor:
-    """Area under the risk-coverage curve: the mean error rate over all shares that are kept.
+    """Return the area under the risk-coverage curve: the mean error rate over all shares that are kept.
 
     >>> selective_risk([0.1, 0.9], [0, 1])
     tensor(0.2500, dtype=torch.float64)
@@ -123,7 +124,7 @@ def selective_risk(score: Array, wrong: Array) -> Tensor:
 
 
 def aupr(positive: Array, negative: Array) -> Tensor:
-    """Average precision of telling positives from negatives by a score that is larger for positives.
+    """Return the average precision of telling positives from negatives by a score that is larger for positives.
 
     >>> aupr([2.0, 3.0], [0.0, 1.0])
     tensor(1., dtype=torch.float64)
@@ -135,7 +136,7 @@ def aupr(positive: Array, negative: Array) -> Tensor:
 
 
 def fpr_at(positive: Array, negative: Array, recall: float = 0.95) -> Tensor:
-    """Share of negatives that score at least as high as the threshold that finds `recall` of the positives.
+    """Return the share of negatives that score at least as high as the threshold that finds `recall` of the positives.
 
     >>> fpr_at([2.0, 3.0], [0.0, 2.5])
     tensor(0.5000, dtype=torch.float64)
@@ -147,32 +148,8 @@ def fpr_at(positive: Array, negative: Array, recall: float = 0.95) -> Tensor:
     return false[first] / false[-1]
 
 
-def confusion(labels: Array, predicted: Array, classes: int, kept: Array | None = None) -> Tensor:
-    """Rows of each class by what was predicted, `(K, K)`; with `kept` `(N,)`, rejected rows in one column more.
-
-    >>> confusion([0, 0, 1], [0, 1, 1], 2, kept=[True, False, True])
-    tensor([[1, 0, 1],
-            [0, 1, 0]])
-    """
-    y, said = (torch.as_tensor(part).detach().cpu() for part in (labels, predicted))
-    if y.dim() != 1 or y.shape != said.shape or y.is_floating_point() or said.is_floating_point():
-        raise DataError(
-            f"expected labels and predictions (N,) as whole numbers; found {tuple(y.shape)} of {y.dtype} and "
-            f"{tuple(said.shape)} of {said.dtype}."
-        )
-    if len(y) and (min(int(y.min()), int(said.min())) < 0 or max(int(y.max()), int(said.max())) >= classes):
-        raise DataError(f"expected labels and predictions from 0 to {classes - 1}; found others.")
-    if kept is not None:
-        keep = torch.as_tensor(kept).detach().cpu().bool()
-        if keep.shape != y.shape:
-            raise DataError(f"expected one bool for each of {len(y)} rows; found {tuple(keep.shape)}.")
-        said = torch.where(keep, said, classes)
-    columns = classes + (kept is not None)
-    return torch.bincount(y.long() * columns + said.long(), minlength=classes * columns).reshape(classes, columns)
-
-
 def set_coverage(members: Array, labels: Array) -> Tensor:
-    """Share of rows whose set `(N, K)` of bools holds the label.
+    """Return the share of rows whose set `(N, K)` of bools holds the label.
 
     >>> set_coverage([[True, False], [True, True]], [1, 1])
     tensor(0.5000)
@@ -181,15 +158,6 @@ def set_coverage(members: Array, labels: Array) -> Tensor:
     if inside.dim() != 2 or y.dim() != 1 or len(inside) != len(y):
         raise DataError(f"expected sets (N, K) and labels (N,); found {tuple(inside.shape)} and {tuple(y.shape)}.")
     return inside.gather(1, y.to(inside.device)[:, None]).float().mean()
-
-
-def set_size(members: Array) -> Tensor:
-    """Mean number of classes in sets `(N, K)` of bools.
-
-    >>> set_size([[True, False], [True, True]])
-    tensor(1.5000)
-    """
-    return torch.as_tensor(members).bool().float().sum(1).mean()
 
 
 def _checked(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:

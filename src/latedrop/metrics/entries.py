@@ -1,4 +1,4 @@
-"""The entries that count: `(mean, variance, target)` checked, masked and flat.
+"""The entries that count: `(mean, variance, target)` checked and flat.
 
 Nothing is broadcast, and what cannot be scored is refused, with the place of the first such entry.
 """
@@ -17,8 +17,7 @@ from torch import Tensor
 from latedrop.errors import DataError
 
 __all__ = [
-    *("Array", "Options", "align_target", "average", "by_output", "checked_weights", "columns"),
-    *("scored", "weights_of"),
+    *("Array", "Options", "align_target", "average", "by_output", "checked_weights", "columns", "scored", "weights_of"),
 ]
 
 Array = Tensor | npt.ArrayLike
@@ -27,7 +26,6 @@ Array = Tensor | npt.ArrayLike
 class Options(TypedDict, total=False):
     """The options that metrics share, see `latedrop.metrics`."""
 
-    mask: Array | None
     per_output: bool
     weights: Array | None
 
@@ -54,13 +52,12 @@ def scored(
     variance: Array | None,
     target: Array,
     *,
-    mask: Array | None = None,
     per_output: bool = False,
     weights: Array | None = None,
     positive: bool = False,
 ) -> Tensor:
-    """Return `score` of the used entries' error, variance and weights: a scalar, or with `per_output` `(K,)`."""
-    scores = [score(*used) for used in columns(mean, variance, target, mask, per_output, weights, positive=positive)]
+    """Return `score` of the entries' error, variance and weights: a scalar, or with `per_output` `(K,)`."""
+    scores = [score(*used) for used in columns(mean, variance, target, per_output, weights, positive=positive)]
     return torch.stack(scores) if per_output else scores[0]
 
 
@@ -68,16 +65,14 @@ def columns(
     mean: Array,
     variance: Array | None,
     target: Array,
-    mask: Array | None = None,
     per_output: bool = False,
     weights: Array | None = None,
     *,
     positive: bool = False,
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Check and flatten the used entries' (error, variance, weight): once for all, or once for each output.
+    """Check and flatten the entries' (error, variance, weight): once for all, or once for each output.
 
-    Entries that the mask leaves out are not checked. A variance of None, for callers that do not read it, becomes ones.
-    The weight is None where all count the same.
+    A variance of None, for callers that do not read it, becomes ones. The weight is None where all count the same.
     """
     mean, target = _tensor("mean", mean), align_target(mean, target)
     if mean.numel() == 0:
@@ -86,23 +81,17 @@ def columns(
     if variance is not None:
         arrays["variance"] = _tensor("variance", variance).to(mean.device)
         _check_shape("variance", arrays["variance"], mean)
-    keep = _full_mask(mask, mean)
     for name, array in arrays.items():
-        _refuse(~array.isfinite() & keep, f"{name} is NaN or infinite", "remove these entries, or mask them")
+        _refuse(~array.isfinite(), f"{name} is NaN or infinite", "remove these entries")
     dtype = reduce(torch.promote_types, (array.dtype for array in arrays.values()), torch.float32)
     error = target.to(dtype) - mean.to(dtype)
     var = arrays["variance"].to(dtype) if variance is not None else torch.ones_like(error)
-    _refuse((var < 0) & keep, "variance is below 0", "pass variances, not log-variances or errors")
+    _refuse(var < 0, "variance is below 0", "pass variances, not log-variances or errors")
     if positive:
-        _refuse((var == 0) & keep, "variance is 0", "add a floor to it, or take more draws")
-    outputs = list(zip(*(by_output(part, per_output) for part in (error, var, keep)), strict=True))
-    empty = [k for k, (_, _, used) in enumerate(outputs) if not used.any()]
-    if empty:
-        raise DataError(f"expected a mask that keeps part of every output, found none of {empty}; True means use")
-    return [
-        (error.masked_select(used), var.masked_select(used), None if w is None else w[used.flatten()])
-        for (error, var, used), w in zip(outputs, weights_of(weights, mean, per_output), strict=True)
-    ]
+        _refuse(var == 0, "variance is 0", "add a floor to it, or take more draws")
+    errors, variances = (by_output(part, per_output) for part in (error, var))
+    outputs = zip(errors, variances, weights_of(weights, mean, per_output), strict=True)
+    return [(e.flatten(), v.flatten(), w) for e, v, w in outputs]
 
 
 def weights_of(weights: Array | None, mean: Tensor, per_output: bool) -> list[Tensor | None]:
@@ -159,29 +148,6 @@ def _check_shape(name: str, array: Tensor, mean: Tensor) -> None:
             f"expected {name} of the mean's shape {tuple(mean.shape)}, found {tuple(array.shape)}; "
             f"nothing is broadcast: reshape or expand the {name}"
         )
-
-
-def _full_mask(mask: Array | None, mean: Tensor) -> Tensor:
-    """Return the mask in the shape of `mean`; all True for None."""
-    if mask is None:
-        return torch.ones_like(mean, dtype=torch.bool)
-    keep = _tensor("mask", mask).to(mean.device)
-    if keep.dtype != torch.bool:
-        raise DataError(f"expected a mask of bool, True to use, found {keep.dtype}; compare it: mask > 0")
-    if keep.ndim == 1 and mean.shape == (len(keep), 1):
-        keep = keep.unsqueeze(1)
-    # A mask of one value per example lines up with the last axis, which may happen to have the same length.
-    per_example = 0 < keep.ndim < mean.ndim and len(keep) == len(mean) > 1
-    try:
-        full = keep.broadcast_to(mean.shape)
-    except RuntimeError:
-        full = None
-    if full is None or per_example:
-        raise DataError(
-            f"expected a mask that broadcasts to {tuple(mean.shape)}, found {tuple(keep.shape)}; "
-            "give it as many axes as the target (one value per example: mask[:, None])"
-        )
-    return full
 
 
 def _refuse(bad: Tensor, problem: str, remedy: str) -> None:

@@ -75,10 +75,13 @@ class Outcomes:
     constant: npt.NDArray[np.bool_] | None
 
     def group(self, name: str, by: Floats, chosen: npt.NDArray[np.intp], groups: int) -> Group:
-        """The values at some indices as a group, one of so many that are looked at."""
-        rows = len(np.unique(self.rows[chosen]))
+        """Return the values at some indices as a group, one of so many that are looked at."""
+        rows, values = len(np.unique(self.rows[chosen])), len(chosen)
         coverage = float(self.inside[chosen].mean())
-        error = self._error(chosen, coverage, rows)
+        error = float(np.sqrt(self.level * (1 - self.level) / values))
+        if values > rows:  # what the values of a row have in common is more than chance
+            of_row = np.bincount(self.rows[chosen], self.inside[chosen] - coverage)
+            error = max(error, float(np.sqrt(np.square(of_row).sum())) / values)
         far = abs(coverage - self.level) > normal_quantile(1 - _CHANCE / 2 / groups) * error and rows >= _FEWEST
         return Group(
             name,
@@ -93,18 +96,9 @@ class Outcomes:
             ("less" if coverage < self.level else "more") if far else "",
         )
 
-    def _error(self, chosen: npt.NDArray[np.intp], coverage: float, rows: int) -> float:
-        """By chance alone; where a row has several values, what these have in common is more."""
-        values = len(chosen)
-        alone = float(np.sqrt(self.level * (1 - self.level) / values))
-        if values == rows:
-            return alone
-        of_row = np.bincount(self.rows[chosen], self.inside[chosen] - coverage)
-        return max(alone, float(np.sqrt(np.square(of_row).sum())) / values)
-
 
 def by_deviation(outcomes: Outcomes) -> tuple[Group, ...]:
-    """From the smallest to the largest tenth of the predicted deviations; none where these are all the same."""
+    """Return tenths by predicted deviation, the smallest first; none where these are all the same."""
     if np.ptp(outcomes.std) <= 1e-6 * outcomes.std.max():
         return ()
     return _parts(outcomes, "std", outcomes.std, _DECILES, 1)
@@ -118,30 +112,29 @@ def by_novelty(outcomes: Outcomes, novelty: Floats) -> tuple[Group, ...]:
 
 
 def by_input(
-    outcomes: Outcomes, inputs: Inputs, own: Mapping[str, Floats], most: int | None = _TELLING
+    outcomes: Outcomes, inputs: Inputs, values: Mapping[str, Floats], most: int | None = _TELLING
 ) -> tuple[tuple[Group, ...], ...]:
-    """Groups along the inputs that tell most, the most telling first; `own` are others, one per value.
+    """Return groups along the inputs that tell most, the most telling first; `values` are others, one per value.
 
     `most` of them, or all where None.
     """
-    telling = []
-    count = len(inputs.columns) + len(own)
-    for name in [*inputs.columns, *own]:
-        by = own[name] if name in own else inputs.at(name, outcomes.rows)
-        groups = _parts(outcomes, name, by, _PARTS, _PARTS * count)
+    telling, names = [], dict.fromkeys([*inputs.columns, *values])
+    for name in names:
+        by = values[name] if name in values else inputs.at(name, outcomes.rows)
+        groups = _parts(outcomes, name, by, _PARTS, _PARTS * len(names))
         if len(groups) > 1:
             telling.append(groups)
     return tuple(sorted(telling, key=_difference, reverse=True)[:most])
 
 
 def _difference(groups: Sequence[Group]) -> float:
-    """How much the coverage differs between the groups, beside what chance does: the mean of squares of `z`."""
+    """Return how much the coverage differs between groups, beside what chance does: the mean of squares of `z`."""
     middle = sum(group.coverage * group.rows for group in groups) / sum(group.rows for group in groups)
     return sum(((group.coverage - middle) / group.coverage_error) ** 2 for group in groups) / (len(groups) - 1)
 
 
 def _parts(outcomes: Outcomes, name: str, by: Floats, most: int, groups: int) -> tuple[Group, ...]:
-    """Groups of about as many values each; what is equal stays together, and NaN out."""
+    """Return groups of about as many values each; what is equal stays together, and NaN out."""
     finite = np.flatnonzero(np.isfinite(by))
     values = np.unique(by[finite])
     parts = min(most, len(finite) // _FEWEST)
@@ -167,7 +160,7 @@ class Inputs:
     rows: npt.NDArray[np.intp] | None = None
 
     def at(self, name: str, rows: npt.NDArray[np.intp]) -> Floats:
-        """The values of some rows; NaN where a row is not among those that are known."""
+        """Return the values of some rows; NaN where a row is not among those that are known."""
         column = self.columns[name]
         if self.rows is None:
             return column[rows]
@@ -176,7 +169,7 @@ class Inputs:
 
 
 def input_columns(inputs: Any, rows: int) -> Inputs:
-    """Columns of numbers, from a mapping, a DataFrame, or an array `(N, columns)`; none where there are none.
+    """Return columns of numbers of a mapping, a DataFrame, or an array `(N, columns)`; none where there are none.
 
     Columns that are not one number per row are left out.
     """

@@ -1,0 +1,303 @@
+"""Draw curves of calibration, intervals along an input, metrics over rates, and the images in most doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latedrop.errors import ArgumentError, DataError
+from latedrop.plots.canvas import (
+    COLOURS,
+    GREY,
+    SKY,
+    Array,
+    as_array,
+    axes_or_new,
+    band,
+    like_path,
+    not_empty,
+    same_length,
+    style_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    *("calibration_curves", "doubtful_images", "intervals", "metric_by_rate", "reliability_diagram", "tradeoff"),
+]
+
+# Of a trade-off path: which points, their marker, its size, what they are called.
+_PATH: list[tuple[slice, str, int, str | None]] = [
+    (slice(1, -1), "o", 16, None),
+    (slice(0, 1), "o", 50, "scale"),
+    (slice(-1, None), "s", 50, "relaxed scale"),
+]
+
+
+def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
+    """Draw observed frequency against interval level, with the bisector on which a calibrated measure lies.
+
+    Args:
+        curves: For each label the levels `(L,)` and the observed frequencies `(L,)`, as from
+            `metrics.calibration_curve`.
+        ax: Where to draw.
+
+    Example:
+        >>> ax = calibration_curves({"raw": ([0.1, 0.5, 0.9], [0.0, 0.2, 0.6])})
+        >>> ax.get_xlabel()
+        'interval level'
+    """
+    ax = _beside_bisector(curves, ax, "calibrated", "underconfident", "overconfident")
+    ax.set(xlabel="interval level", ylabel="observed frequency")
+    return ax
+
+
+def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
+    """Draw the share of rows that are right against their mean confidence, a curve for each label.
+
+    Below the diagonal the probabilities are too sure. `latedrop.metrics.classes.reliability` gives both columns.
+
+    >>> reliability_diagram({"softmax": ([0.5, 0.7, 0.9], [0.4, 0.6, 0.7])}).get_xlabel()
+    'confidence'
+    """
+    ax = _beside_bisector(curves, ax, "exact", "not sure enough", "too sure")
+    ax.set(xlabel="confidence", ylabel="share of rows that are right")
+    return ax
+
+
+def _beside_bisector(
+    curves: Mapping[str, tuple[Array, Array]], ax: Axes | None, exact: str, above: str, below: str
+) -> Axes:
+    """Draw curves in the unit square, its diagonal, and what it means to lie above or below it."""
+    series = {
+        label: same_length({f"the abscissae of {label!r}": x, "its ordinates": y})
+        for label, (x, y) in not_empty(curves, "curve").items()
+    }
+    ax = axes_or_new(ax)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, label=exact, zorder=1)
+    for index, (label, (x, y)) in enumerate(series.items()):
+        ax.plot(x, y, label=label, markevery=max(1, len(x) // 10), **style_of(index))
+    region: dict[str, Any] = {
+        "color": GREY,
+        "style": "italic",
+        "size": "small",
+        "transform": ax.transAxes,
+        "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
+    }
+    ax.text(0.03, 0.97, above, ha="left", va="top", **region)
+    ax.text(0.97, 0.03, below, ha="right", va="bottom", **region)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    # The square leaves room beside it, and curves may run anywhere inside it.
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", handlelength=1.8)
+    return ax
+
+
+def intervals(
+    x: Array,
+    mean: Array,
+    low: Array | Mapping[float, tuple[Array, Array]],
+    high: Array | None = None,
+    ax: Axes | None = None,
+    *,
+    target: Array | None = None,
+    xlabel: str = "x",
+    ylabel: str = "prediction",
+) -> Axes:
+    """Draw predictions of one variable with their intervals, along the one input they depend on.
+
+    Args:
+        x: Inputs `(N,)`, in any order; `(N, 1)` will do, here and below.
+        mean: Predictions `(N,)`.
+        low: Lower ends `(N,)`; or, for several bands, the lower and the upper ends by level.
+        high: Upper ends `(N,)`; None if `low` has them.
+        ax: Where to draw.
+        target: True values `(N,)`, drawn as points.
+        xlabel: Name of the input, and its unit if it has one.
+        ylabel: Name of what is predicted, and its unit if it has one.
+
+    Example:
+        >>> ax = intervals([0, 1], [2, 3], {0.5: ([1.5, 2.5], [2.5, 3.5]), 0.9: ([1, 2], [3, 4])})
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['90 % interval', '50 % interval', 'mean']
+    """
+    bands = _bands(low, high)
+    columns = {"x": x, "mean": mean} | ({} if target is None else {"target": target})
+    for label, (below, above) in bands.items():
+        columns |= {f"low end of the {label}": below, f"high end of the {label}": above}
+    arrays = dict(zip(columns, same_length(columns), strict=True))
+    order = np.argsort(arrays["x"], kind="stable")
+    arrays = {name: array[order] for name, array in arrays.items()}
+
+    ax = axes_or_new(ax)
+    for index, label in enumerate(bands):
+        ends = arrays[f"low end of the {label}"], arrays[f"high end of the {label}"]
+        # Opaque tints, not layers of alpha: those would add up to darker colours than the legend shows.
+        tint = 1 - np.linspace(0.35, 0.85, len(bands))[index] * (1 - SKY)
+        band(ax, arrays["x"], *ends, color=tuple(tint), label=label)
+    ax.plot(arrays["x"], arrays["mean"], color=COLOURS[0], label="mean")
+    if target is not None:
+        ax.scatter(arrays["x"], arrays["target"], s=10, c="black", linewidths=0, label="target", zorder=3)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.legend()
+    return ax
+
+
+def _bands(low: Array | Mapping[float, tuple[Array, Array]], high: Array | None) -> dict[str, tuple[Array, Array]]:
+    """Return lower and upper ends by label, wide bands first, so that narrow ones are drawn over them."""
+    if isinstance(low, Mapping) != (high is None):
+        raise ArgumentError(
+            "expected low and high as two arrays, or low as a mapping from level to (low, high) and no high; "
+            f"found low as {type(low).__name__} and high as {type(high).__name__}"
+        )
+    if isinstance(low, Mapping):
+        levels = sorted(not_empty(low, "band"), reverse=True)
+        return {f"{100 * level:.4g} % interval": low[level] for level in levels}
+    return {"interval": (low, high)}  # type: ignore[dict-item]
+
+
+def metric_by_rate(
+    rates: Array,
+    values: Mapping[str, Array],
+    ax: Axes | None = None,
+    *,
+    ylabel: str,
+    xlabel: str = "dropout rate",
+    log: bool = False,
+) -> Axes:
+    """Draw a metric against the dropout rate, one line for each label.
+
+    Args:
+        rates: Dropout rates `(R,)`.
+        values: For each label the metric `(R,)`, or `(R, S)` for S repeats: then the line is their mean and
+            the band one standard deviation to either side.
+        ax: Where to draw.
+        ylabel: Name of the metric, and its unit if it has one.
+        xlabel: Name of the rate.
+        log: Logarithmic axis of rates.
+
+    Example:
+        >>> ax = metric_by_rate([0.01, 0.1, 0.5], {"scaled": [1.2, 1.1, 1.4]}, ylabel="NLL", log=True)
+        >>> ax.get_xscale()
+        'log'
+    """
+    at = as_array(rates)
+    series = {label: as_array(value) for label, value in not_empty(values, "line").items()}
+    for label, value in series.items():
+        if at.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(at):
+            raise DataError(
+                f"expected {label!r} of shape ({at.size},) or ({at.size}, S), a row for each rate, "
+                f"found {value.shape}; transpose it if the repeats come first"
+            )
+    ax = axes_or_new(ax)
+    order = np.argsort(at, kind="stable")
+    for index, (label, value) in enumerate(series.items()):
+        rows = value[order].reshape(len(at), -1)
+        mean, std = rows.mean(axis=1), rows.std(axis=1)
+        style = style_of(index)
+        ax.plot(at[order], mean, label=label, **style)
+        if value.ndim == 2:
+            band(ax, at[order], mean - std, mean + std, color=style["color"], alpha=0.2)
+    ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if log else "linear")
+    ax.legend()
+    return ax
+
+
+def tradeoff(
+    nll: Array,
+    ma: Array,
+    ax: Axes | None = None,
+    *,
+    rmse: Array | None = None,
+    xlabel: str = "NLL",
+    ylabel: str = "miscalibration area",
+    rmse_label: str = "RMSE",
+) -> Axes:
+    """Draw the path from the scale that is best for the NLL to the relaxed scale, in the plane of NLL and MA.
+
+    Args:
+        nll: NLL at each point of the path, `(P,)`; or `(R, P)` for R paths, one for each rate say.
+        ma: Miscalibration area, shaped as `nll`.
+        ax: Where to draw.
+        rmse: RMSE at each point, shaped as `nll` or `(R, 1)`; shown by colour.
+        xlabel: Name of the first metric.
+        ylabel: Name of the second metric.
+        rmse_label: Name of what the colour shows.
+
+    Example:
+        >>> ax = tradeoff([1.0, 1.1, 1.3], [0.3, 0.1, 0.02])
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['scale', 'relaxed scale']
+    """
+    x = np.atleast_2d(as_array(nll))
+    if x.ndim != 2 or not x.size:
+        raise DataError(f"expected nll of shape (P,) or (R, P), found {x.shape}; pass the points of a path")
+    y = like_path("ma", ma, x)
+    shade = None if rmse is None else like_path("rmse", rmse, x)
+    ax = axes_or_new(ax)
+    ax.plot(x.T, y.T, color=GREY, linewidth=1, zorder=1)
+    for place, marker, size, label in _PATH:
+        look: dict[str, Any] = {"c": COLOURS[0]}
+        if shade is not None:
+            look = {"c": shade[:, place], "cmap": "cividis", "vmin": shade.min(), "vmax": shade.max()}
+        look |= {"edgecolors": GREY, "linewidths": 0.5, "zorder": 2}
+        points = ax.scatter(x[:, place], y[:, place], s=size, marker=marker, label=label, **look)
+    if shade is not None:
+        ax.figure.colorbar(points, ax=ax, label=rmse_label)
+    ax.legend()
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.margins(x=0.1, y=0.2)
+    return ax
+
+
+def doubtful_images(
+    images: Array,
+    doubt: Array,
+    captions: Sequence[str] = (),
+    ax: Axes | None = None,
+    *,
+    most: int = 18,
+    columns: int = 6,
+) -> Axes:
+    """Draw the images of the largest doubt side by side, the most doubtful first.
+
+    Args:
+        images: `(N, H, W)`, or `(N, C, H, W)` with 1 or 3 channels; each is shown from its darkest to its lightest.
+        doubt: `(N,)`, such as `1 - p.confidence`, `p.entropy` or `p.novelty`.
+        captions: a line for each of the N images; by default its row and doubt.
+        ax: where to draw.
+        most: how many.
+        columns: how many side by side.
+
+    >>> len(doubtful_images(np.zeros((5, 8, 8)), [0.1, 0.9, 0.3, 0.2, 0.8], most=3).texts)
+    3
+    """
+    pictures, score = as_array(images), as_array(doubt).ravel()
+    if pictures.ndim == 3:
+        pictures = pictures[:, None]
+    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or len(pictures) != len(score) or not len(score):
+        raise DataError(
+            f"expected images (N, H, W) or (N, C, H, W) of 1 or 3 channels, and one doubt for each; found "
+            f"{pictures.shape} and {score.shape}."
+        )
+    if captions and len(captions) != len(score):
+        raise ArgumentError(f"expected {len(score)} captions, one for each image; found {len(captions)}.")
+    chosen = np.argsort(-score, kind="stable")[:most]
+    height, width = pictures.shape[2:]
+    lines = -(-len(chosen) // columns)
+    gap, head = max(1, width // 10), max(2, round(height * 0.45))
+    canvas = np.ones((lines * (height + head), columns * (width + gap) - gap, 3))
+    ax = axes_or_new(ax, 1.3 * lines + 0.3)
+    for place, row in enumerate(chosen):
+        top, left = (place // columns) * (height + head) + head, (place % columns) * (width + gap)
+        one = pictures[row].transpose(1, 2, 0)
+        span = one.max() - one.min()
+        canvas[top : top + height, left : left + width] = (one - one.min()) / (span if span > 0 else 1)
+        caption = captions[row] if captions else f"{row}: {score[row]:.2g}"
+        ax.text(left + width / 2, top - head * 0.15, caption, ha="center", va="bottom", fontsize=7)
+    ax.imshow(canvas, interpolation="nearest")
+    ax.set(xticks=[], yticks=[], xlabel="from the most doubtful on", ylabel="images")
+    ax.spines[:].set_visible(False)
+    return ax
