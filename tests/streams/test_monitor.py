@@ -1,23 +1,23 @@
 """Alarms: p-values are uniform while nothing changes, false alarms as rare as promised, changes are found."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from latedrop.errors import DataError
-from latedrop.records import FieldError, checked, plain
+from latedrop.records import checked, plain
 from latedrop.streams.monitor import (
     ERRORS,
+    KINDS,
     SHARES,
     STRANGENESS,
-    Bag,
+    Kind,
     Monitor,
-    MonitorState,
     Usual,
     counted,
     from_curve,
+    p_value,
     uniform,
     usual_of_rows,
 )
@@ -26,26 +26,26 @@ from rounding import assert_same_doubles
 scipy_stats = pytest.importorskip("scipy.stats")
 
 
-def ran(monitor: Monitor, scores: np.ndarray) -> float:
-    """The largest capital."""
+def ran(monitor: Monitor, scores: np.ndarray, kind: Kind = KINDS["errors"], alarm: float = 0.01) -> float:
+    """Return the largest capital."""
     largest = 0.0
     for i, score in enumerate(scores):
-        monitor.add([float(score)], i)
+        monitor.add(kind, [float(score)], i, alarm)
         largest = max(largest, monitor.capital)
     return largest
 
 
-def errors(alarm: float = 0.05, known: tuple[float, ...] | None = None, kind: str = "errors") -> Monitor:
-    return Monitor(kind, ERRORS, [known], alarm)
+def errors(known: tuple[float, ...] | None = None) -> Monitor:
+    return Monitor.of(KINDS["errors"], [known])
 
 
 def test_p_values_are_uniform_and_independent_while_rows_are_exchangeable() -> None:
     rng = np.random.default_rng(0)
     first, second = [], []
     for seed in range(1500):
-        bag = Bag(ERRORS, counted(ERRORS, np.abs(rng.standard_normal(20)).tolist()))
+        counts = list(counted(ERRORS, np.abs(rng.standard_normal(20)).tolist()))
         scores = np.abs(rng.standard_normal(12))
-        p_values = [bag.add(float(score), uniform(f"{seed}", i)) for i, score in enumerate(scores)]
+        p_values = [p_value(ERRORS, counts, float(score), uniform(f"{seed}", i)) for i, score in enumerate(scores)]
         first.append(p_values[-2])
         second.append(p_values[-1])
     assert scipy_stats.kstest(first, "uniform").pvalue > 1e-3
@@ -54,8 +54,8 @@ def test_p_values_are_uniform_and_independent_while_rows_are_exchangeable() -> N
 
 
 def test_many_equal_scores_have_uniform_p_values_too() -> None:
-    bag = Bag(ERRORS)
-    p_values = [bag.add(0.5, uniform("ties", i)) for i in range(500)]
+    counts = [0.0] * (len(ERRORS) + 1)
+    p_values = [p_value(ERRORS, counts, 0.5, uniform("ties", i)) for i in range(500)]
     assert scipy_stats.kstest(p_values, "uniform").pvalue > 1e-3
 
 
@@ -67,8 +67,8 @@ def test_false_alarms_are_as_rare_as_promised(known: int, tails: str) -> None:
     for seed in range(streams):
         draw = rng.standard_normal if tails == "normal" else lambda size: rng.standard_t(2, size)
         usual = counted(ERRORS, np.abs(draw(known)).tolist()) if known else None
-        monitor = errors(alarm, usual, kind=f"{tails} {known} {seed}")
-        largest = ran(monitor, np.abs(draw(200)))
+        monitor = errors(usual)
+        largest = ran(monitor, np.abs(draw(200)), Kind(f"{tails} {known} {seed}", ERRORS), alarm)
         assert (monitor.alarm is not None) == (largest >= 1 / alarm)
         false += monitor.alarm is not None
     assert false <= alarm * streams + 3 * np.sqrt(alarm * (1 - alarm) * streams)
@@ -78,9 +78,10 @@ def test_false_alarms_with_both_sides_and_several_scores() -> None:
     rng = np.random.default_rng(3)
     streams, alarm, false = 300, 0.1, 0
     for seed in range(streams):
-        monitor = Monitor(f"shares {seed}", SHARES, [None, None], alarm, both=True)
+        kind = Kind(f"shares {seed}", SHARES, both=True)
+        monitor = Monitor.of(kind, [None, None])
         for i, share in enumerate(rng.beta(2, 5, 200)):
-            monitor.add([share, 1 - share], i)
+            monitor.add(kind, [share, 1 - share], i, alarm)
         false += monitor.alarm is not None
     assert false <= alarm * streams + 3 * np.sqrt(alarm * (1 - alarm) * streams)
 
@@ -93,8 +94,8 @@ def test_a_change_is_found_soon(change: str) -> None:
         noise = rng.standard_normal(400)
         usual = counted(ERRORS, np.abs(rng.standard_normal(100)).tolist())
         noise[200:] = 3 * noise[200:] if change == "wider" else noise[200:] + 3
-        monitor = errors(0.01, usual, kind=f"{change} {seed}")
-        ran(monitor, np.abs(noise))
+        monitor = errors(usual)
+        ran(monitor, np.abs(noise), Kind(f"{change} {seed}", ERRORS))
         assert monitor.alarm is not None
         delays.append(monitor.alarm.number - 200)
     assert 0 < np.median(delays) < 20
@@ -103,23 +104,13 @@ def test_a_change_is_found_soon(change: str) -> None:
 def test_smaller_scores_raise_an_alarm_with_both_sides_alone() -> None:
     rng = np.random.default_rng(0)
     scores = np.r_[np.full(100, 0.8), np.full(100, 0.1)] + 0.1 * rng.random(200)
-    monitors = [Monitor("shares", SHARES, [None], 0.01, both=both) for both in (False, True)]
-    for monitor in monitors:
-        ran(monitor, scores)
+    kinds = [Kind("shares", SHARES, both=both) for both in (False, True)]
+    monitors = [Monitor.of(kind, [None]) for kind in kinds]
+    for monitor, kind in zip(monitors, kinds, strict=True):
+        ran(monitor, scores, kind)
     assert monitors[0].alarm is None
     assert monitors[1].alarm is not None
     assert 100 < monitors[1].alarm.number < 130
-
-
-def test_a_restart_takes_what_comes_as_usual() -> None:
-    rng = np.random.default_rng(0)
-    monitor = errors(0.01, counted(ERRORS, np.abs(rng.standard_normal(100)).tolist()))
-    ran(monitor, np.abs(5 * rng.standard_normal(50)))
-    assert monitor.alarm is not None
-    monitor.restart()
-    assert (monitor.alarm, monitor.capital, monitor.number) == (None, 1.0, 0)
-    ran(monitor, np.abs(5 * rng.standard_normal(300)))
-    assert monitor.alarm is None
 
 
 def test_curves_are_counts() -> None:
@@ -136,16 +127,17 @@ def test_curves_are_counts() -> None:
 
 
 def test_there_and_back() -> None:
-    monitor, other = errors(), errors()
-    ran(monitor, np.linspace(0, 5, 60))
-    other.resume(checked(MonitorState, plain(monitor.state()), "monitor", ""), "monitor")
-    assert ran(monitor, np.ones(20)) == ran(other, np.ones(20))
+    monitor = errors()
+    ran(monitor, np.linspace(0, 5, 60), alarm=0.05)
+    other = checked(Monitor, plain(monitor), "monitor", "")
+    assert ran(monitor, np.ones(20), alarm=0.05) == ran(other, np.ones(20), alarm=0.05)
     assert monitor.alarm == other.alarm is not None
-    with pytest.raises(FieldError, match=r"monitor\.counts"):
-        other.resume(replace(monitor.state(), counts=((1.0,),)), "monitor")
-    bad = plain(monitor.state()) | {"alarm": {"kind": "errors", "row": 1.5, "number": 1}}
+    assert monitor.fits(KINDS["errors"], 1)
+    assert not monitor.fits(KINDS["errors"], 2)
+    assert not monitor.fits(KINDS["shares"], 1)
+    bad = plain(monitor) | {"alarm": {"kind": "errors", "row": 1.5, "number": 1}}
     with pytest.raises(DataError, match=r"monitor\.alarm"):
-        checked(MonitorState, bad, "monitor", "")
+        checked(Monitor, bad, "monitor", "")
 
 
 def test_rows_are_counted() -> None:

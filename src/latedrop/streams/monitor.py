@@ -32,11 +32,11 @@ from typing import Annotated, TypeAlias
 import numpy as np
 
 from latedrop.metrics.levels import normal_quantile
-from latedrop.records import Limits, match, record
+from latedrop.records import Limits, record
 
 __all__ = [
-    *("ERRORS", "SHARES", "STRANGENESS", "Alarm", "Bag", "Monitor", "MonitorState", "Row", "Usual", "counted"),
-    *("from_curve", "uniform", "usual_of_rows"),
+    *("ERRORS", "KINDS", "SHARES", "STRANGENESS", "Alarm", "Kind", "Monitor", "Row", "Usual", "counted", "from_curve"),
+    *("p_value", "uniform", "usual_of_rows"),
 ]
 
 Row = int | str
@@ -70,22 +70,6 @@ class Usual:
     strangeness: _Bins | None = None
     shares: Mapping[str, _Shares] = field(default_factory=dict)
     errors: _Counts | None = None
-
-
-class Bag:
-    """Number of scores in each bin; `edges` are the increasing bounds between bins."""
-
-    def __init__(self, edges: Sequence[float], counts: Sequence[float] | None = None) -> None:
-        self.edges = edges
-        self.counts = [0.0] * (len(edges) + 1) if counts is None else list(counts)
-        self._total = sum(self.counts)
-
-    def add(self, score: float, u: float) -> float:
-        """Add a score and return its p-value, which is small if it is larger than most earlier ones."""
-        at = bisect_right(self.edges, score)
-        self.counts[at] += 1
-        self._total += 1
-        return (sum(self.counts[at + 1 :]) + u * self.counts[at]) / self._total
 
 
 def counted(
@@ -142,13 +126,49 @@ class Alarm:
     number: Annotated[int, Limits(1)]
 
 
-_Amounts: TypeAlias = tuple[tuple[Annotated[float, Limits(0, _LARGEST)], ...], ...]
+@dataclass(frozen=True)
+class Kind:
+    """What a monitor watches.
+
+    Attributes:
+        name: of the kind of alarm; it also seeds the numbers that break ties.
+        edges: bounds of the bins of scores.
+        both: whether to bet on scores that are smaller than usual, too.
+    """
+
+    name: str
+    edges: tuple[float, ...]
+    both: bool = False
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (Kind("errors", ERRORS), Kind("strangeness", STRANGENESS), Kind("shares", SHARES, both=True))
+}
+
+
+def p_value(edges: Sequence[float], counts: list[float], score: float, u: float) -> float:
+    """Count a score and return its p-value, which is small if it is larger than most earlier ones."""
+    at = bisect_right(edges, score)
+    counts[at] += 1
+    return (sum(counts[at + 1 :]) + u * counts[at]) / sum(counts)
+
+
+_Amounts: TypeAlias = list[list[Annotated[float, Limits(0, _LARGEST)]]]
 
 
 @record
-@dataclass(frozen=True)
-class MonitorState:
-    """The state of a `Monitor` in a file."""
+@dataclass
+class Monitor:
+    """The capital of one kind of alarm; it is stored as it is.
+
+    Attributes:
+        counts: scores so far, those of usual rows included, in bins, for each of the scores of a row.
+        active: capital in play of each bet, for each of the scores of a row.
+        number: how many rows were seen.
+        capital: what all bets have come to.
+        alarm: the first alarm.
+    """
 
     counts: _Amounts
     active: _Amounts
@@ -156,72 +176,30 @@ class MonitorState:
     capital: Annotated[float, Limits(0)]
     alarm: Alarm | None
 
+    @classmethod
+    def of(cls, kind: Kind, usual: Sequence[Sequence[float] | None]) -> Monitor:
+        """Return a monitor that begins with counts of usual rows for each score; None where nothing is known."""
+        counts = [[0.0] * (len(kind.edges) + 1) if known is None else [*known] for known in usual]
+        return cls(counts, [[0.0] * (len(POWERS) * (2 if kind.both else 1)) for _ in usual], 0, 1.0, None)
 
-class Monitor:
-    """The capital of one kind of alarm.
+    def fits(self, kind: Kind, scores: int) -> bool:
+        """Return whether it watches so many scores of a kind."""
+        other = Monitor.of(kind, [None] * scores)
+        return [*map(len, self.counts + self.active)] == [*map(len, other.counts + other.active)]
 
-    Args:
-        kind: name of the alarm.
-        edges: bounds of the bins of its scores.
-        counts: counts of usual rows before the stream, in bins, for each of the scores of a row; all empty if
-            nothing is known.
-        alarm: the probability of a false alarm.
-        seed: seed of the numbers that break ties.
-        both: bet on scores that are smaller than usual, too.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        edges: Sequence[float],
-        counts: Sequence[Sequence[float] | None],
-        alarm: float,
-        *,
-        seed: int = 0,
-        both: bool = False,
-    ) -> None:
-        self.kind, self.limit, self.both, self.seed = kind, 1 / alarm, both, seed
-        self.bags = [Bag(edges, known) for known in counts]
-        self.active = [[0.0] * (len(POWERS) * (2 if both else 1)) for _ in counts]
-        self.number = 0
-        self.capital = 1.0
-        self.alarm: Alarm | None = None
-
-    def add(self, scores: Sequence[float], row: Row) -> None:
-        """Bet on the scores of one row."""
+    def add(self, kind: Kind, scores: Sequence[float], row: Row, alarm: float) -> None:
+        """Bet on the scores of one row; `alarm` is the probability of a false one."""
         self.number += 1
-        fresh, u = 1 / (self.number * (self.number + 1)), uniform(f"{self.kind} {self.seed}", self.number)
+        fresh, u = 1 / (self.number * (self.number + 1)), uniform(f"{kind.name} 0", self.number)
         total = 0.0
-        for bag, active, score in zip(self.bags, self.active, scores, strict=True):
-            p = bag.add(score, u)
-            bets = _bets(p) + (_bets(1 - p) if self.both else [])
-            for i, bet in enumerate(bets):
-                active[i] = min((active[i] + fresh) * bet, _LARGEST)
+        for counts, active, score in zip(self.counts, self.active, scores, strict=True):
+            p = p_value(kind.edges, counts, score, u)
+            bets = _bets(p) + (_bets(1 - p) if kind.both else [])
+            active[:] = [min((amount + fresh) * bet, _LARGEST) for amount, bet in zip(active, bets, strict=True)]
             total += sum(active) / len(active)
-        self.capital = total / len(self.bags) + 1 / (self.number + 1)
-        if self.alarm is None and self.capital >= self.limit:
-            self.alarm = Alarm(self.kind, row, self.number)
-
-    def restart(self) -> None:
-        """Forget the past and take the next rows as usual."""
-        self.bags = [Bag(bag.edges) for bag in self.bags]
-        self.active = [[0.0] * len(row) for row in self.active]
-        self.number, self.capital, self.alarm = 0, 1.0, None
-
-    def state(self) -> MonitorState:
-        """Return the state as a record for a file."""
-        counts = tuple(tuple(bag.counts) for bag in self.bags)
-        return MonitorState(counts, tuple(map(tuple, self.active)), self.number, self.capital, self.alarm)
-
-    def resume(self, state: MonitorState, name: str) -> None:
-        """Continue from the state of another monitor; raise `FieldError` if it watched other scores."""
-        own = self.state()
-        for part in ("counts", "active"):
-            there, here = ([len(row) for row in getattr(one, part)] for one in (state, own))
-            match(there == here, f"{name}.{part}", f"rows of {here} numbers", there)
-        self.bags = [Bag(bag.edges, known) for bag, known in zip(self.bags, state.counts, strict=True)]
-        self.active = [list(row) for row in state.active]
-        self.number, self.capital, self.alarm = state.number, state.capital, state.alarm
+        self.capital = total / len(self.counts) + 1 / (self.number + 1)
+        if self.alarm is None and self.capital >= 1 / alarm:
+            self.alarm = Alarm(kind.name, row, self.number)
 
 
 def _bets(p: float) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,17 @@ from torch import Tensor
 from latedrop.data.arrays import from_table, is_table
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.metrics.levels import checked_level, normal_quantile
-from latedrop.records import FieldError, Format, Limits, match, naming, record
-from latedrop.streams.monitor import ERRORS, SHARES, STRANGENESS, Alarm, Monitor, MonitorState, Row, Usual
-from latedrop.streams.tracking import STEP, Tracker, TrackerState
+from latedrop.records import Format, Limits, match, record
+from latedrop.streams.monitor import KINDS, Alarm, Monitor, Row, Usual
+from latedrop.streams.tracking import STEP, Array, Tracker
 
-__all__ = ["STREAM", "State", "Stream", "StreamPrediction", "StreamRecord"]
+__all__ = ["STREAM", "State", "Stream", "StreamPrediction"]
 
-Array = npt.NDArray[np.float64]
 _MOST_WATCHED = 256  # rows of one call: with many, some of them say as much
 _Numbers: TypeAlias = tuple[Annotated[float, Limits(-1e300, 1e300)], ...]
 _Count: TypeAlias = Annotated[int, Limits(0)]
+_Waiting: TypeAlias = tuple[Row, _Numbers, tuple[Annotated[float, Limits(1e-300, 1e300)], ...], _Numbers, _Numbers]
+"""A row that waits for its label: its name, the predictor's mean and deviation, and both ends, of K numbers each."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,14 @@ class Stream:
             if type(number) is not int or number < 1:
                 raise ArgumentError(f"expected {name} to be a whole number of rows, 1 or more; found {number!r}.")
         self.level = checked_level(level)
-        self._settings = Settings(self.level, alarm, waiting, step, watch_every, usual or Usual())
-        self._predict, self._made_with, self._unit = predict, made_with, unit
+        self._alarm, self._most_waiting, self._step, self._watch_every = alarm, waiting, step, watch_every
+        self._predict, self._unit, self._usual = predict, unit, usual or Usual()
         self._lock = RLock()
         self._last: list[Row] = []
-        self._file = None if path is None else StateFile(Path(path), made_with)
-        self._state = None if self._file is None else self._file.read(self._settings)
+        self._state = State(self.level, made_with)
+        self._file = None if path is None else StateFile(Path(path))
+        if self._file is not None:
+            self._state = self._file.read(self._state)
 
     def predict(self, x: Any, ids: Sequence[Row] | None = None) -> StreamPrediction:
         """Predict N rows, with intervals as the labels so far have made them.
@@ -134,11 +137,16 @@ class Stream:
         mean, std = self._columns(prediction if self._unit is None else prediction.in_model_unit())
         with self._lock:
             state = self._begun(prediction, mean.shape[1])
-            names = _names(len(mean), ids, state.next_number)
-            centre, half = mean + state.tracker.bias, std * state.tracker.factor
+            taken = [name + 1 for name, *_ in state.waiting if isinstance(name, int)]
+            names = _names(len(mean), ids, max([state.rows, *taken]))
+            centre, half = mean + state.tracker.bias, std * state.tracker.factor(self.level)
             low, high = centre - half, centre + half
-            self._watch(state, prediction, names)
-            state.expect(names, [Waiting(*row) for row in zip(mean, std, low, high, strict=True)])
+            self._watch(prediction, names)
+            again, parts = set(names), (part.tolist() for part in (mean, std, low, high))
+            rows = [(name, *map(tuple, row)) for name, *row in zip(names, *parts, strict=True)]
+            waiting = [*(row for row in state.waiting if row[0] not in again), *rows]
+            state.waiting = tuple(waiting[-self._most_waiting :])  # the oldest are forgotten
+            state.rows += len(names)
             self._last = names
             self._save()
             shown = [self._shown(part, prediction.mean) for part in (centre, low, high)]
@@ -152,84 +160,81 @@ class Stream:
             ids: rows of the labels; None means all rows of the last call of `predict`.
         """
         with self._lock:
-            names = self._last if ids is None else _plain(ids)
-            state = self._state
-            absent = [name for name in names if state is None or name not in state.waiting]
-            if state is None or absent or len(set(names)) != len(names):
+            names, state = self._last if ids is None else _plain(ids), self._state
+            rows = {row[0]: row for row in state.waiting}
+            absent = [name for name in names if name not in rows]
+            if not state.outputs or absent or len(set(names)) != len(names):
                 raise DataError(
                     f"expected ids of rows that wait for a label, each once; found {(absent or names)[:3]!r}. They "
-                    f"have had their label, were never predicted, or were forgotten: "
-                    f"{self._settings.waiting} rows wait at most."
+                    "have had their label, were never predicted, or were forgotten: "
+                    f"{self._most_waiting} rows wait at most."
                 )
             target = _targets(y, len(names), state.outputs)
             if self._unit is not None:
                 target = _targets(self._unit.forward(torch.from_numpy(target)), len(names), state.outputs)
-            inside = [state.learn(name, row) for name, row in zip(names, target, strict=True)]
+            inside = [self._learn(rows.pop(name), label) for name, label in zip(names, target, strict=True)]
+            state.waiting = tuple(rows.values())
             self._save()
         return torch.from_numpy(np.array(inside, dtype=bool).reshape(len(names), state.outputs))
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms that are on."""
-        with self._lock:
-            monitors = {} if self._state is None else self._state.monitors
-            return tuple(monitor.alarm for monitor in monitors.values() if monitor.alarm is not None)
+        return tuple(monitor.alarm for monitor in self._state.monitors.values() if monitor.alarm is not None)
 
     @property
     def evidence(self) -> dict[str, float]:
         """Return the capital of each kind of alarm, by name; an alarm is raised at `1 / alarm`."""
-        with self._lock:
-            monitors = {} if self._state is None else self._state.monitors
-            return {name: monitor.capital for name, monitor in monitors.items()}
+        return {name: monitor.capital for name, monitor in self._state.monitors.items()}
 
     @property
     def rows(self) -> int:
         """Return the number of predicted rows."""
-        return 0 if self._state is None else self._state.rows
+        return self._state.rows
 
     @property
     def labels(self) -> int:
         """Return the number of labels learned from."""
-        return 0 if self._state is None else self._state.labels
+        return self._state.labels
 
     @property
     def waiting(self) -> tuple[Row, ...]:
         """Return the rows that wait for a label, oldest first."""
-        with self._lock:
-            return () if self._state is None else tuple(self._state.waiting)
+        return tuple(name for name, *_ in self._state.waiting)
 
     @property
     def coverage(self) -> tuple[float, ...]:
         """Return the share of labels inside their intervals, for each output; empty before the first label."""
         with self._lock:
-            state = self._state
-            return () if state is None or not state.labels else tuple((state.held / state.labels).tolist())
+            return tuple(count / self._state.labels for count in self._state.held) if self._state.labels else ()
 
     @property
     def bias(self) -> tuple[float, ...]:
         """Return the bias that is added to each output now; empty before the first row."""
         with self._lock:
-            return () if self._state is None else tuple(self._state.tracker.bias.tolist())
+            return tuple(self._state.tracker.bias.tolist())
 
     @property
     def widening(self) -> tuple[float, ...]:
         """Return current width over the predictor's own width, for each output; empty before the first row."""
         with self._lock:
-            return () if self._state is None else tuple((self._state.tracker.factor / self._state.tracker.z).tolist())
+            factor = self._state.tracker.factor(self.level)
+        return tuple((factor / normal_quantile((1 + self.level) / 2)).tolist())
 
     def silence(self) -> None:
         """Switch alarms off and take the rows from now on as usual."""
         with self._lock:
-            for monitor in () if self._state is None else self._state.monitors.values():
-                monitor.restart()
+            monitors = self._state.monitors.items()
+            nothing = {name: Monitor.of(KINDS[name], [None] * len(monitor.counts)) for name, monitor in monitors}
+            self._state.monitors = nothing
             self._save()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, which `path=` of a new stream resumes."""
         with self._lock:
-            if self._state is None:
+            if not self._state.outputs:
                 raise DataError("expected a stream that has predicted; there is nothing to save yet.")
-            StateFile(Path(path), self._made_with).write(self._state)
+            STREAM.write(path, self._state)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{share:.1%}" for share in self.coverage) or "none"
@@ -239,7 +244,7 @@ class Stream:
             f"{names}"
         )
 
-    def _columns(self, prediction: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def _columns(self, prediction: Any) -> tuple[Array, Array]:
         """Return centre and standard deviation of the predictor's own interval, `(N, K)` each."""
         low, high = (end.detach().double().cpu() for end in prediction.interval(self.level))
         if low.dim() > 2:
@@ -256,33 +261,54 @@ class Stream:
         return mean, half / normal_quantile((1 + self.level) / 2)
 
     def _begun(self, prediction: Any, outputs: int) -> State:
-        """Return the state, made with the first row."""
-        if self._state is None:
-            strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None)
-            self._state = State(self._settings, outputs, strange is not None, tuple(shares or ()))
-        if self._state.outputs != outputs:
-            raise DataError(f"expected {self._state.outputs} outputs, as in rows before; found {outputs}.")
-        return self._state
+        """Return the state; the first row tells the outputs and the possible alarms."""
+        state, usual = self._state, self._usual
+        if not state.outputs:
+            shares = tuple(getattr(prediction, "shares", None) or ())
+            counts: dict[str, list[tuple[float, ...] | None]] = {"errors": [usual.errors] * outputs}
+            if getattr(prediction, "novelty", None) is not None:
+                counts["strangeness"] = [usual.strangeness]
+            if len(shares) > 1:  # the share of one alone is always 1
+                counts["shares"] = [usual.shares.get(name) for name in shares]
+            monitors = {name: Monitor.of(KINDS[name], known) for name, known in counts.items()}
+            state.outputs, state.shares, state.monitors = outputs, shares, monitors
+            state.held, state.tracker = (0,) * outputs, Tracker.of(outputs)
+        if state.outputs != outputs:
+            raise DataError(f"expected {state.outputs} outputs, as in rows before; found {outputs}.")
+        return state
 
-    def _watch(self, state: State, prediction: Any, names: Sequence[Row]) -> None:
+    def _learn(self, row: _Waiting, target: Array) -> npt.NDArray[np.bool_]:
+        """Learn from the label of a waiting row; return whether its interval held it, `(K,)`."""
+        state, (mean, std, low, high) = self._state, map(np.array, row[1:])
+        inside: npt.NDArray[np.bool_] = (low <= target) & (target <= high)
+        state.tracker.learn(mean, std, target, self.level, self._step)
+        self._bet("errors", (np.abs(target - mean) / std).tolist(), row[0])
+        state.held = tuple((np.array(state.held) + inside).tolist())
+        state.labels += 1
+        return inside
+
+    def _watch(self, prediction: Any, names: Sequence[Row]) -> None:
         """Bet on novelty and shares of rows, which need no labels."""
-        wanted = [i for i in range(len(names)) if (state.rows + i) % self._settings.watch_every == 0]
+        state = self._state
+        wanted = [i for i in range(len(names)) if (state.rows + i) % self._watch_every == 0]
         some = wanted[:: max(1, -(-len(wanted) // _MOST_WATCHED))]
         strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None) or {}
         for kind, columns in (("strangeness", [strange]), ("shares", [shares.get(name) for name in state.shares])):
-            monitor = state.monitors.get(kind)
             known = [column.detach().cpu().tolist() for column in columns if column is not None]
-            if monitor is not None and len(known) == len(columns):
+            if kind in state.monitors and len(known) == len(columns):
                 for i in some:
-                    monitor.add([column[i] for column in known], names[i])
+                    self._bet(kind, [column[i] for column in known], names[i])
 
-    def _shown(self, values: npt.NDArray[np.float64], mean: Tensor) -> Tensor:
+    def _bet(self, kind: str, scores: Sequence[float], row: Row) -> None:
+        self._state.monitors[kind].add(KINDS[kind], scores, row, self._alarm)
+
+    def _shown(self, values: Array, mean: Tensor) -> Tensor:
         """Return values in the shape, unit and precision of the predictions."""
         shaped = torch.from_numpy(values).reshape(mean.shape)
         return (shaped if self._unit is None else self._unit.inverse(shaped)).to(mean)
 
     def _save(self) -> None:
-        if self._file is not None and self._state is not None:
+        if self._file is not None and self._state.outputs:
             self._file.write(self._state)
 
 
@@ -302,7 +328,7 @@ def _plain(ids: Any) -> list[Row]:
     return [name.item() if isinstance(name, np.generic) else name for name in several]
 
 
-def _targets(y: Any, count: int, outputs: int) -> npt.NDArray[np.float64]:
+def _targets(y: Any, count: int, outputs: int) -> Array:
     try:
         one = is_table(y) and len(getattr(y, "columns", "1")) == 1  # the order of several columns is not known here
         target = (from_table(y, "labels") if one else torch.as_tensor(y)).detach().double().cpu().numpy()
@@ -318,33 +344,47 @@ def _targets(y: Any, count: int, outputs: int) -> npt.NDArray[np.float64]:
 
 
 @record
-@dataclass(frozen=True)
-class StreamRecord:
-    """The state of a stream in a file; see `State`.
+@dataclass
+class State:
+    """Everything about a stream that changes; it is stored as it is. Without outputs before the first row.
 
     Attributes:
         level: the coverage that intervals should have.
         made_with: identifies the model.
-        waiting: name and the four parts of `Waiting` of every waiting row.
+        outputs: number of outputs K.
+        shares: names of the terms whose shares are watched.
+        rows: how many were predicted.
+        labels: how many were learned from.
+        held: how many labels lay inside their interval, `(K,)`.
+        tracker: moves the intervals.
+        monitors: raise the alarms, by kind.
+        waiting: rows that wait for their label, the oldest first.
     """
 
     level: Annotated[float, Limits(0, 1)]
     made_with: str
-    outputs: Annotated[int, Limits(1, 2**20)]
-    shares: tuple[str, ...]
-    rows: _Count
-    labels: _Count
-    held: tuple[_Count, ...]
-    tracker: TrackerState
-    monitors: dict[str, MonitorState]
-    waiting: tuple[tuple[Row, _Numbers, tuple[Annotated[float, Limits(1e-300, 1e300)], ...], _Numbers, _Numbers], ...]
+    outputs: Annotated[int, Limits(1, 2**20)] = 0
+    shares: tuple[str, ...] = ()
+    rows: _Count = 0
+    labels: _Count = 0
+    held: tuple[_Count, ...] = ()
+    tracker: Tracker = field(default_factory=lambda: Tracker.of(0))
+    monitors: dict[str, Monitor] = field(default_factory=dict)
+    waiting: tuple[_Waiting, ...] = ()
 
-    def checked(self) -> StreamRecord:
-        """Check numbers and lengths against each other after reading; `State.resumed` compares the rest."""
+    def checked(self) -> State:
+        """Check numbers and lengths against each other after reading."""
         k = self.outputs
         match(self.labels <= self.rows, "labels", f"at most {self.rows}, as there were rows", self.labels)
         match(len(self.held) == k, "held", f"{k} numbers", self.held)
         match(max(self.held) <= self.labels, "held", f"at most {self.labels}, as there were labels", self.held)
+        match(len(self.tracker.theta) == k, "tracker.theta", f"{k} numbers", self.tracker.theta)
+        scores = {"errors": k} | ({"strangeness": 1} if "strangeness" in self.monitors else {})
+        scores |= {"shares": len(self.shares)} if len(self.shares) > 1 else {}
+        match(self.monitors.keys() == scores.keys(), "monitors", f"those of {[*scores]}", [*self.monitors])
+        for name, count in scores.items():
+            fits = self.monitors[name].fits(KINDS[name], count)
+            match(fits, f"monitors.{name}", f"lists of numbers for {count} scores", self.monitors[name].counts)
         for i, (_, *parts) in enumerate(self.waiting):
             match([len(part) for part in parts] == [k] * 4, f"waiting[{i}]", f"a name and four lists of {k}", parts)
         names = [name for name, *_ in self.waiting]
@@ -353,7 +393,7 @@ class StreamRecord:
 
 
 STREAM = Format(
-    StreamRecord,
+    State,
     "latedrop stream",
     "a stream's state",
     "Pass another path, or delete the file to begin anew.",
@@ -362,141 +402,40 @@ STREAM = Format(
 )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings that do not change while a stream runs; see `Stream`."""
-
-    level: float
-    alarm: float
-    waiting: int
-    step: float
-    watch_every: int
-    usual: Usual
-
-
-class Waiting(NamedTuple):
-    """A row that waits for its label: the predictor's mean and deviation, and the interval given, `(K,)` each."""
-
-    mean: Array
-    std: Array
-    low: Array
-    high: Array
-
-
-class State:
-    """Everything that changes; made with the first row, when the outputs and the possible alarms are known."""
-
-    def __init__(self, settings: Settings, outputs: int, strange: bool, shares: Sequence[str]) -> None:
-        self.settings, self.outputs, self.shares = settings, outputs, tuple(shares)
-        usual, alarm = settings.usual, settings.alarm
-        self.tracker = Tracker(settings.level, outputs, settings.step)
-        self.monitors = {"errors": Monitor("errors", ERRORS, [usual.errors] * outputs, alarm)}
-        if strange:
-            self.monitors["strangeness"] = Monitor("strangeness", STRANGENESS, [usual.strangeness], alarm)
-        if len(self.shares) > 1:  # the share of one alone is always 1
-            known = [usual.shares.get(name) for name in self.shares]
-            self.monitors["shares"] = Monitor("shares", SHARES, known, alarm, both=True)
-        self.waiting: dict[Row, Waiting] = {}
-        self.rows = self.labels = 0
-        self.held: npt.NDArray[np.int64] = np.zeros(outputs, np.int64)
-
-    @property
-    def next_number(self) -> int:
-        """Return the number of the next row without a name; no waiting row has this number."""
-        return max([self.rows, *(name + 1 for name in self.waiting if isinstance(name, int))])
-
-    def expect(self, names: Sequence[Row], rows: Sequence[Waiting]) -> None:
-        """Keep rows until their labels arrive; forget the oldest if too many wait."""
-        for name, row in zip(names, rows, strict=True):
-            self.waiting.pop(name, None)
-            self.waiting[name] = row
-        for name in list(self.waiting)[: max(0, len(self.waiting) - self.settings.waiting)]:
-            del self.waiting[name]
-        self.rows += len(names)
-
-    def learn(self, name: Row, target: Array) -> npt.NDArray[np.bool_]:
-        """Learn from the label of a waiting row; return whether its interval held it, `(K,)`."""
-        row = self.waiting.pop(name)
-        inside: npt.NDArray[np.bool_] = (row.low <= target) & (target <= row.high)
-        self.tracker.learn(row.mean, row.std, target)
-        self.monitors["errors"].add((np.abs(target - row.mean) / row.std).tolist(), name)
-        self.held = self.held + inside
-        self.labels += 1
-        return inside
-
-    def recorded(self, made_with: str) -> StreamRecord:
-        """Return the record that a file stores."""
-        return StreamRecord(
-            level=self.settings.level,
-            made_with=made_with,
-            outputs=self.outputs,
-            shares=self.shares,
-            rows=self.rows,
-            labels=self.labels,
-            held=tuple(self.held.tolist()),
-            tracker=self.tracker.state(),
-            monitors={name: monitor.state() for name, monitor in self.monitors.items()},
-            waiting=tuple((name, *(part.tolist() for part in row)) for name, row in self.waiting.items()),
-        )
-
-    @classmethod
-    def resumed(cls, settings: Settings, stored: StreamRecord) -> State:
-        """Restore the state from a record; raise `DataError` if its stream watched other quantities."""
-        state = cls(settings, stored.outputs, "strangeness" in stored.monitors, stored.shares)
-        try:
-            known = list(state.monitors)
-            match(set(stored.monitors) == set(known), "monitors", f"those of {known}", [*stored.monitors])
-            for name, monitor in state.monitors.items():
-                monitor.resume(stored.monitors[name], f"monitors.{name}")
-            state.tracker.resume(stored.tracker, "tracker")
-        except FieldError as error:
-            raise DataError(f"{error.message(STREAM.name)} {STREAM.again}") from error
-        state.rows, state.labels, state.held = stored.rows, stored.labels, np.array(stored.held)
-        state.waiting = {name: Waiting(*map(np.array, parts)) for name, *parts in stored.waiting}
-        return state
-
-
 class StateFile:
-    """A file that only one stream writes; changes by another stream are not overwritten.
+    """A file that only one stream writes; changes by another stream are not overwritten."""
 
-    Args:
-        path: path of the file.
-        made_with: identifies the model; the state of another model is refused.
-    """
+    def __init__(self, path: Path) -> None:
+        self.path, self._seen = path, _stamp(path)
 
-    def __init__(self, path: Path, made_with: str) -> None:
-        self.path, self.made_with = path, made_with
-        self._seen: tuple[int, int] | None = None
-        self._ours = False
-
-    def read(self, settings: Settings) -> State | None:
-        """Return the state, None without a file; raise `FileError` if it is damaged or of another stream."""
-        self._seen, self._ours = self._found(), True
+    def read(self, fresh: State) -> State:
+        """Return the state in the file, or `fresh` without one; `FileError` if it is damaged or of another stream."""
         if self._seen is None:
-            return None
-        stored = STREAM.read(self.path)
-        if stored.level == settings.level and stored.made_with == self.made_with:
-            with naming(self.path):
-                return State.resumed(settings, stored)
-        whose = "this model" if stored.made_with == self.made_with else "another model or calibration"
+            return fresh
+        state = STREAM.read(self.path)
+        if (state.level, state.made_with) == (fresh.level, fresh.made_with):
+            return state
+        whose = "this model" if state.made_with == fresh.made_with else "another model or calibration"
         raise FileError(
-            f"expected the state of a stream at level {settings.level:g} of this model in {self.path}; found level "
-            f"{stored.level:g}, of {whose}. {STREAM.again}"
+            f"expected the state of a stream at level {fresh.level:g} of this model in {self.path}; found level "
+            f"{state.level:g}, of {whose}. {STREAM.again}"
         )
 
     def write(self, state: State) -> None:
         """Replace the file by this state."""
-        if self._ours and self._found() not in (None, self._seen):
+        if _stamp(self.path) not in (None, self._seen):
             raise FileError(
                 f"expected {self.path} as this stream left it; another one has written to it. Use one stream, or one "
                 "file for each."
             )
-        STREAM.write(self.path, state.recorded(self.made_with))
-        self._seen, self._ours = self._found(), True
+        STREAM.write(self.path, state)
+        self._seen = _stamp(self.path)
 
-    def _found(self) -> tuple[int, int] | None:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return inode and time of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

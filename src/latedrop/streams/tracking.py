@@ -32,7 +32,7 @@ import numpy.typing as npt
 from latedrop.metrics.levels import normal_quantile
 from latedrop.records import Limits, match, record
 
-__all__ = ["GAINS", "STEP", "Tracker", "TrackerState", "student"]
+__all__ = ["GAINS", "STEP", "Array", "Tracker", "student"]
 
 STEP = 0.15
 GAINS = (0.0, 0.05, 0.2, 0.5, 0.8)
@@ -47,22 +47,11 @@ _LARGEST = 1e300
 
 Array = npt.NDArray[np.float64]
 _Amounts: TypeAlias = tuple[Annotated[float, Limits(0, _LARGEST)], ...]
-
-
-@record
-@dataclass(frozen=True)
-class TrackerState:
-    """The memory of a tracker, in a file; see `Tracker`."""
-
-    weight: Annotated[float, Limits(0, 1 / (1 - KEEP) + 1e-9)]
-    theta: tuple[Annotated[float, Limits(_LEAST_THETA - 1e-9, 700)], ...]
-    squares: _Amounts
-    means: tuple[tuple[Annotated[float, Limits(-_LARGEST, _LARGEST)], ...], ...]
-    losses: tuple[_Amounts, ...]
+_Numbers: TypeAlias = tuple[Annotated[float, Limits(-_LARGEST, _LARGEST)], ...]
 
 
 def student(z: float, freedom: float) -> float:
-    """The quantile of Student's distribution where the normal one has `z`, by Fisher's expansion; never below `z > 0`.
+    """Return Student's quantile where the normal one is `z`, by Fisher's expansion; never below `z > 0`.
 
     >>> round(student(1.6449, 3), 3), round(student(1.6449, 50), 3)  # exact: 2.353, 1.676
     (2.347, 1.676)
@@ -73,63 +62,71 @@ def student(z: float, freedom: float) -> float:
     return z + max(0.0, first + second + third)
 
 
+@record
+@dataclass
 class Tracker:
-    """The three numbers for each of K outputs."""
+    """The three numbers for each of K outputs; it is stored as it is.
 
-    def __init__(self, level: float, outputs: int, step: float = STEP) -> None:
-        self.level, self.step = level, step
-        self.z = normal_quantile((1 + level) / 2)
-        self.theta = np.zeros(outputs)
-        self.squares = np.zeros(outputs)
-        self.weight = 0.0
-        self.means = np.zeros((len(GAINS), outputs))
-        self.losses = np.zeros((len(GAINS), outputs))
+    Attributes:
+        weight: how many labels are remembered.
+        theta: `(K,)`.
+        squares: sums of squared standardised errors, `(K,)`.
+        means: running mean of the errors for each gain, `(len(GAINS), K)`.
+        losses: squared errors that each gain has made, `(len(GAINS), K)`.
+    """
+
+    weight: Annotated[float, Limits(0, 1 / (1 - KEEP) + 1e-9)]
+    theta: tuple[Annotated[float, Limits(_LEAST_THETA - 1e-9, 700)], ...]
+    squares: _Amounts
+    means: tuple[_Numbers, ...]
+    losses: tuple[_Amounts, ...]
+
+    @classmethod
+    def of(cls, outputs: int) -> Tracker:
+        """Return a tracker of so many outputs that has seen no label."""
+        zeros = (0.0,) * outputs
+        return cls(0.0, zeros, zeros, (zeros,) * len(GAINS), (zeros,) * len(GAINS))
+
+    def checked(self) -> Tracker:
+        """Check lengths against each other after reading."""
+        k = len(self.squares)
+        match(len(self.theta) == k, "theta", f"{k} numbers, as squares", self.theta)
+        for name in ("means", "losses"):
+            rows = getattr(self, name)
+            match([len(row) for row in rows] == [k] * len(GAINS), name, f"{len(GAINS)} lists of {k} numbers", rows)
+        return self
 
     @property
     def bias(self) -> Array:
-        """The number added to a prediction, `(K,)`."""
-        weights = np.exp(self.losses.min(0) - self.losses)
-        bias: Array = (weights * self.means).sum(0) / weights.sum(0)
+        """Return the number added to a prediction, `(K,)`."""
+        losses = np.array(self.losses)
+        weights = np.exp(losses.min(0) - losses)
+        bias: Array = (weights * np.array(self.means)).sum(0) / weights.sum(0)
         return bias
 
     @property
     def scale(self) -> Array:
-        """The running scale `c`, `(K,)`."""
-        scale: Array = np.sqrt((PRIOR + self.squares) / (PRIOR + self.weight))
+        """Return the running scale `c`, `(K,)`."""
+        scale: Array = np.sqrt((PRIOR + np.array(self.squares)) / (PRIOR + self.weight))
         return scale
 
-    @property
-    def factor(self) -> Array:
-        """Half the interval in standard deviations, `(K,)`."""
-        t = student(self.z, PRIOR + self.weight) if self.weight else self.z
-        factor: Array = t * self.scale * np.exp(self.theta)
+    def factor(self, level: float) -> Array:
+        """Return half the interval of a level in standard deviations, `(K,)`."""
+        z = normal_quantile((1 + level) / 2)
+        factor: Array = (student(z, PRIOR + self.weight) if self.weight else z) * self.scale * np.exp(self.theta)
         return factor
 
-    def learn(self, mean: Array, std: Array, target: Array) -> npt.NDArray[np.bool_]:
-        """Learn from the label of one row, `(K,)` each; whether the interval as it is now would have missed it."""
-        error, scale = target - mean, self.scale
+    def learn(self, mean: Array, std: Array, target: Array, level: float, step: float = STEP) -> npt.NDArray[np.bool_]:
+        """Learn from the label of one row, `(K,)` each; return whether the interval as it is now would have missed."""
+        error, scale, means = target - mean, self.scale, np.array(self.means)
         z = (error - self.bias) / std
-        missed: npt.NDArray[np.bool_] = np.abs(z) > self.factor
-        self.theta = np.maximum(self.theta + self.step * (missed - (1 - self.level)), _LEAST_THETA)
-        off = np.clip((error - self.means) / std / scale, -MOST, MOST)
-        self.losses = KEEP * self.losses + off**2 / 2
-        self.losses = self.losses - self.losses.min(0)
-        self.means = self.means + np.array(GAINS)[:, None] * off * scale * std
-        squared = np.clip(z / scale, -MOST, MOST) ** 2 * scale**2
-        self.squares, self.weight = KEEP * self.squares + squared, KEEP * self.weight + 1
+        missed: npt.NDArray[np.bool_] = np.abs(z) > self.factor(level)
+        theta = np.maximum(np.array(self.theta) + step * (missed - (1 - level)), _LEAST_THETA)
+        off = np.clip((error - means) / std / scale, -MOST, MOST)
+        losses = KEEP * np.array(self.losses) + off**2 / 2
+        means = means + np.array(GAINS)[:, None] * off * scale * std
+        squares = KEEP * np.array(self.squares) + np.clip(z / scale, -MOST, MOST) ** 2 * scale**2
+        self.weight = KEEP * self.weight + 1
+        self.theta, self.squares = tuple(theta.tolist()), tuple(squares.tolist())
+        self.means, self.losses = (tuple(map(tuple, part.tolist())) for part in (means, losses - losses.min(0)))
         return missed
-
-    def state(self) -> TrackerState:
-        """Return what it remembers."""
-        by_gain = (tuple(map(tuple, part.tolist())) for part in (self.means, self.losses))
-        return TrackerState(self.weight, tuple(self.theta.tolist()), tuple(self.squares.tolist()), *by_gain)
-
-    def resume(self, state: TrackerState, name: str) -> None:
-        """Go on from what another one remembered; `FieldError` where that had other outputs."""
-        self.weight = state.weight
-        for part in ("theta", "squares", "means", "losses"):
-            there, here = getattr(state, part), getattr(self, part)
-            rows = [len(row) for row in there] if here.ndim == 2 else [len(there)]
-            fits = rows == ([here.shape[1]] * len(here) if here.ndim == 2 else [len(here)])
-            match(fits, f"{name}.{part}", f"numbers of shape {here.shape}", there)
-            setattr(self, part, np.array(there))
