@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, smooth_l1_loss
 
-from benchmarks.small import trained
+from benchmarks.small import random_batches, trained
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop.boxes.detections import BoxOptions, Detector, overlap
 from latedrop.boxes.predictor import SCORE, STD, MatchedBoxes, fit_score, fit_std, radius
@@ -84,7 +84,7 @@ def std_table(record: dict[str, Any]) -> str:
     return markdown_table([*head, "margin, pixels", "interval score", "rank correlation"], rows)
 
 
-def score_table(record: dict[str, Any]) -> str:
+def scores_table(record: dict[str, Any]) -> str:
     """Means over seeds of NLL and ECE of scores and probabilities."""
     rows = []
     for scene in SCENES:
@@ -154,7 +154,8 @@ def finder(seed: int, steps: int = 250) -> nn.Module:
 
     torch.manual_seed(seed)
     images = torch.stack([image for image, _ in rows])
-    return trained(Dense(), (images, targets), seed=seed, steps=steps, loss=loss)
+    batches = random_batches(len(images), torch.Generator().manual_seed(seed), steps)
+    return trained(Dense(), (images, targets), batches=batches, loss=loss)
 
 
 def blurred(image: Tensor, sigma: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Rules of the console: alarms by probability against a plain threshold, and labels picked or at random.
 
     python -m benchmarks.console
-    python -m benchmarks.console --parts processes  # of rows, elsewhere (another camera), processes (CPU and memory)
+    python -m benchmarks.console --parts speed  # of rows, elsewhere (another camera), speed (CPU and memory)
 
 The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
 pass, with the zones' shares measured on each tenth frame. Limits are quantiles of the true counts. A *miss* is a frame
@@ -11,23 +11,23 @@ is an alarm.
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.progress import shown_on
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.calibration.recalibration import fit_recalibration, t_quantile
+from latedrop_crowd.console.notices import Notices
+from latedrop_crowd.console.sources import Shot, Source
+from latedrop_crowd.console.store import Store
+from latedrop_crowd.console.watch import Settings, Watch
 from latedrop_crowd.console.zones import Amount, Rule, Shares, cells_of, probability_above
 from latedrop_crowd.layouts import open_as_trained
 from latedrop_crowd.mcnn import faster, load_weights, shipped
@@ -89,146 +89,95 @@ def measured(counter: str, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def alarms(rows: list[dict[str, Any]], zones: list[int], sure: float = 0.9, constant: bool = False) -> dict[str, float]:
+def alarms(rows: list[dict[str, Any]], zones: list[int], constant: bool = False) -> dict[str, float]:
     """Shares of frames, over zones and limits; `constant` gives every frame the mean variance of its zone."""
-    rule, shares = Rule(sure=sure), []
+    rule, shares = Rule(), []
     for zone in zones:
-        mean, variance, truth = (np.array([row[part][zone] for row in rows]) for part in ("mean", "variance", "truth"))
+        mean, variance, truth = _columns(rows, zone)
         variance = np.full_like(variance, variance.mean()) if constant else variance
         for limit in sorted({int(np.quantile(truth, q)) for q in QUANTILES}):
-            above = truth > limit
-            plain = mean > limit + 0.5
+            above, plain = truth > limit, mean > limit + 0.5
             p = [probability_above(Amount(m, v), limit) for m, v in zip(mean, variance, strict=True)]
             colour = np.array([rule.wanted(value, None) for value in p])
-            shares.append(
-                {
-                    "above": above.mean(),
-                    "plain_missed": (above & ~plain).mean(),
-                    "plain_false": (~above & plain).mean(),
-                    "missed": (above & (colour == "green")).mean(),
-                    "false": (~above & (colour == "red")).mean(),
-                    "amber": (colour == "amber").mean(),
-                    "plain_wrong_in_amber": ((above != plain) & (colour == "amber")).mean(),
-                }
-            )
+            amber = colour == "amber"
+            counted = {
+                "plain_missed": above & ~plain,
+                "plain_false": ~above & plain,
+                "missed": above & (colour == "green"),
+                "false": ~above & (colour == "red"),
+                "amber": amber,
+                "plain_wrong_in_amber": (above != plain) & amber,
+            }
+            shares.append({key: frames.mean() for key, frames in counted.items()})
     return {key: float(np.mean([one[key] for one in shares])) for key in shares[0]}
-
-
-def coverage(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of 90 % intervals, by zone."""
-    zones = {}
-    for zone, name in enumerate(ZONES):
-        mean, variance, truth = (np.array([row[part][zone] for row in rows]) for part in ("mean", "variance", "truth"))
-        inside = np.abs(truth - mean) <= Z90 * np.sqrt(variance)
-        zones[name] = {
-            "people": float(truth.mean()),
-            "coverage": float(inside.mean()),
-            "mae": float(np.abs(truth - mean).mean()),
-            "std": float(np.sqrt(variance).mean()),
-        }
-    return zones
 
 
 def labels(rows: list[dict[str, Any]], number: int = NUMBER, seeds: int = 20) -> dict[str, tuple[float, float]]:
     """Return MAE and coverage of 90 % intervals on the second half, by how frames of the first one are labelled."""
     half = len(rows) // 2
-    c, v, y = (np.array([row[part][0] for row in rows], dtype=float) for part in ("mean", "variance", "truth"))
+    c, v, y = _columns(rows, 0)
     fitted = np.array([row.get("fitted", row["variance"])[0] for row in rows], dtype=float)  # before the guard
+
+    def judged(variance: Any, chosen: list[int]) -> tuple[float, float]:
+        mean, variance, reach, scored = c[half:], variance[half:], Z90, variance[chosen]
+        if chosen:
+            fit = fit_recalibration(c[chosen], scored, y[chosen])
+            mean, variance = np.array([fit.apply(*pair) for pair in zip(mean, variance, strict=True)]).T
+            reach = t_quantile(0.9, fit.dof)
+        error = np.abs(y[half:] - mean)
+        return float(error.mean()), float((error <= reach * np.sqrt(variance)).mean())
+
     rng = np.random.default_rng(0)
-    chosen = [sorted(rng.choice(half, number, replace=False).tolist()) for _ in range(seeds)]
     spread = [int(part[len(part) // 2]) for part in np.array_split(np.arange(half), number)]
-    mae, covered = np.mean([_judged(c, fitted, y, frames, half) for frames in chosen], 0)
-    without, evenly = _judged(c, v, y, [], half), _judged(c, fitted, y, spread, half)
-    return {"without": without, "evenly spread": evenly, "random": (float(mae), float(covered))}
+    random = [judged(fitted, sorted(rng.choice(half, number, replace=False).tolist())) for _ in range(seeds)]
+    mae, covered = np.mean(random, 0)
+    return {"without": judged(v, []), "evenly spread": judged(fitted, spread), "random": (float(mae), float(covered))}
 
 
-def _judged(c: Any, v: Any, y: Any, chosen: list[int], half: int) -> tuple[float, float]:
-    mean, variance, reach = c[half:], v[half:], Z90
-    if chosen:
-        fitted = fit_recalibration(c[chosen], v[chosen], y[chosen])
-        mean, variance = np.array([fitted.apply(*pair) for pair in zip(mean, variance, strict=True)]).T
-        reach = t_quantile(0.9, fitted.dof)
-    error = np.abs(y[half:] - mean)
-    return float(error.mean()), float((error <= reach * np.sqrt(variance)).mean())
+def _columns(rows: list[dict[str, Any]], zone: int) -> tuple[Any, Any, Any]:
+    """Return counts, variances and true counts of a zone, `(frames,)` each."""
+    mean, variance, truth = (
+        np.array([row[part][zone] for row in rows], float) for part in ("mean", "variance", "truth")
+    )
+    return mean, variance, truth
 
 
-def processes(frames: int = 20) -> dict[str, dict[str, float]]:
-    """CPU seconds for a frame of 640 x 480, and peak memory, of the commands themselves, each as a process of its own.
-
-    A frame comes every two seconds, so that a busy machine skips none: the console then measures the shares of its
-    zones on each fifth frame; at five frames a second it is on each fiftieth. Seconds for a frame are those of three
-    times as many frames less those of so many, so that the start is left out; `with_start` are those of the longer run.
-    """
+def watched(zones: Sequence[str], frames: int = 600) -> dict[str, float]:
+    """Return CPU seconds for a frame of 640 x 480, and memory after a tenth of the frames and at their end."""
     from PIL import Image
 
-    from latedrop_crowd.console.store import Store
-
-    usage = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for count in (frames, 3 * frames):
-            (folder / str(count)).mkdir()
-            for number, scene in enumerate(make_scenes(0, count, 0).frames):
-                assert scene.pixels is not None
-                picture = Image.fromarray(scene.pixels).convert("L").resize((640, 480))
-                picture.save(folder / str(count) / f"{number:03d}.jpg")
-        kinds = ("`crowd watch`, no zones", "`crowd watch`, three zones", "`crowd count`")
-        runs: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in kinds}
-        for count in (frames, 3 * frames):
-            source = str(folder / str(count))
-            for kind, zones in ((kinds[0], []), (kinds[1], list(ZONES)[1:4])):
-                memory = folder / f"{count} {len(zones)}.sqlite"
-                store = Store(memory)
-                for zone in zones:
-                    store.add_zone(str(count), zone, ZONES[zone], 20)
-                store.close()
-                watch = ["watch", source, "--fps", "0.5", "--port", "0", "--memory", str(memory)]
-                runs[kind].append(_watched(watch, count))
-            counting = _started(["count", source, "--out", str(folder / f"out{count}")])
-            runs["`crowd count`"].append((*_used(counting), count))
-    for name, ((few, _, first), (many, peak, last)) in runs.items():
-        seconds = (many - few) / (last - first)
-        usage[name] = {"seconds": seconds, "with_start": many / last, "peak_mb": peak, "frames": last}
-    return usage
+    trained = faster(load_weights(shipped("mall")))
+    calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
+    scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
+    pictures = [np.asarray(Image.fromarray(scene).convert("L").resize((640, 480))) for scene in scenes]
+    source = Source("square", True, lambda: iter(pictures))
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "console.sqlite")
+        for zone in zones:
+            store.add_zone(source.name, zone, ZONES[zone], 20)
+        watch = Watch([source], trained, calibration, store, Settings(), Notices([]))
+        begun, memory = time.process_time(), [resident()]
+        for number in range(frames):
+            watch._look(watch.views[0], Shot(number, time.time(), pictures[number % 12], time.monotonic()))
+            memory.append(resident())
+        seconds = (time.process_time() - begun) / frames
+        store.close()
+    return {"seconds": seconds, "frames": frames, "early_mb": memory[frames // 10], "late_mb": memory[-1]}
 
 
-def _started(words: list[str]) -> subprocess.Popen[str]:
-    code = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
-    line = [sys.executable, "-c", code, "crowd", *words, "--weights", "mall", "--device", "cpu"]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=one_thread)
+def resident() -> float:
+    """Return the resident memory of this process in MB."""
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def _used(process: subprocess.Popen[str]) -> tuple[float, float]:
-    """CPU seconds and peak megabytes of a process that ends."""
-    _, _, usage = os.wait4(process.pid, 0)
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
-
-
-def _watched(words: list[str], frames: int) -> tuple[float, float, int]:
-    """Return use of a console that is stopped at the last frame; and how many it counted, as it may skip some."""
-    import urllib.request
-
-    process = _started(words)
-    assert process.stderr is not None
-    address = next(match[0] for line in process.stderr if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
-    while True:
-        with urllib.request.urlopen(f"{address}/api/state") as answer:
-            camera = json.load(answer)["sources"][0]
-        if camera["message"].get("frame", 0) >= frames:
-            break
-        time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    return (*_used(process), frames - camera["camera"]["skipped"])
-
-
-def process_table(record: dict[str, Any]) -> str:
-    """CPU time and memory of the commands."""
+def speed_table(record: dict[str, Any]) -> str:
+    """Return CPU time and memory of the console."""
     rows = [
-        [name, *(f"{row[key]:.2f}" for key in ("seconds", "with_start")), row["frames"], f"{row['peak_mb']:.0f} MB"]
-        for name, row in record["processes"].items()
+        [name, row["frames"], f"{row['seconds']:.2f}", *(f"{row[key]:.0f} MB" for key in ("early_mb", "late_mb"))]
+        for name, row in record["speed"].items()
     ]
-    heads = ["command", "CPU seconds a frame", "with the start", "frames", "peak memory"]
+    heads = ["console", "frames", "CPU seconds a frame", "memory after a tenth", "at the end"]
     return markdown_table(heads, rows)
 
 
@@ -246,7 +195,7 @@ def recalibration_table(record: dict[str, Any]) -> str:
     return markdown_table(["counter", "frames of", *heads], lines, 2)
 
 
-def alarm_table(record: dict[str, Any]) -> str:
+def alarms_table(record: dict[str, Any]) -> str:
     rows = []
     for name, frames in record["rows"].items():
         for part, zones in PARTS.items():
@@ -259,24 +208,27 @@ def alarm_table(record: dict[str, Any]) -> str:
     return markdown_table([*heads, "cannot tell (amber)", "of plain's errors, amber"], rows)
 
 
-def zone_table(record: dict[str, Any]) -> str:
-    heads, rows = ["zone"], {zone: [zone] for zone in ZONES}
-    for name, frames in record["rows"].items():
+def zones_table(record: dict[str, Any]) -> str:
+    """Return people and coverage of 90 % intervals, by zone."""
+    heads, cells = ["zone"], {zone: [zone] for zone in ZONES}
+    for name, rows in record["rows"].items():
         heads += [f"{name}: people", f"{name}: coverage of 90 %"]
-        for zone, row in coverage(frames).items():
-            rows[zone] += [f"{row['people']:.1f}", f"{100 * row['coverage']:.0f} %"]
-    return markdown_table(heads, rows.values())
+        for place, row in enumerate(cells.values()):
+            mean, variance, truth = _columns(rows, place)
+            inside = np.abs(truth - mean) <= Z90 * np.sqrt(variance)
+            row += [f"{truth.mean():.1f}", f"{100 * inside.mean():.0f} %"]
+    return markdown_table(heads, cells.values())
 
 
-def sets() -> dict[str, list[dict[str, Any]]]:
-    """Count the frames of every set by its own counter."""
-    return {name: measured(name, name) for name in SETS}
-
-
-def elsewhere() -> dict[str, list[dict[str, Any]]]:
-    """Count the frames of another camera."""
-    return {f"{counter} on {name}": measured(counter, name) for counter, name in ELSEWHERE}
+def main() -> None:
+    torch.set_num_threads(1)
+    parts = {
+        "rows": lambda: {name: measured(name, name) for name in SETS},
+        "elsewhere": lambda: {f"{counter} on {name}": measured(counter, name) for counter, name in ELSEWHERE},
+        "speed": lambda: {"without zones": watched(()), "with three zones": watched(list(ZONES)[1:4])},
+    }
+    by_parts("console", parts)
 
 
 if __name__ == "__main__":
-    by_parts("console", {"rows": sets, "elsewhere": elsewhere, "processes": processes})
+    main()

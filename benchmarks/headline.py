@@ -24,41 +24,35 @@ def headline() -> str:
     """Return one row for each thing to compare with."""
     record = stored("instead")
 
-    def measured(method: str) -> tuple[Figures, Figures]:
-        """Return the figures in distribution and under shift."""
-        within, beyond = (figures(record, APART, shifted, "all", method) for shifted in (False, True))
-        assert within is not None
-        assert beyond is not None
-        return within, beyond
+    def measured(method: str, shifted: bool) -> Figures:
+        result = figures(record, APART, shifted, "all", method)
+        assert result is not None
+        return result
 
-    own, own_beyond = measured("latedrop")
-    _, constant = measured("constant")
-    tailed, _ = measured("constant + t")
-    five, five_beyond = measured("ensemble + forest + t")
-    others = {library: [measured(method) for method in methods] for library, methods in LIBRARIES.items()}
-    best = {library: min(within.score for within, _ in each) for library, each in others.items()}
-    beyond = {library: min(beyond.score for _, beyond in each) for library, each in others.items()}
-    leader = min(beyond, key=lambda library: beyond[library])
-    listed = ", ".join(f"{library} {best[library]:.2f}" for library in sorted(best, key=lambda library: best[library]))
-    cpu, gpu = _times("CPU"), _times("GPU")
+    def score(library: str, shifted: bool) -> float:
+        return min(measured(method, shifted).score for method in LIBRARIES[library])
+
+    own, beyond = measured("latedrop", False), measured("latedrop", True)
+    constant, tailed = measured("constant", True), measured("constant + t", False)
+    five, five_beyond = (measured("ensemble + forest + t", shifted) for shifted in (False, True))
+    best = {library: score(library, False) for library in LIBRARIES}
+    listed = ", ".join(f"{library} {best[library]:.2f}" for library in sorted(best, key=best.__getitem__))
+    leading, leader = min((score(library, True), library) for library in LIBRARIES)
+    held, constant_held, five_held = (f"{100 * part.coverage[2]:.0f} %" for part in (beyond, constant, five_beyond))
+    gain = f"{'better' if own.gain >= 0 else 'worse'} by {abs(own.gain):.3f} nats"
     source = "[`python -m benchmarks.instead`](benchmarks/results/instead.md)"
     rows = [
-        ("one constant variance", f"NLL {_worded(own.gain)} (a constant Student t gains {tailed.gain:.3f}); beyond "
-         f"the training rows 90 % intervals hold {_held(own_beyond)} instead of {_held(constant)}", source),
+        ("one constant variance", f"NLL {gain} (a constant Student t gains {tailed.gain:.3f}); beyond the training "
+         f"rows 90 % intervals hold {held} instead of {constant_held}", source),
         ("other libraries, same network", f"interval score {own.score:.2f}; {listed}; beyond the training rows "
-         f"{own_beyond.score:.2f}, {leader} {beyond[leader]:.2f}", source),
+         f"{beyond.score:.2f}, {leader} {leading:.2f}", source),
         ("five networks, same forest and t", f"interval score {own.score:.2f} instead of {five.score:.2f}; beyond the "
-         f"training rows {own_beyond.score:.2f} instead of {five_beyond.score:.2f}, where 90 % intervals hold "
-         f"{_held(own_beyond)} instead of {_held(five_beyond)}", source),
-        ("the fastest other library, 50 draws", f"{cpu:.2f} of its time on a CPU, {gpu:.2f} on a GPU (with the core of "
-         "version 0.2)", "`make bench`"),
+         f"training rows {beyond.score:.2f} instead of {five_beyond.score:.2f}, where 90 % intervals hold {held} "
+         f"instead of {five_held}", source),
+        ("the fastest other library, 50 draws", f"{_times('CPU'):.2f} of its time on a CPU, {_times('GPU'):.2f} on a "
+         "GPU (with the core of version 0.2)", "`make bench`"),
     ]  # fmt: skip
     return markdown_table(["against", "the default of `calibrate`", "measured by"], rows, 3)
-
-
-def _held(part: Figures) -> str:
-    """Return the share inside 90 % intervals."""
-    return f"{100 * part.coverage[2]:.0f} %"
 
 
 def _times(where: str) -> float:
@@ -69,7 +63,3 @@ def _times(where: str) -> float:
             own = entries.get("latedrop_compiled", {})
             ratios.append((own if "ratio" in own else entries["latedrop"])["ratio"] / entries[best]["ratio"])
     return median(ratios)
-
-
-def _worded(gain: float) -> str:
-    return f"{'better' if gain >= 0 else 'worse'} by {abs(gain):.3f} nats"

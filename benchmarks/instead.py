@@ -23,7 +23,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -108,39 +108,42 @@ def _at_least(predicted: Judged, case: Case) -> Judged:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
-    out: Path = options.out or RESULTS / "instead.json"
-    record = _read(out)
+    parser = argparse.ArgumentParser("python -m benchmarks.instead", description="One network beside five.")
+    parser.add_argument("--out", type=Path, default=RESULTS / "instead.json", help="the JSON of the results")
+    parser.add_argument("--half", choices=HALVES, help="all where it is not given")
+    parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
+    parser.add_argument("--only", help="the name of one set")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
+    parser.add_argument("--figure", action="store_true", help="draw the picture from the JSON; measure nothing")
+    options = parser.parse_args(arguments)
+    record = _read(options.out)
     if options.figure:
         figure(record, IMAGE)
         return
-    halves = [options.half] if options.half else list(HALVES)
-    units = [(name, seed) for seed in range(options.seeds) for half in halves for name in HALVES[half]]
-    wanted = [
-        (name, seed, measured)
-        for name, seed in units
-        if options.only in (None, name)
-        and not _complete(measured := record["units"].setdefault(name, {}).get(str(seed), {}))
-    ]
-    _measure(wanted, record, out, options.jobs)
-
-
-def _measure(wanted: list[tuple[str, int, dict[str, Any]]], record: dict[str, Any], out: Path, jobs: int) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-
-    def keep(name: str, seed: int, situations: dict[str, Any]) -> None:
+    names = [name for half, names in HALVES.items() if options.half in (None, half) for name in names]
+    wanted = {}
+    for name, seed in ((name, seed) for seed in range(options.seeds) for name in names if options.only in (None, name)):
+        measured = record["units"].setdefault(name, {}).get(str(seed), {})
+        if not _complete(measured):
+            wanted[name, seed] = measured
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for (name, seed), situations in tqdm(_units(wanted, options.jobs), total=len(wanted), unit="unit"):
         record["units"][name][str(seed)] = _rounded(situations)
-        write_aside(out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+        write_aside(options.out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
 
+
+def _units(
+    wanted: dict[tuple[str, int], dict[str, Any]], jobs: int
+) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+    """Yield units when they are finished, here or in several processes."""
     if jobs == 1:
-        for name, seed, measured in tqdm(wanted, unit="unit"):
-            keep(name, seed, unit(name, seed, measured))
+        yield from ((key, unit(*key, measured)) for key, measured in wanted.items())
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(unit, *one): one[:2] for one in wanted}
-        for done in tqdm(as_completed(running), total=len(running), unit="unit"):
+        running = {pool.submit(unit, *key, measured): key for key, measured in wanted.items()}
+        for done in as_completed(running):
             if done.exception() is None:
-                keep(*running[done], done.result())
+                yield running[done], done.result()
             else:
                 print(f"{running[done]}: {done.exception()!r}; the others go on", file=sys.stderr)
 
@@ -220,19 +223,17 @@ def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: s
 
 def table(record: dict[str, Any], half: str, size: str) -> str:
     """Return a row for each method that was measured, with so many validation rows or, with all, under `shift`."""
-    shifted = size == "shift"
-    rows = [(method, figures(record, HALVES[half], shifted, "all" if shifted else size, method)) for method in ALL]
+    shifted, rows = size == "shift", []
+    for method in ALL:
+        row = figures(record, HALVES[half], shifted, "all" if shifted else size, method)
+        if row is not None:
+            cells = [_number(row.gain, 3), "" if math.isnan(row.worst) else f"{row.worst:.3f} ({row.worst_set})"]
+            cells += [_number(row.crps, 3), _number(row.score, 3)]
+            cells += [f"{100 * share:.0f}" for share in row.coverage[:4]] + [f"{100 * row.coverage[4]:.1f}"]
+            cells += [_number(row.width, 2), f"{row.ranking:.2f}", *([_number(row.auroc, 2)] if shifted else [])]
+            rows.append([method, *cells, f"{row.seconds:.2f}"])
     heads = ["method", "gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking"]
-    heads += [*(["AUROC"] if shifted else []), "seconds"]
-    return markdown_table(heads, [[method, *_cells(row, shifted)] for method, row in rows if row is not None])
-
-
-def _cells(row: Figures, shifted: bool) -> list[str]:
-    cells = [_number(row.gain, 3), "" if math.isnan(row.worst) else f"{row.worst:.3f} ({row.worst_set})"]
-    cells += [_number(row.crps, 3), _number(row.score, 3)]
-    cells += [f"{100 * share:.0f}" for share in row.coverage[:4]] + [f"{100 * row.coverage[4]:.1f}"]
-    cells += [_number(row.width, 2), f"{row.ranking:.2f}", *([_number(row.auroc, 2)] if shifted else [])]
-    return [*cells, f"{row.seconds:.2f}"]
+    return markdown_table([*heads, *(["AUROC"] if shifted else []), "seconds"], rows)
 
 
 def _number(value: float, digits: int) -> str:
@@ -281,17 +282,6 @@ def figure(record: dict[str, Any], path: Path) -> Path:
     drawing.legend(*gain.get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=11)
     drawing.savefig(path, dpi=130)
     return path
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m benchmarks.instead", description="One network beside five.")
-    parser.add_argument("--out", type=Path, help="the JSON that results are written to")
-    parser.add_argument("--half", choices=HALVES, help="all where it is not given")
-    parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
-    parser.add_argument("--only", help="the name of one set")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
-    parser.add_argument("--figure", action="store_true", help="draw the picture from the JSON; measure nothing")
-    return parser
 
 
 if __name__ == "__main__":

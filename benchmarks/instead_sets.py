@@ -49,21 +49,13 @@ MEMBERS, STEPS = 5, 2000
 
 @dataclass(frozen=True)
 class Situation:
-    """Rows that methods may see, with one number of validation rows, and rows that they are judged on.
-
-    Attributes:
-        name: of the situation.
-        size: how many validation rows, or `"all"`.
-        case: what methods may see.
-        test: rows and float64 targets.
-        inside: held-out rows that are like the training rows, where the test rows are not.
-    """
+    """Rows that methods may see, with one number of validation rows, and rows that they are judged on."""
 
     name: str
-    size: str
+    size: str  # how many validation rows, or `"all"`
     case: Case
-    test: Rows
-    inside: Tensor | None
+    test: Rows  # with float64 targets
+    inside: Tensor | None  # held-out rows that are like the training rows, where the test rows are not
 
 
 def situations(name: str, seed: int) -> Iterator[Situation]:
@@ -95,19 +87,12 @@ def _joined(first: Rows, second: Rows) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A set of images or texts: rows that are alike, other test rows by the name of their shift, a network.
-
-    Attributes:
-        rows: inputs and targets `(n,)`.
-        shifts: from the number of the seed and usual test rows to others.
-        network: untrained.
-        groups: `(n,)`; rows of one group are not divided. None: each row is one.
-    """
+    """A set of images or texts: rows that are alike, other test rows by the name of their shift, a network."""
 
     rows: Rows
-    shifts: Callable[[Rows, torch.Generator], dict[str, Rows]]
-    network: Callable[[], nn.Module]
-    groups: Tensor | None = None
+    shifts: Callable[[Rows, torch.Generator], dict[str, Rows]]  # of usual test rows
+    network: Callable[[], nn.Module]  # untrained
+    groups: Tensor | None = None  # `(n,)`; rows of one group are not divided. None: each row is one
 
 
 def _others(name: str, seed: int) -> Iterator[Situation]:
@@ -205,14 +190,9 @@ def _hidden_middle(seed: int) -> Kind:
     )
 
 
-def _people(seed: int) -> Kind:
-    near, far, groups = _squares()
-    return Kind(near, lambda test, dice: {"further away": far}, lambda: _image_net(20), groups)
-
-
 @cache
-def _squares() -> tuple[Rows, Rows, Tensor]:
-    """Squares of Mall's frames, at a quarter of their size, with counts; and of which frame those of the first are."""
+def _people() -> Kind:
+    """Return squares of Mall's frames, at a quarter of their size, with counts."""
     from PIL import Image
     from scipy.io import loadmat
 
@@ -233,7 +213,7 @@ def _squares() -> tuple[Rows, Rows, Tensor]:
                 counts.append(float(inside.sum()))
                 numbers.append(number)
     near, far = ((torch.tensor(np.stack(rows)), torch.tensor(counts)) for rows, counts, _ in parts.values())
-    return near, far, torch.tensor(parts[True][2])
+    return Kind(near, lambda test, dice: {"further away": far}, lambda: _image_net(20), torch.tensor(parts[True][2]))
 
 
 def _texts(texts: Sequence[str], y: Sequence[float], shifted: np.ndarray) -> Kind:
@@ -283,7 +263,7 @@ def _words(seed: int) -> Kind:
 OTHERS: dict[str, Callable[[int], Kind]] = {
     "angle": _angle,
     "hidden middle": _hidden_middle,
-    "people": _people,
+    "people": lambda seed: _people(),
     "solubility": _solubility,
     "hydration": _hydration,
     "words": _words,

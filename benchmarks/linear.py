@@ -1,6 +1,4 @@
-"""How well first-order variance agrees with sampling: `python -m benchmarks.linear`
-
-    python -m benchmarks.linear --figures        # draw docs/images/linear_by_rate.png from the JSON alone
+"""How well first-order variance agrees with sampling: `python -m benchmarks.linear`, `--figure` for the picture alone.
 
 On four briefly trained networks: the rank correlation over examples with a reference of 5000 draws at rate 0.01, of
 first order and of shorter samples, and the ratio of variances against the rate. `benchmarks.speed` has the cost.
@@ -9,35 +7,31 @@ first order and of shorter samples, and the ratio of variances against the rate.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.nets import Net, small_nets
-from benchmarks.timing import RESULTS, machine, markdown_table, write
-from latedrop import find_sites, linearize, sample
+from benchmarks.timing import machine, markdown_table, stored, write
+from latedrop import find_sites, linearize, plots, sample
 from latedrop.devices import chosen_device
 from latedrop.metrics import rank_correlation
 
-RATE = 0.01
-REFERENCE = 5000
-DRAWS = (10, 100, 1000)
+RATE, REFERENCE, DRAWS = 0.01, 5000, (10, 100, 1000)
 RATES = (0.0005, 0.002, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5)
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "linear_by_rate.png"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="First-order variance against sampling.")
-    parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
-    if not parser.parse_args().figures:
+    parser.add_argument("--figure", action="store_true", help="draw from the JSON that is there; measure nothing")
+    if not parser.parse_args().figure:
         device = chosen_device("auto")
         record = {"machine": machine(device), "rate": RATE, "reference_draws": REFERENCE}
         write("linear", record | {"nets": {net.name: agreement(net, device) for net in small_nets()}})
-    record = json.loads((RESULTS / "linear.json").read_text(encoding="utf-8"))
-    figure(record)
-    print(markdown(record))
+    figure(stored("linear"))
 
 
 def agreement(net: Net, device: torch.device) -> dict[str, Any]:
@@ -47,25 +41,27 @@ def agreement(net: Net, device: torch.device) -> dict[str, Any]:
     sites = find_sites(model, x[:2])
     first = linearize(model, x, sites, net.readout).variance_by_site.sum(-1).flatten()
 
-    def drawn(rate: float, draws: int, seed: int) -> torch.Tensor:
+    def drawn(rate: float, draws: int, seed: int) -> Tensor:
         return sample(model, x, rate, draws, seed=seed, sites=sites, readout=net.readout).variance.flatten()
 
     reference = drawn(RATE, REFERENCE, 1)
-
-    def correlation(variance: torch.Tensor) -> float:
-        return float(rank_correlation(torch.zeros_like(variance), variance, reference))
-
-    correlations = {"linear": correlation(first)}
-    correlations |= {f"sample_{count}": correlation(drawn(RATE, count, 2)) for count in DRAWS}
+    variances = {"linear": first} | {f"sample_{count}": drawn(RATE, count, 2) for count in DRAWS}
     ratios = {}
     for rate in RATES:
         ratio = drawn(rate, 2000, 3) / (first * rate / (1 - rate))
         ratios[str(rate)] = [float(ratio.quantile(q)) for q in (0.1, 0.5, 0.9)]
-    return {"examples": net.rows, "rank_correlation": correlations, "ratio_by_rate": ratios}
+    return {
+        "examples": net.rows,
+        "rank_correlation": {
+            name: float(rank_correlation(torch.zeros_like(reference), variance, reference))
+            for name, variance in variances.items()
+        },
+        "ratio_by_rate": ratios,
+    }
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Return the table of docs/variance.md."""
+def table(record: dict[str, Any]) -> str:
+    """Return the rank correlations of each network."""
     nets = {net.replace("_", " "): row["rank_correlation"].values() for net, row in record["nets"].items()}
     rows = [[net, *(f"{value:.3f}" for value in values)] for net, values in nets.items()]
     return markdown_table(["network", "linear", "10 draws", "100 draws", "1000 draws"], rows)
@@ -73,8 +69,6 @@ def markdown(record: dict[str, Any]) -> str:
 
 def figure(record: dict[str, Any]) -> None:
     """Draw sampled variance over first-order variance, against the rate."""
-    from latedrop import plots
-
     drawing = plots.new_figure(7.2, 4.2)
     axes = drawing.subplots()
     styles = zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7"), ("o", "s", "^", "D"), strict=True)

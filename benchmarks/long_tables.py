@@ -1,39 +1,33 @@
-"""Tables of up to ten million rows: calibrating them, `latedrop predict` on a large csv file, predictions on Ray.
+"""Tables of up to fifteen million rows: calibrating them, and `latedrop predict` on a large csv file.
 
-    python -m benchmarks.long_tables                  # all three; JSON to benchmarks/results
-    python -m benchmarks.long_tables --part predict   # one of calibrate, predict, ray
-    python -m benchmarks.long_tables --share 0.01     # a hundredth of the rows, and writes nothing
+    python -m benchmarks.long_tables                    # --parts calibrate or predict for one of them
 
 Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
 
 *calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
 reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
-the same functions. *ray*: what one worker does in a second, which is what a cluster is a multiple of.
+the same functions.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.serve import prepared
-from benchmarks.timing import machine, markdown_table, write
+from benchmarks.timing import by_parts, markdown_table
 
 ROWS = (100_000, 1_000_000, 10_000_000)
-FILE_ROWS, RAY_ROWS, BILLION = 15_000_000, 2_000_000, 1_000_000_000
-BATCH, PART = 8192, 20
+FILE_ROWS, PART = 15_000_000, 20
+BATCH = 8192
 WAYS = ("reading", "plain passes", "calibrate")
-NAMES = [f"x{i}" for i in range(13)]
 CALIBRATE = """
 import json, re, sys, time, warnings
 import torch
@@ -92,81 +86,35 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def main() -> None:
-    work = {"calibrate": calibrate, "predict": predict, "ray": ray}
-    parser = argparse.ArgumentParser(description="Long tables: calibrate, predict, Ray.")
-    parser.add_argument("--part", choices=work, help="measure this part alone")
-    parser.add_argument("--share", type=float, default=1.0, help="of the rows")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    for part in [options.part] if options.part else work:
-        with tempfile.TemporaryDirectory() as folder:
-            record = work[part](Path(folder), options.share)
-        record["machine"] = {**machine(torch.device("cpu")), "cores": os.cpu_count()}
-        print(json.dumps(record, indent=1))
-        if options.share == 1:
-            print(write(f"long_tables_{part}", record))
-
-
-def calibrate(folder: Path, share: float) -> dict[str, Any]:
+def calibrate() -> dict[str, Any]:
     """Measure every way and number of rows."""
-    counts = [max(1000, round(share * rows)) for rows in ROWS]
-    ways = {
-        str(rows): {way: run(folder, ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS} for rows in counts
+    tables = {
+        str(rows): {way: run(Path(), ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS} for rows in ROWS
     }
-    return {"batch": BATCH, "tables": ways}
+    return {"batch": BATCH, "tables": tables}
 
 
-def predict(folder: Path, share: float) -> dict[str, Any]:
+def predict() -> dict[str, Any]:
     """Measure the command, on the whole file and on a part of it, beside a plain pass."""
-    rows = round(share * FILE_ROWS)
-    prepared(folder, 50)
-    made(folder / "all.csv", rows)
-    made(folder / "part.csv", rows // PART)
-    options = "--keep id --untrained -o out.csv --data"
-    words = ["-c", COMMAND, "predict", "served:net", "cal.json", *options.split()]
-    ways = {
-        "plain pass": (rows, ["-c", PLAIN, "all.csv", "plain.csv", str(BATCH)]),
-        "latedrop predict": (rows, [*words, "all.csv"]),
-        "latedrop predict, a part of the file": (rows // PART, [*words, "part.csv"]),
-    }
-    watched = {
-        name: {"rows": count, **run(folder, ["-c", WATCH, sys.executable, *w])} for name, (count, w) in ways.items()
-    }
-    return {"rows": rows, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
+    with tempfile.TemporaryDirectory() as name:
+        folder, part = Path(name), FILE_ROWS // PART
+        prepared(folder, 50)
+        write_table(folder / "all.csv", FILE_ROWS)
+        write_table(folder / "part.csv", part)
+        options = ["--keep", "id", "--untrained", "-o", "out.csv", "--data"]
+        words = ["-c", COMMAND, "predict", "served:net", "cal.json", *options]
+        ways = {
+            "plain pass": (FILE_ROWS, ["-c", PLAIN, "all.csv", "plain.csv", str(BATCH)]),
+            "latedrop predict": (FILE_ROWS, [*words, "all.csv"]),
+            "latedrop predict, a part of the file": (part, [*words, "part.csv"]),
+        }
+        watched = {
+            way: {"rows": count, **run(folder, ["-c", WATCH, sys.executable, *w])} for way, (count, w) in ways.items()
+        }
+        return {"rows": FILE_ROWS, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
 
 
-def ray(folder: Path, share: float) -> dict[str, Any]:
-    """Measure one worker in this process, and the same files through Ray with one worker and with two."""
-    from pyarrow import parquet, table
-
-    from latedrop.adapters.ray import Asked, Predictions, predict_folder
-
-    rows = round(share * RAY_ROWS)
-    prepared(folder, 50)
-    data = folder / "data"
-    data.mkdir()
-    dice = np.random.default_rng(1)
-    for i in range(8):
-        columns = {name: dice.normal(size=rows // 8) for name in NAMES}
-        parquet.write_table(table({**columns, "id": np.arange(rows // 8)}), data / f"{i}.parquet")
-    options: dict[str, Any] = {"inputs": tuple(NAMES), "keep": ("id",), "folder": str(folder), "device": "cpu"}
-    job = Asked("served:net", str(folder / "cal.json"), untrained=True, **options)
-    predictions = Predictions(job)
-    predictions(parquet.read_table(data / "0.parquet").slice(0, 10))
-    start = time.process_time()
-    for file in sorted(data.glob("*.parquet")):
-        parquet.write_table(predictions(parquet.read_table(file)), folder / "one.parquet")
-    seconds = time.process_time() - start
-    clocks = {}
-    for workers in (1, 2):
-        begin = time.perf_counter()
-        predict_folder(job, str(data), str(folder / f"out{workers}"), workers=workers)
-        clocks[workers] = time.perf_counter() - begin
-    return {"rows": rows, "cpu_seconds": seconds, "ray_seconds": clocks}
-
-
-def made(path: Path, rows: int) -> None:
+def write_table(path: Path, rows: int) -> None:
     """Write rows of 13 numbers with six decimals, and an id."""
     from latedrop.cli.writing import write_rows
 
@@ -174,7 +122,7 @@ def made(path: Path, rows: int) -> None:
     with write_rows(str(path)) as append:
         for start in range(0, rows, 100_000):
             count = min(100_000, rows - start)
-            numbers = {name: np.round(dice.normal(size=count), 6) for name in NAMES}
+            numbers = {f"x{i}": np.round(dice.normal(size=count), 6) for i in range(13)}
             append({**numbers, "id": np.arange(start, start + count)})
 
 
@@ -193,21 +141,20 @@ def run(folder: Path, words: list[str]) -> dict[str, float]:
 def calibrate_table(record: dict[str, Any]) -> str:
     """Return a row for each length; times without reading."""
     lines = []
-    for rows, ways in record["tables"].items():
+    for rows, ways in record["calibrate"]["tables"].items():
         reading, plain, ours = (ways[way]["cpu_seconds"] for way in WAYS)
         plain, ours = plain - reading, ours - reading
         cells = [f"{int(rows):,}", f"{reading:.2f}", f"{plain:.2f}", f"{ours:.2f}", f"{ours / plain:.1f}"]
-        cells += [f"{ways['calibrate']['rows']:,}", f"{ways['calibrate']['megabytes']:.0f}"]
-        lines.append(cells)
+        lines.append([*cells, f"{ways['calibrate']['rows']:,}", f"{ways['calibrate']['megabytes']:.0f}"])
     heads = ["rows", "reading [CPU s]", "plain passes [CPU s]", "calibrate [CPU s]", "calibrate / plain passes"]
     return markdown_table([*heads, "rows used", "calibrate, memory [MB]"], lines, 0)
 
 
 def predict_table(record: dict[str, Any]) -> str:
     """Return a row for each way; the ratio is of CPU seconds per row."""
-    plain = record["ways"]["plain pass"]
-    lines = []
-    for name, way in record["ways"].items():
+    lines, ways = [], record["predict"]["ways"]
+    plain = ways["plain pass"]
+    for name, way in ways.items():
         each = way["cpu_seconds"] / way["rows"]
         ratio = each / (plain["cpu_seconds"] / plain["rows"])
         cells = [f"{way['rows']:,}", f"{way['cpu_seconds']:.1f}", f"{1 / each:,.0f}", f"{ratio:.1f}"]
@@ -216,16 +163,5 @@ def predict_table(record: dict[str, Any]) -> str:
     return markdown_table(heads, lines)
 
 
-def ray_table(record: dict[str, Any]) -> str:
-    """Return what a billion rows take on so many workers, from one worker's speed."""
-    speed, lines = record["rows"] / record["cpu_seconds"], []
-    for workers in (1, 16, 64, 256):
-        hours = BILLION / speed / workers / 3600
-        taken = f"{hours:.1f} h" if hours > 1 else f"{60 * hours:.1f} min"
-        lines.append([workers, f"{speed * workers:,.0f}", taken, f"{workers * hours:.2f}"])
-    heads = ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"]
-    return markdown_table(heads, lines, 0)
-
-
 if __name__ == "__main__":
-    main()
+    by_parts("long_tables", {"calibrate": calibrate, "predict": predict})

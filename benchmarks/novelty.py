@@ -5,7 +5,7 @@ leverage of the features of the last site and of all sites, leverage of mask gra
 squared distance to ten reference rows, the larger of two of them, each in units of what 95 % of the reference rows stay
 below, and the entropy. Rows are novel by noise in the place of values, by permuted values, and by classes never seen.
 Under shift rows are noisy, turned, blurred or larger, and have their labels. The default was chosen on the sets
-`CHOICE`; `OTHER` were run afterwards.
+`choice`; `other` were run afterwards.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import Residual, ViT, image_task, table_task
+from benchmarks.nets import ViT
 from benchmarks.sets import SHARED
 from benchmarks.small import Rows, mlp, random_batches, trained
-from benchmarks.timing import by_seeds, markdown_table, passes
-from latedrop import calibrate, find_sites
+from benchmarks.timing import by_seeds, markdown_table
+from latedrop import find_sites
 from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses
 from latedrop.calibration.guard import upper_quantile
 from latedrop.metrics import auroc
@@ -33,9 +34,6 @@ from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage, Neighbours
 from latedrop.terms.features import Features
 from studies.classification.data import blurred, letters, noisy, turned
-
-CHOICE = ("digits, MLP", "digits, CNN", "two digits, MLP", "tumours, MLP")
-OTHER = ("letters, MLP", "letters, CNN", "letters, transformer", "wine, MLP", "wine quality, MLP")
 
 
 @dataclass(frozen=True)
@@ -51,48 +49,12 @@ class Split:
 
 
 def everything(seeds: int) -> dict[str, Any]:
-    """Measure every set, and what predictions cost."""
+    """Measure every set."""
     sets = {}
-    for name in (*CHOICE, *OTHER):
-        sets[name] = mean([measured(NETS[name](seed)) for seed in range(seeds)])
+    for name, split in (one for group in SETS.values() for one in group.items()):
+        sets[name] = mean([measured(split(seed)) for seed in range(seeds)])
         print(name, sets[name], flush=True)
-    return {"sets": sets, "cost": {name: cost(net, x) for name, net, x in timed_nets(10)}}
-
-
-def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[str, float]:
-    """Processor time of a default prediction of many rows and of one, in plain passes of as many."""
-    dice = torch.Generator().manual_seed(0)
-    many = torch.randn(rows * (64 if x.dim() == 2 else 1), *x.shape[1:], generator=dice)
-    labels = torch.randint(10, (rows,), generator=dice)
-    uq = calibrate(net, (many[:rows], labels), progress=False)
-
-    def repeated(function: Callable[[Tensor], object], rows: Tensor, times: int) -> None:
-        for _ in range(times):
-            function(rows)
-
-    @torch.no_grad()
-    def plain(rows: Tensor) -> Tensor:
-        return net(rows)  # type: ignore[no-any-return]
-
-    costs = {}
-    for name, batch, times in (("many", many, 1), ("one", many[:1], 20)):
-        runs = (partial(repeated, function, batch, times) for function in (uq.predict, plain))
-        costs[name] = round(statistics.median(passes(*runs, repeats)), 1)
-    return {"rows": len(many), **costs}
-
-
-def timed_nets(classes: int) -> list[tuple[str, nn.Module, Tensor]]:
-    """Return classifiers with random weights, on which time does not depend, and rows for each."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    residual, transformer = Residual(32, 3), ViT(64, 8, 128, 4, 4)
-    residual.head, transformer.head = nn.Linear(32, classes), nn.Linear(128, classes)
-    made: list[tuple[str, nn.Module, Tensor]] = [
-        ("MLP", _mlp(64, classes, 512), table_task(512, generator)[0]),
-        ("residual CNN", residual, image_task(32)(8, generator)[0]),
-        ("transformer", transformer, image_task(64)(8, generator)[0]),
-    ]
-    return [(name, net.eval().requires_grad_(False), x) for name, net, x in made]
+    return {"sets": sets}
 
 
 def measured(split: Split) -> dict[str, Any]:
@@ -111,12 +73,11 @@ def measured(split: Split) -> dict[str, Any]:
     fits = {"one temperature": (alone, None)}
     for name, values in scores.items():
         rows = Measured(logits["validation"], labels, values["validation"])
-        fits |= {f"{name}, guard": (fitted(rows, sloped=False), values), name: (fitted(rows, sloped=True), values)}
+        fits[name] = fitted(rows, sloped=True), values
     for name, (fit, values) in fits.items():
         logs = {p: fit.log_probabilities(logits[p], None if values is None else values[p]) for p in parts}
         record["nll"][name] = {p: float(losses(logs[p], y).mean()) for p, (_, y) in parts.items()}
         record["ece"][name] = {p: float(ece(logs[p].exp(), y, mass=True)) for p, (_, y) in parts.items()}
-    record["accuracy"] = {p: float((logits[p].argmax(1) == y).double().mean()) for p, (_, y) in parts.items()}
     return record
 
 
@@ -126,25 +87,25 @@ def scores_of(split: Split) -> dict[str, dict[str, Tensor]]:
     sites = Sites(find_sites(split.net, reference[:64]))
     known = Features.all(sites)
     assert known is not None
-    ways = {"last features": Features(known.sites[-1:]), "features": known}
     parts = {"validation": split.validation[0], "test": split.test[0], **split.novel}
     parts |= {name: x for name, (x, _) in split.shifted.items()}
 
-    def rows(x: Tensor, which: Features) -> BatchContext:
+    def rows(x: Tensor, which: Features = known) -> BatchContext:
         return BatchContext(network, x, sites, None, which, of=lambda z: z.amax(1, keepdim=True))
 
+    def in_limits(values: Callable[[Tensor], Tensor], usual: Tensor) -> dict[str, Tensor]:
+        return {part: values(x).double() / upper_quantile(usual) for part, x in parts.items()}
+
     seen: dict[str, dict[str, Tensor]] = {}
-    for name, which in ways.items():
+    for name, which in (("last features", Features(known.sites[-1:])), ("features", known)):
         term = Leverage().learned_from([rows(reference, which).features], own=False)
-        limit = upper_quantile(term.sample[:, 0])  # type: ignore[index]
-        seen[name] = {part: term.values(rows(x, which)).double() / limit for part, x in parts.items()}
-    term = GradientLeverage().learned_from([rows(reference, known).gradients], own=False)
-    limit = upper_quantile(term.sample[:, 0])  # type: ignore[index]
-    seen["mask gradients"] = {part: term.values(rows(x, known)).double() / limit for part, x in parts.items()}
-    features = rows(reference, known).features
+        seen[name] = in_limits(lambda x, t=term, w=which: t.values(rows(x, w)), term.sample[:, 0])  # type: ignore
+    slopes = GradientLeverage().learned_from([rows(reference).gradients], own=False)
+    seen["mask gradients"] = in_limits(lambda x: slopes.values(rows(x)), slopes.sample[:, 0])  # type: ignore[index]
+    features = rows(reference).features
     near = Neighbours().learned_from([features], own=True)
-    limit = upper_quantile(near.distances(features, torch.arange(len(features))))
-    seen["neighbours"] = {part: near.distances(rows(x, known).features).double() / limit for part, x in parts.items()}
+    usual = near.distances(features, torch.arange(len(features)))
+    seen["neighbours"] = in_limits(lambda x: near.distances(rows(x).features), usual)
     for other in ("last features", "features", "neighbours"):
         seen[f"gradients or {other}"] = {p: torch.maximum(seen["mask gradients"][p], seen[other][p]) for p in parts}
     return seen
@@ -162,22 +123,17 @@ def mean(records: list[Any]) -> Any:
     return round(statistics.fmean(records), 4)
 
 
-def _trained(net: nn.Module, rows: Rows, steps: int, seed: int) -> nn.Module:
-    batches = random_batches(len(rows[0]), torch.Generator().manual_seed(seed), steps)
-    return trained(net, rows, batches=batches, loss=nn.functional.cross_entropy, decay=False)
+Build = Callable[[int], nn.Module]
 
 
-def _images(
-    x: Tensor,
-    y: Tensor,
-    unseen: Tensor,
-    build: Callable[[int], nn.Module],
-    sizes: tuple[int, int],
-    steps: int,
-    seed: int,
-) -> Split:
-    """Images `(N, 1, h, w)` from 0 to 1, and those of classes that the network never sees; `sizes` leave test rows."""
+def _trained(build: Build, rows: Rows, steps: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
+    batches = random_batches(len(rows[0]), torch.Generator().manual_seed(seed), steps)
+    return trained(build(int(rows[1].max()) + 1), rows, batches=batches, loss=nn.functional.cross_entropy, decay=False)
+
+
+def _images(x: Tensor, y: Tensor, unseen: Tensor, build: Build, sizes: tuple[int, int], steps: int, seed: int) -> Split:
+    """Images `(N, 1, h, w)` from 0 to 1, and those of classes that the network never sees; `sizes` leave test rows."""
     dice = torch.Generator().manual_seed(seed)
     train, validation, test = _parts(x, y, sizes, dice)
     images = test[0]
@@ -190,12 +146,10 @@ def _images(
     shifts: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]]
     shifts = {"noise": noisy, "turned": turned, "blurred": blurred}
     shifted = {f"{name} {s}": (shift(images, s, dice), test[1]) for name, shift in shifts.items() for s in (2, 4)}
-    net = _trained(build(int(y.max()) + 1), train, steps, seed)
-    return Split(net, train, validation, test, novel, shifted)
+    return Split(_trained(build, train, steps, seed), train, validation, test, novel, shifted)
 
 
 def _table(x: Tensor, y: Tensor, unseen: Tensor, sizes: tuple[int, int], steps: int, seed: int) -> Split:
-    torch.manual_seed(seed)
     dice = torch.Generator().manual_seed(seed)
     train, validation, test = _parts(x, y, sizes, dice)
     spread, center = torch.std_mean(train[0], 0)
@@ -210,8 +164,7 @@ def _table(x: Tensor, y: Tensor, unseen: Tensor, sizes: tuple[int, int], steps: 
     draw = torch.randn(values.shape, generator=dice)
     shifted = {f"noise {s}": (values + s * draw, test[1]) for s in (0.5, 1.0)}
     shifted["larger"] = 2 * values, test[1]
-    net = _trained(_mlp(x.shape[1], int(y.max()) + 1), train, steps, seed)
-    return Split(net, train, validation, test, novel, shifted)
+    return Split(_trained(lambda k: _mlp(x.shape[1], k), train, steps, seed), train, validation, test, novel, shifted)
 
 
 def _parts(x: Tensor, y: Tensor, sizes: tuple[int, int], dice: torch.Generator) -> Iterable[Rows]:
@@ -219,11 +172,15 @@ def _parts(x: Tensor, y: Tensor, sizes: tuple[int, int], dice: torch.Generator) 
     return [(x[at], y[at]) for at in order.split([*sizes, len(x) - sum(sizes)])]
 
 
-def _digits() -> Rows:
-    from sklearn.datasets import load_digits
+def _shipped(name: str) -> Rows:
+    """Return a set of scikit-learn."""
+    x, y = getattr(import_module("sklearn.datasets"), name)(return_X_y=True)
+    return torch.tensor(x).float(), torch.tensor(y).long()
 
-    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
-    return x.float().reshape(-1, 1, 8, 8) / 16, y.long()
+
+def _digits() -> Rows:
+    x, y = _shipped("load_digits")
+    return x.reshape(-1, 1, 8, 8) / 16, y
 
 
 def _digit_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> Split:
@@ -267,27 +224,21 @@ def _letter_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> S
 
 
 def _tumours(seed: int) -> Split:
-    from sklearn.datasets import load_breast_cancer
-
-    x, y = (torch.tensor(part) for part in load_breast_cancer(return_X_y=True))
-    return _table(x.float(), y.long(), x[:0].float(), (200, 150), 200, seed)
+    x, y = _shipped("load_breast_cancer")
+    return _table(x, y, x[:0], (200, 150), 200, seed)
 
 
 def _wine(seed: int) -> Split:
     """One of the three growers is never seen, another with every seed."""
-    from sklearn.datasets import load_wine
-
-    x, y = (torch.tensor(part) for part in load_wine(return_X_y=True))
+    x, y = _shipped("load_wine")
     hidden = y == seed % 3
     names = y[~hidden].unique()
-    return _table(x[~hidden].float(), torch.searchsorted(names, y[~hidden]), x[hidden].float(), (50, 40), 150, seed)
+    return _table(x[~hidden], torch.searchsorted(names, y[~hidden]), x[hidden], (50, 40), 150, seed)
 
 
 def _wine_quality(seed: int) -> Split:
     """Up to 5, 6, and 7 and more of the marks of red wines, from the folder of data beside the repository."""
-    table = torch.tensor(
-        [[float(v) for v in line.split()] for line in (SHARED / "uci" / "wine-quality-red.txt").open()]
-    )
+    table = torch.tensor(np.loadtxt(SHARED / "uci" / "wine-quality-red.txt")).float()
     return _table(table[:, :-1], (table[:, -1] - 5).clamp(0, 2).long(), table[:0, :-1], (700, 400), 300, seed)
 
 
@@ -307,53 +258,47 @@ def _transformer(classes: int) -> nn.Module:
     return net
 
 
-NETS: dict[str, Callable[[int], Split]] = {
-    "digits, MLP": lambda seed: _digit_split(lambda k: _mlp(64, k), 600, seed),
-    "digits, CNN": lambda seed: _digit_split(lambda k: _cnn(8, k), 400, seed),
-    "two digits, MLP": lambda seed: _pair_split(lambda k: _mlp(128, k, 128), 1200, seed),
-    "tumours, MLP": _tumours,
-    "letters, MLP": lambda seed: _letter_split(lambda k: _mlp(196, k), 600, seed),
-    "letters, CNN": lambda seed: _letter_split(lambda k: _cnn(14, k), 400, seed),
-    "letters, transformer": lambda seed: _letter_split(_transformer, 400, seed),
-    "wine, MLP": _wine,
-    "wine quality, MLP": _wine_quality,
+SETS: dict[str, dict[str, Callable[[int], Split]]] = {
+    "choice": {
+        "digits, MLP": lambda seed: _digit_split(lambda k: _mlp(64, k), 600, seed),
+        "digits, CNN": lambda seed: _digit_split(lambda k: _cnn(8, k), 400, seed),
+        "two digits, MLP": lambda seed: _pair_split(lambda k: _mlp(128, k, 128), 1200, seed),
+        "tumours, MLP": _tumours,
+    },
+    "other": {
+        "letters, MLP": lambda seed: _letter_split(lambda k: _mlp(196, k), 600, seed),
+        "letters, CNN": lambda seed: _letter_split(lambda k: _cnn(14, k), 400, seed),
+        "letters, transformer": lambda seed: _letter_split(_transformer, 400, seed),
+        "wine, MLP": _wine,
+        "wine quality, MLP": _wine_quality,
+    },
 }
-
-
 _DEFAULT = "gradients or features"
 _KINDS = ("noise", "permuted", "new classes")
 
 
-def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
-    """Means over some sets; NLL and calibration errors in distribution and under shift."""
-    sets = [record["sets"][name] for name in names]
+def table(record: dict[str, Any], group: str) -> str:
+    """Return means over some sets; NLL and calibration errors in distribution and under shift."""
+    sets = [record["sets"][name] for name in SETS[group]]
     rows = []
     for name in ("one temperature", *sets[0]["auroc"]):
         each = [s["auroc"].get(name, {}) for s in sets]
         cells = [_mean([one[kind] for one in each if kind in one], ".3f") for kind in _KINDS]
-        if name in sets[0]["nll"]:
-            nll = [
-                [_at(s["nll"][name], part) - _at(s["nll"]["one temperature"], part) for s in sets] for part in (0, 1)
-            ]
-            error = [[_at(s["ece"][name], part) for s in sets] for part in (0, 1)]
-            cells += [_mean(values, "+.4f") for values in nll] + [_mean(values, ".3f") for values in error]
-        else:
-            cells += [""] * 4
+        for measure, form in (("nll", "+.4f"), ("ece", ".3f")):
+            for shifted in (False, True):
+                values = [_at(s[measure][name], shifted) for s in sets if name in s[measure]]
+                if measure == "nll":
+                    values = [v - _at(s["nll"]["one temperature"], shifted) for v, s in zip(values, sets, strict=False)]
+                cells.append(_mean(values, form))
         rows.append([f"**{name}**" if name == _DEFAULT else name, *cells])
     return markdown_table(["follows", *_KINDS, "NLL", "NLL, shifted", "ECE", "ECE, shifted"], rows)
-
-
-def cost_table(record: dict[str, Any]) -> str:
-    """Return the cost in plain passes."""
-    rows = [[name, row["rows"], row["many"], row["one"]] for name, row in record["cost"].items()]
-    return markdown_table(["network", "rows", "plain passes", "of one row"], rows)
 
 
 def _mean(values: list[float], form: str) -> str:
     return format(statistics.fmean(values) + 0.0, form) if values else ""
 
 
-def _at(values: dict[str, float], shifted: int) -> float:
+def _at(values: dict[str, float], shifted: bool) -> float:
     return statistics.fmean(value for part, value in values.items() if part != "test") if shifted else values["test"]
 
 

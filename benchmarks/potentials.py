@@ -14,7 +14,6 @@ trained neural networks".
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -24,25 +23,21 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import machine, markdown_table, write
+from benchmarks.timing import by_seeds, markdown_table
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
 """Displacements are up to `HOME` in training, and as large as a level in a test; the distance of a bond is 1."""
 STIFF, CUTOFF, WIDTH = 3.0, 2.5, 32
-TRAIN, VALID, TEST, EPOCHS, COMMITTEE, SEEDS = 500, 250, 150, 60, 5, 3
+TRAIN, VALID, TEST, EPOCHS, COMMITTEE = 500, 250, 150, 60, 5
 Z90 = 1.6448536
-Predict = Callable[[Any], tuple[Tensor, Tensor]]
+OUTPUTS = ("energy", "forces")
+Variances = Callable[[Any], dict[str, Tensor]]
+"""From a batch to a variance of each output."""
 
 
 if find_spec("torch_geometric") is not None:  # the table is drawn without it
     from torch_geometric.data import Data
     from torch_geometric.loader import DataLoader
-
-
-def main() -> None:
-    record = measured()
-    write("potentials", record)
-    print(markdown(record))
 
 
 def ground_states() -> list[Tensor]:
@@ -89,11 +84,9 @@ class Potential(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.atom = nn.Parameter(torch.randn(WIDTH))
-        self.filters = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)
-        )
-        self.updates = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)
+        self.filters, self.updates = (
+            nn.ModuleList(nn.Sequential(nn.Linear(size, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+            for size in (16, WIDTH)
         )
         self.hidden, self.out = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU()), nn.Linear(WIDTH, 1)
         self.register_buffer("centres", torch.linspace(0.4, CUTOFF, 16))
@@ -134,127 +127,92 @@ def trained(seed: int, data: list[Any]) -> Potential:
 
 
 def features(net: Potential, batch: Any) -> tuple[Tensor, Tensor]:
-    """The features of each cluster, `(N, D)`, and their derivatives by places, `(3 · atoms, D)`."""
+    """Return the features of each cluster, `(N, D)`, and their derivatives by places, `(3 · atoms, D)`."""
     answer = net(batch)
     columns = [torch.autograd.grad(column.sum(), answer["places"], retain_graph=True)[0] for column in answer["sums"].T]
     return answer["sums"].detach(), torch.stack([column.flatten() for column in columns], 1)
 
 
-def last_layer(net: Potential, train: Any) -> Predict:
+def last_layer(net: Potential, train: Any) -> Variances:
+    """Return the leverage of the last layer, of energies and of forces."""
     sums, _ = features(net, train)
     gram = sums.double().T @ sums.double()
     root = torch.linalg.inv(torch.linalg.cholesky(gram + 1e-6 * gram.diagonal().mean() * torch.eye(WIDTH)))
 
-    def predict(batch: Any) -> tuple[Tensor, Tensor]:
-        return tuple((part.double() @ root.T).square().sum(1) for part in features(net, batch))  # type: ignore[return-value]
+    def variances(batch: Any) -> dict[str, Tensor]:
+        parts = zip(OUTPUTS, features(net, batch), strict=True)
+        return {name: (part.double() @ root.T).square().sum(1) for name, part in parts}
 
-    return predict
+    return variances
 
 
-def committee(nets: list[Potential]) -> Predict:
-    def predict(batch: Any) -> tuple[Tensor, Tensor]:
+def committee(nets: list[Potential]) -> Variances:
+    """Return the variance over networks, of energies and of forces."""
+
+    def variances(batch: Any) -> dict[str, Tensor]:
         answers = [net(batch) for net in nets]
-        parts = (torch.stack([one[name].detach().flatten() for one in answers]) for name in ("energy", "forces"))
-        return tuple(part.var(0) for part in parts)  # type: ignore[return-value]
+        return {name: torch.stack([one[name].detach().flatten() for one in answers]).var(0) for name in OUTPUTS}
 
-    return predict
-
-
-def judged(mean: Tensor, std: Tensor, true: Tensor, half: Tensor) -> dict[str, float]:
-    error = (mean - true).abs()
-    return {
-        "rmse": float(error.square().mean().sqrt()),
-        "std": float(std.square().mean().sqrt()),
-        "error90": float(error.quantile(0.9)),
-        "half90": float(half.median()),
-        "coverage": float((error <= half).double().mean()),
-    }
-
-
-def measured() -> dict[str, Any]:
-    start = time.process_time()
-    runs = [run(seed) for seed in range(SEEDS)]
-    record = {"machine": machine(torch.device("cpu")), "levels": list(LEVELS), "home": HOME, "runs": runs}
-    return record | {"cpu_seconds": time.process_time() - start}
+    return variances
 
 
 def run(seed: int) -> dict[str, Any]:
     """Measure with data and networks of one seed."""
     train, valid = (clusters(count, 0.02, HOME, 100 * seed + i) for count, i in ((TRAIN, 1), (VALID, 2)))
+    shaken = [clusters(TEST, level, level, 100 * seed + 10 + i) for i, level in enumerate(LEVELS)]
     nets = [trained(COMMITTEE * seed + member, train) for member in range(COMMITTEE)]
-    net, batches = nets[0], [next(iter(DataLoader(part, len(part)))) for part in (train, valid)]
-    others = {"last layer": last_layer(net, batches[0]), "committee": committee(nets)}
-    output, scales = net(batches[1]), {}
-    for method, predict in others.items():
-        pairs = zip(("energy", "forces"), predict(batches[1]), strict=True)
-        scales[method] = {
-            name: float(((output[name].detach() - batches[1][name]).flatten() ** 2 / v.clamp_min(1e-300)).mean())
-            for name, v in pairs
-        }
-    uq = {
-        name: latedrop.calibrate(
-            net,
-            DataLoader(valid, 50),
-            reference=DataLoader(train, 50),
-            readout=name,
-            batches=latedrop.Batches(unpack=name),
-            progress=False,
-        )
-        for name in ("energy", "forces")
-    }
-    levels: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in uq}
-    pooled: dict[str, dict[str, list[Tensor]]] = {name: {} for name in uq}
-    for number, level in enumerate(LEVELS):
-        batch = next(iter(DataLoader(clusters(TEST, level, level, 100 * seed + 10 + number), TEST)))
-        output, drawn = net(batch), {method: predict(batch) for method, predict in others.items()}
-        for k, name in enumerate(uq):
-            p, true, mean = uq[name].predict(batch), batch[name].flatten(), output[name].detach().flatten()
+    net, (first, second, *tests) = (
+        nets[0],
+        [next(iter(DataLoader(part, len(part)))) for part in (train, valid, *shaken)],
+    )
+    others = {"last layer": last_layer(net, first), "committee": committee(nets)}
+    record: dict[str, Any] = {"seed": seed, "made_of": {}, "found": {}, "ranks": {}}
+    for name in OUTPUTS:
+        options: dict[str, Any] = {"readout": name, "batches": latedrop.Batches(unpack=name), "progress": False}
+        uq = latedrop.calibrate(net, DataLoader(valid, 50), reference=DataLoader(train, 50), **options)
+        error = (net(second)[name].detach() - second[name]).flatten()
+        scales = {method: (error**2 / v(second)[name].clamp_min(1e-300)).mean() for method, v in others.items()}
+        levels: dict[str, list[dict[str, float]]] = {method: [] for method in ("default", *others)}
+        pooled: dict[str, list[Tensor]] = {method: [] for method in levels}
+        for batch in tests:
+            p, off = uq.predict(batch), (net(batch)[name].detach() - batch[name]).flatten().abs()
             low, high = p.interval(0.9)
+            stds = {method: (scales[method] * v(batch)[name]).sqrt().float() for method, v in others.items()}
             spreads = {"default": (p.std.flatten(), 0.5 * (high - low).flatten())}
-            for method in others:
-                std = (scales[method][name] * drawn[method][k]).sqrt().float()
-                spreads[method] = std, Z90 * std
+            spreads |= {method: (std, Z90 * std) for method, std in stds.items()}
             for method, (std, half) in spreads.items():
-                numbers = judged(mean, std, true, half)
-                numbers |= {"novelty": float(p.novelty.median())} if method == "default" else {}
-                levels[name].setdefault(method, []).append(numbers)
-                pooled[name].setdefault(method, []).append(torch.stack([std, (mean - true).abs()]))
-    ranks = {
-        name: {method: _rank(*torch.cat(parts, 1)) for method, parts in methods.items()}
-        for name, methods in pooled.items()
-    }
-    made_of = {name: one.calibration.terms.choice for name, one in uq.items()}
-    return {"seed": seed, "made_of": made_of, "found": levels, "ranks": ranks}
+                shares = {"half90": float(half.median()), "coverage": float((off <= half).double().mean())}
+                levels[method].append({"error90": float(off.quantile(0.9)), **shares})
+                pooled[method].append(torch.stack([std, off]))
+            levels["default"][-1]["novelty"] = float(p.novelty.median())
+        record["made_of"][name], record["found"][name] = uq.calibration.terms.choice, levels
+        record["ranks"][name] = {
+            method: float(spearmanr(*torch.cat(parts, 1)).statistic) for method, parts in pooled.items()
+        }
+    return record
 
 
-def _rank(std: Tensor, error: Tensor) -> float:
-    """Return how well standard deviations rank the sizes of errors."""
-    return float(spearmanr(std, error).statistic)
+def table(record: dict[str, Any]) -> str:
+    """Return means over seeds; of ranks also the smallest and the largest."""
+    runs, rows = record["runs"], []
 
+    def means(name: str, method: str, key: str) -> list[float]:
+        each = [[level[key] for level in one["found"][name][method]] for one in runs]
+        return [sum(values) / len(runs) for values in zip(*each, strict=True)]
 
-def markdown(record: dict[str, Any]) -> str:
-    """The table of docs/potentials.md: means over seeds; of ranks also the smallest and the largest."""
-    runs = record["runs"]
-
-    def mean(name: str, method: str, level: int, key: str) -> float:
-        return sum(one["found"][name][method][level][key] for one in runs) / len(runs)
-
-    places = range(len(record["levels"]))
-    rows: list[list[str]] = []
     titles = {"default": "the default", "last layer": "last layer (LLPR)", "committee": "committee of five"}
-    for name in runs[0]["found"]:
-        errors = [f"{mean(name, 'default', i, 'error90'):.2f}" for i in places]
+    for name in OUTPUTS:
+        errors = [f"{error:.2f}" for error in means(name, "default", "error90")]
         rows.append([f"{name}: 90 % of errors are below", *errors, ""])
         for method, title in titles.items():
-            pairs = [(mean(name, method, i, "half90"), mean(name, method, i, "coverage")) for i in places]
+            pairs = zip(means(name, method, "half90"), means(name, method, "coverage"), strict=True)
             cells = [f"{half:.2f} ({inside:.0%})" for half, inside in pairs]
             ranks = sorted(one["ranks"][name][method] for one in runs)
-            middle = sum(ranks) / len(ranks)
-            rows.append([f"{name}: {title}", *cells, f"{middle:.2f} ({ranks[0]:.2f} to {ranks[-1]:.2f})"])
-        novelty = [f"{mean(name, 'default', i, 'novelty'):.2g}" for i in places]
-        rows.append([f"{name}: novelty", *novelty, ""])
+            rank = f"{sum(ranks) / len(ranks):.2f} ({ranks[0]:.2f} to {ranks[-1]:.2f})"
+            rows.append([f"{name}: {title}", *cells, rank])
+        rows.append([f"{name}: novelty", *(f"{value:.2g}" for value in means(name, "default", "novelty")), ""])
     return markdown_table(["displacement", *(f"{level:g}" for level in record["levels"]), "ranks"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    by_seeds("potentials", lambda seeds: {"levels": LEVELS, "home": HOME, "runs": [run(i) for i in range(seeds)]}, 3)

@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 from benchmarks.sets import columns_of
 from benchmarks.small import Rows, divided, fitted, mlp, scaled
 from benchmarks.timing import by_seeds, interval, markdown_table
-from latedrop import JointPrediction, LatedropError, calibrate
-from latedrop.prediction import joint as joint_module
+from latedrop import LatedropError, calibrate
 
 LEVEL = 0.9
 
@@ -38,19 +36,14 @@ def compared(rows: Rows, seed: int) -> dict[str, Any]:
     uq = calibrate(fitted(mlp(x.shape[1], y.shape[1]), train, seed), validation, reference=train[0], progress=False)
     outputs = y.shape[1]
     p, alone = uq.joint(other).predict(x), uq.conformal(other).predict(x)
-    with patch.object(joint_module, "_COMMON", (1.0,)):
-        same = uq.joint(other).predict(x)
     region, bands = p.region(LEVEL), p.bands(LEVEL)
     z = (y - p.mean).double() / p.std
     ball = float(region.log_volume.mean() - region.root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
     log_std = float(p.std.double().log().sum(1).mean())
-
-    def equal(prediction: JointPrediction) -> float:
-        root = torch.linalg.cholesky(prediction.correlation)
-        reach = torch.linalg.solve_triangular(root, z[..., None], upper=False)[..., 0].norm(dim=1)
-        size = float(root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
-        return ball + outputs * math.log(_quantile(reach)) + size + log_std
-
+    root = torch.linalg.cholesky(p.correlation)
+    reach = torch.linalg.solve_triangular(root, z[..., None], upper=False)[..., 0].norm(dim=1)
+    size = float(root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
+    ellipsoid = ball + outputs * math.log(_quantile(reach)) + size + log_std
     try:
         box = alone.interval(1 - (1 - LEVEL) / outputs)
         width = (box[1] - box[0]).double() / 2
@@ -63,9 +56,7 @@ def compared(rows: Rows, seed: int) -> dict[str, Any]:
     band = outputs * math.log(2 * _quantile(z.abs().amax(1))) + log_std
     return {
         "outputs": outputs,
-        "ellipsoid": {"coverage": float(region.contains(y).double().mean()), "equal": equal(p)},
-        "same": {"equal": equal(same)},
-        "ball": {"equal": ball + outputs * math.log(_quantile(z.norm(dim=1))) + log_std},
+        "ellipsoid": {"coverage": float(region.contains(y).double().mean()), "equal": ellipsoid},
         "bands": {"coverage": float(inside.double().mean()), "equal": band},
         "bonferroni": bonferroni,
     }
@@ -129,12 +120,12 @@ def table(record: dict[str, Any]) -> str:
             for kind in ("bonferroni", "bands", "ellipsoid")
         ]
         sides = []
-        for kind in ("bands", "ball", "same", "ellipsoid"):
+        for kind in ("bands", "ellipsoid"):
             logs = [(run[kind]["equal"] - run["bonferroni"]["equal"]) / run["outputs"] for run in runs]
             low, middle, high = interval([math.exp(log) for log in logs])
             sides.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
         rows.append([name, *shares, *sides])
-    head = ["outputs", "box holds", "bands hold", "ellipsoid holds", "bands", "ball", "one correlation", "ellipsoid"]
+    head = ["outputs", "box holds", "bands hold", "ellipsoid holds", "bands", "ellipsoid"]
     return markdown_table(head, rows)
 
 

@@ -8,17 +8,18 @@ answer is compared with the predictor's.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import json
 import os
 import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +46,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        record = measured(Path(folder), seconds)
-    write("serve", record)
-    print(markdown(record))
-
-
-def measured(folder: Path, seconds: float) -> dict[str, Any]:
-    """Measure every load, and the predictor by itself before each."""
-    uq, rows = prepared(folder)
-    port = free_port()
-    process = started(folder, port)
     loads = []
-    try:
-        for count, kind in LOADS:
-            direct = direct_speed(uq, rows, count, seconds)
-            for clients in CONCURRENCY:
-                answers = asyncio.run(load(port, uq, rows, count, kind, clients, seconds))
-                loads.append({"rows": count, "type": kind, "clients": clients, **answers, "direct": direct})
-                print(loads[-1], file=sys.stderr)
-    finally:
-        process.kill()
-        process.wait()
-    return {"machine": {**machine(torch.device("cpu")), "cores": os.cpu_count()}, "seconds": seconds, "loads": loads}
+    with tempfile.TemporaryDirectory() as name, socket.socket() as listener:
+        uq, rows = prepared(Path(name))
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])  # which nothing listens on
+        listener.close()
+        process = started(Path(name), port)
+        try:
+            for count, kind in LOADS:
+                direct = direct_speed(uq, rows, count, seconds)
+                for clients in CONCURRENCY:
+                    answers = load(port, uq, rows, count, kind, clients, seconds)
+                    loads.append({"rows": count, "type": kind, "clients": clients, **answers, "direct": direct})
+                    print(loads[-1], file=sys.stderr)
+        finally:
+            process.kill()
+            process.wait()
+    about = {**machine(torch.device("cpu")), "cores": os.cpu_count()}
+    write("serve", {"machine": about, "seconds": seconds, "loads": loads})
 
 
 def prepared(folder: Path, width: int = 64) -> tuple[Any, Any]:
@@ -84,10 +81,9 @@ def prepared(folder: Path, width: int = 64) -> tuple[Any, Any]:
     return uq, x
 
 
-def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
+def started(folder: Path, port: int) -> subprocess.Popen[str]:
     """Start the service; return it once it answers."""
     command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "served:net", "cal.json"]
-    command += options
     process = subprocess.Popen([*command, "--port", str(port)], cwd=folder, stderr=subprocess.DEVNULL, text=True)
     for _ in range(600):
         try:
@@ -96,49 +92,6 @@ def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
         except OSError:
             time.sleep(0.05)
     raise RuntimeError("the service did not start")
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-class Client:
-    """One connection to a service, kept open, a request after the other."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def send(self, raw: bytes, timeout: float = 60.0) -> tuple[int, bytes]:
-        """Return status and body of the answer to a raw request."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self.port)
-        reader, writer = self._streams
-        writer.write(raw)
-        return await asyncio.wait_for(self._answer(reader), timeout)
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-        lengths = [int(line.partition(":")[2]) for line in head if line.startswith("content-length:")]
-        body = await reader.readexactly(lengths[0])
-        if any(line.startswith("connection: close") for line in head):
-            self.close()
-        return int(head[0].split()[1]), body
-
-
-def message(body: bytes | Any, kind: str = "application/json", path: str = "/predict") -> bytes:
-    """Return a raw POST request; anything but bytes is written as JSON."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
-    return head.encode("latin-1", "replace") + content
 
 
 def direct_speed(uq: Any, rows: Any, count: int, seconds: float) -> dict[str, float]:
@@ -151,45 +104,49 @@ def direct_speed(uq: Any, rows: Any, count: int, seconds: float) -> dict[str, fl
     return {"rows_per_second": count * len(times) / sum(times), **percentiles(times)}
 
 
-async def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: int, seconds: float) -> dict[str, float]:
+def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: int, seconds: float) -> dict[str, float]:
     """Let clients ask for `count` rows, one request after the other, for some seconds; compare the answers."""
-    requests, expected = requests_of(uq, rows, count, kind)
-    await Client(port).send(requests[0])  # the first prediction of a process takes longer
+    bodies, expected = requests_of(uq, rows, count, kind)
     times: list[float] = []
-    wrong = refused = 0
-    end = time.perf_counter() + seconds
+    answers = Counter[str]()
 
-    async def work(number: int) -> None:
-        nonlocal wrong, refused
-        client, i = Client(port), number
+    def ask(connection: HTTPConnection, i: int) -> tuple[int, bytes]:
+        connection.request("POST", "/predict", bodies[i % len(bodies)], {"Content-Type": kind})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    def work(i: int) -> None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
         while (now := time.perf_counter()) < end:
-            status, body = await client.send(requests[i % len(requests)])
+            status, body = ask(connection, i)
             if status == 429:
-                refused += 1
-                await asyncio.sleep(0.05)
+                answers["refused"] += 1
+                time.sleep(0.05)
                 continue
             times.append(time.perf_counter() - now)
-            wrong += not right(status, body, expected[i % len(requests)])
+            answers["wrong"] += not right(status, body, expected[i % len(bodies)])
             i += 1
-        client.close()
+        connection.close()
 
+    ask(HTTPConnection("127.0.0.1", port), 0)  # the first prediction of a process takes longer
     start = time.perf_counter()
-    await asyncio.gather(*(work(number) for number in range(clients)))
+    end = start + seconds
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(work, range(clients)))
     speed = {"rows_per_second": count * len(times) / (time.perf_counter() - start), "requests": len(times)}
-    return {**speed, "wrong": wrong, "refused": refused, **percentiles(times)}
+    return {**speed, "wrong": answers["wrong"], "refused": answers["refused"], **percentiles(times)}
 
 
 def requests_of(uq: Any, rows: Any, count: int, kind: str) -> tuple[list[bytes], list[Any]]:
-    """Return different requests, and mean and std that belong to them."""
-    requests, expected = [], []
+    """Return the bodies of different requests, and mean and std that belong to them."""
+    bodies, expected = [], []
     for start in range(0, 640, count):
-        part = rows[start : start + count]
-        file = io.BytesIO()
+        part, file = rows[start : start + count], io.BytesIO()
         np.save(file, part)
-        requests.append(message(file.getvalue() if kind.endswith("npy") else {"rows": part.tolist()}, kind))
+        bodies.append(file.getvalue() if kind.endswith("npy") else json.dumps({"rows": part.tolist()}).encode())
         prediction = uq.predict(part)
         expected.append((prediction.mean.numpy(), prediction.std.numpy()))
-    return requests, expected
+    return bodies, expected
 
 
 def right(status: int, body: bytes, expected: Any) -> bool:
@@ -204,14 +161,11 @@ def right(status: int, body: bytes, expected: Any) -> bool:
 
 def percentiles(times: list[float]) -> dict[str, float]:
     """Return percentiles of seconds, in milliseconds."""
-    ordered = sorted(times)
-    return {
-        "p50_ms": 1000 * statistics.median(ordered),
-        "p99_ms": 1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
-    }
+    middle, late = np.quantile(times, [0.5, 0.99])
+    return {"p50_ms": 1000 * float(middle), "p99_ms": 1000 * float(late)}
 
 
-def markdown(record: dict[str, Any]) -> str:
+def table(record: dict[str, Any]) -> str:
     """Return a row for each load, the predictor by itself beside it."""
     rows = []
     for row in record["loads"]:

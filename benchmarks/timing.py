@@ -171,19 +171,6 @@ def stored(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def passes(predict: Callable[[], object], plain: Callable[[], object], rounds: int) -> list[float]:
-    """Return CPU time of one call in units of another, by rounds in turns, after two that are not counted."""
-    calls, ratios = (predict, plain), []
-    for number in range(rounds + 2):
-        times = {}
-        for call in calls[:: -1 if number % 2 else 1]:
-            start = time.process_time()
-            call()
-            times[call] = time.process_time() - start
-        ratios.append(times[predict] / times[plain])
-    return ratios[2:]
-
-
 def _another(rounds: int, taken: float, repeats: int, seconds: float) -> bool:
     quick = taken < min(1.0, seconds) and rounds < 10 * repeats
     return quick or (rounds < repeats and taken < seconds)

@@ -44,7 +44,6 @@ SETS = {
     "data sheet": "the manufacturer's curves, 25 °C",
     "hot": "the manufacturer's curves, 100 °C",
 }
-METHODS = ("constant", "constant, conformal", "paper", "default", "default, conformal")
 MEASURES = {"rmse": "RMSE [%]", "gain": "gain", "coverage": "held by 90 %", "width": "width [%]", "score": "score"}
 HIGHEST = 300e3
 """Hz; the rows of `home` lie at or below it, the `frequency` rows above."""
@@ -67,16 +66,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.trained", description="Networks that others trained.")
     parser.add_argument("--networks", nargs="+", default=["*"], help='patterns, as "N87 *"')
     options = parser.parse_args(arguments)
-    missing = [name for name in ("magnet", "h5py") if find_spec(name) is None]
-    if missing:
-        raise SystemExit(f"expected mag-net and h5py; not installed: {', '.join(missing)}. Install them, see above.")
     torch.set_num_threads(1)
     measured = stored("trained").get("networks", {})
-    names = [(f"{material} {kind}", material, kind) for kind in KINDS for material in MATERIALS]
-    for name, material, kind in names:
+    names = {f"{material} {kind}": (material, kind) for kind in KINDS for material in MATERIALS}
+    for name, (material, kind) in names.items():
         if any(fnmatchcase(name, pattern) for pattern in options.networks):
             measured[name] = measure(task(material, kind))
-            ordered = {name: measured[name] for name, _, _ in names if name in measured}
+            ordered = {name: measured[name] for name in names if name in measured}
             write("trained", {"machine": machine(torch.device("cpu")), "draws": DRAWS, "networks": ordered})
             print(name, flush=True)
 
@@ -84,10 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(task: Task) -> dict[str, Any]:
     """Return, for each kind of rows, the measures of every method and how well novelty tells these rows from `home`."""
     third = len(task.home[1]) // 3
-    fit, conformal, test = (
-        (take_rows(task.home[0], slice(k * third, (k + 1) * third)), task.home[1][k * third : (k + 1) * third])
-        for k in range(3)
-    )
+    cuts = [slice(k * third, (k + 1) * third) for k in range(3)]
+    fit, conformal, test = ((take_rows(task.home[0], cut), task.home[1][cut]) for cut in cuts)
     options: dict[str, Any] = {"readout": percent, "progress": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", latedrop.LatedropWarning)
@@ -98,20 +92,18 @@ def measure(task: Task) -> dict[str, Any]:
     level = error.square().mean()
     reach = other.abs().sort().values[math.ceil((third + 1) * LEVEL) - 1]
     half = metrics.levels.central_quantile(LEVEL) * level.sqrt()
-    usual = default.predict(test[0]).novelty
-    kinds = {}
+    usual, kinds = default.predict(test[0]).novelty, {}
     for name, (x, y) in {"home": test, **task.shifted}.items():
         p, drawn = default.predict(x), paper.predict(x)
         base = float(metrics.nll(p.mean, level.expand_as(y), y))
-        rows = {
+        methods = {
             "constant": scored(p.mean, (p.mean - half, p.mean + half), y, 0.0),
             "constant, conformal": scored(p.mean, (p.mean - reach, p.mean + reach), y, None),
             "paper": scored(drawn.mean, drawn.interval(LEVEL), y, base - likelihood(drawn, y)),
             "default": scored(p.mean, p.interval(LEVEL), y, base - likelihood(p, y)),
             "default, conformal": scored(p.mean, exact.predict(x).interval(LEVEL), y, None),
         }
-        ranking = float(metrics.rank_correlation(p.mean, p.variance, y))
-        kinds[name] = {"rows": len(y), "methods": rows, "ranking": ranking}
+        kinds[name] = {"rows": len(y), "methods": methods}
         if p.novelty is not None and usual is not None:
             beyond = torch.arange(len(y) + len(usual)) < len(y)
             kinds[name]["auroc"] = float(metrics.auroc(torch.cat([p.novelty, usual]), beyond))
@@ -220,30 +212,26 @@ def waves(rows: Columns, steps: int = 100) -> np.ndarray:
 
 def home_table(record: dict[str, Any]) -> str:
     """Return methods against measures on the test rows of `home`: means and standard errors over the networks."""
-    nets = list(record["networks"].values())
-    rows = [
-        [method, *(_spread([net["home"]["methods"][method][key] for net in nets], key) for key in MEASURES)]
-        for method in METHODS
-    ]
+    each = [net["home"]["methods"] for net in record["networks"].values()]
+    rows = [[name, *(_spread([one[name][key] for one in each], key) for key in MEASURES)] for name in each[0]]
     return markdown_table(["method", *MEASURES.values()], rows)
 
 
-def set_table(record: dict[str, Any]) -> str:
+def sets_table(record: dict[str, Any]) -> str:
     """Return, by kind of networks and rows, the error, what intervals hold, their score, and the AUROC of novelty."""
     rows = []
     for kind, title in KINDS.items():
         nets = [net for name, net in record["networks"].items() if name.endswith(kind)]
-        for name in (key for key in SETS if any(key in net for net in nets)):
+        for name in SETS:
             records = [net[name] for net in nets if name in net]
-            cells = [_spread([one["methods"]["constant"]["rmse"] for one in records], "rmse")]
-            cells += [
-                _spread([one["methods"][method]["coverage"] for one in records], "coverage")
-                for method in ("constant", "paper", "default")
-            ]
-            ratios = [one["methods"]["default"]["score"] / one["methods"]["constant"]["score"] for one in records]
-            cells.append(f"{fmean(ratios):.2f}")
-            cells.append("-" if name == "home" else f"{fmean(one['auroc'] for one in records):.2f}")
-            rows.append([title, SETS[name], *cells])
+            if records:
+                methods = [one["methods"] for one in records]
+                cells = [_spread([one["constant"]["rmse"] for one in methods], "rmse")]
+                for method in ("constant", "paper", "default"):
+                    cells.append(_spread([one[method]["coverage"] for one in methods], "coverage"))
+                cells.append(f"{fmean(one['default']['score'] / one['constant']['score'] for one in methods):.2f}")
+                cells.append("-" if name == "home" else f"{fmean(one['auroc'] for one in records):.2f}")
+                rows.append([title, SETS[name], *cells])
     heads = ["networks", "rows", "RMSE [%]", "constant holds", "paper holds", "default holds"]
     return markdown_table([*heads, "score, default / constant", "novelty, AUROC"], rows, 2)
 

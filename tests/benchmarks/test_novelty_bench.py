@@ -10,13 +10,13 @@ from benchmarks import novelty
 
 def test_scores_and_tables() -> None:
     pytest.importorskip("sklearn")
-    split = novelty.NETS["tumours, MLP"](0)
+    split = novelty.SETS["choice"]["tumours, MLP"](0)
     scores = novelty.scores_of(split)
     for part, values in scores["gradients or features"].items():
         assert torch.equal(values, torch.maximum(scores["mask gradients"][part], scores["features"][part]))
     found = novelty.mean([novelty.measured(split)])
     assert set(found["auroc"]) == {*scores, "entropy"}
     assert all(0 <= value <= 1 for kinds in found["auroc"].values() for value in kinds.values())
-    table = novelty.table({"sets": {"a": found, "b": found}}, ("a", "b"))
+    table = novelty.table({"sets": dict.fromkeys(novelty.SETS["choice"], found)}, "choice")
     assert table.count("\n") == len(scores) + 3
     assert f"| **gradients or features** | {found['auroc']['gradients or features']['noise']:.3f} |" in table

@@ -22,7 +22,6 @@ def test_measures() -> None:
 def test_labels_are_spread_over_the_frames() -> None:
     assert [stream.phase(30, 10, k)[0] for k in range(stream.PHASES)] == [1, 3, 5, 7, 9]
     assert stream.phase(30, 10, 4) == [9, 19, 29]
-    assert len(stream.by_chance(100, 10, 0)) == 10
 
 
 @pytest.mark.parametrize("name", TITLES)
