@@ -1,6 +1,6 @@
 """Standardised quantiles `z(q)` in plain numbers: Gaussian, Student t, isotonic and conformal.
 
-They need neither torch nor numpy, so that intervals can be made where neither is; `calibration.intervals` fits them.
+They need neither torch nor numpy, so that intervals can be made where neither is; `calibration.scale` fits them.
 """
 
 from __future__ import annotations

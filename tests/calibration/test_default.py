@@ -181,7 +181,7 @@ class TestVerdict:
 
             return variance
 
-        crossed(error, fit, per_output=True)
+        crossed(error, fit, per_output=True, left=CrossValidation())
         assert all(not (rest & held) for rest, held in seen)
         assert set().union(*(held for _, held in seen)) == set(range(25))
         assert sorted(CrossValidation().folds(25).bincount().tolist()) == [2] * 5 + [3] * 5

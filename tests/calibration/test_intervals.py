@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from latedrop.calibration import intervals
+from latedrop.calibration import scale
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level, normal_quantile
 from latedrop.quantiles import ConformalScores, IsotonicKnots
@@ -24,11 +24,11 @@ def tensor(values: object) -> torch.Tensor:
 
 def isotonic(*residuals: object) -> IsotonicKnots:
     pytest.importorskip("sklearn")
-    return intervals.isotonic([tensor(z) for z in residuals], *UNIT)
+    return scale.isotonic([tensor(z) for z in residuals], *UNIT)
 
 
 def conformal(*residuals: object) -> ConformalScores:
-    return intervals.conformal([tensor(z) for z in residuals], *UNIT)
+    return scale.conformal([tensor(z) for z in residuals], *UNIT)
 
 
 @pytest.mark.parametrize("q", [1e-12, 0.01, 0.25, 0.5, 0.9, 1 - 1e-12])
@@ -68,7 +68,7 @@ def test_isotonic_is_finite_however_far_the_residuals_are(size: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("fit", [intervals.isotonic, intervals.conformal])
+@pytest.mark.parametrize("fit", [scale.isotonic, scale.conformal])
 def test_residuals_of_no_variance_are_refused(fit: Callable[..., object], value: float) -> None:
     pytest.importorskip("sklearn")
     with pytest.raises(DataError, match="expected finite standardised residuals; found 2 NaN or inf"):

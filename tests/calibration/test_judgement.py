@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.cross_validation import crossed, share_error
+from latedrop.calibration.cross_validation import CrossValidation, crossed, share_error
 from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, in_use
@@ -167,5 +167,7 @@ class TestLeftOutRows:
     def test_a_floor_alone_does_not_rank_the_rows_that_it_leaves_out(self) -> None:
         # Each fold's floor is smaller where its own errors are large; that is no ranking, neither right nor wrong.
         error = torch.randn(12, 1)
-        values = crossed(error, lambda rest: lambda held: error[rest].square().mean().expand(len(held), 1), True)
+        values = crossed(
+            error, lambda rest: lambda held: error[rest].square().mean().expand(len(held), 1), True, CrossValidation()
+        )
         assert judged(error, *values, fitted="cross-validation").correlation == 0

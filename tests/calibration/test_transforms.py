@@ -157,12 +157,7 @@ def test_wrong_arguments(attempt: Any, message: str) -> None:
 def test_a_forgotten_transform_is_noticed() -> None:
     model = network()
     x, t = rows(model)
-    with pytest.warns(latedrop.LatedropWarning, match=r"no better than.*pass target=Standardized\(mean=(20\d|19\d)"):
+    with pytest.warns(
+        latedrop.LatedropWarning, match=r"no better than.*pass target=Standardized\(mean, std\) or Log\(\)"
+    ):
         calibrated(model, t * 50 + 200, None)
-    with pytest.warns(latedrop.LatedropWarning, match="no better than(?!.*Standardized)"):
-        calibrated(model, torch.randn(60, 1, generator=torch.Generator().manual_seed(3)).double() + 100, None)
-    with torch.no_grad():
-        nn.init.constant_(model[2].bias, 4.0)
-        y = (model(x) + 0.01 * torch.sin(9 * x[:, :1])).exp()
-    with pytest.warns(latedrop.LatedropWarning, match=r"no better than.*pass target=Log\(\)"):
-        calibrated(model, y, None)

@@ -1,6 +1,5 @@
 """Maps of classes: pixels of images, an ignore index, maps of doubt, scores of images."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+from latedrop.calibration import measure_classes
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import Measured
-from latedrop.calibration.measure_classes import Labelled
+from latedrop.calibration.measure_classes import pixels_of
 from latedrop.errors import ArgumentError, DataError, OutputError
 from networks import trained
 from rounding import assert_same_up_to_rounding
@@ -125,18 +125,6 @@ def test_saved_and_loaded(uq: latedrop.ClassPredictor, net: Net, tmp_path: Path)
     assert torch.equal(again.predict(x).log_probabilities, uq.predict(x).log_probabilities)
 
 
-def test_draws_of_maps(net: Net) -> None:
-    x, y = scenes(12, seed=8)
-    task, method = latedrop.Classification(ignore_index=VOID), latedrop.Sampling(rates=[0.02], draws=4)
-    uq = latedrop.calibrate(net, (x, y), method=method, task=task, progress=False)
-    assert "leverage + draws at rate 0.02" in [candidate.name for candidate in uq.calibration.candidates]
-    used = uq._with(replace(uq.calibration, rate=0.02, draws=4))
-    outputs = latedrop.sample(net, x[:2], 0.02, 4, sites=uq.calibration.sites, keep_draws=True).outputs
-    p = used.predict(x[:2])
-    t = uq.calibration.fit.temperatures(p.novelty, p.logits).reshape(-1, 1, 1, 1)
-    assert_same_up_to_rounding(p.probabilities, torch.softmax(torch.as_tensor(outputs) / t, 2).mean(0))
-
-
 def test_folds_are_images_and_so_are_errors() -> None:
     image = torch.arange(12).repeat_interleave(50)
     rows = Measured(torch.zeros(600, 3), torch.zeros(600, dtype=torch.long), image=image)
@@ -148,14 +136,13 @@ def test_folds_are_images_and_so_are_errors() -> None:
     assert standard_error(of_images.repeat_interleave(50), rows.left_out) == pytest.approx(wanted)
 
 
-def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
-    pixels = Labelled(True, most=3000)
-    for batch in range(4):
-        y = torch.arange(40 * 40).reshape(1, 40, 40).expand(5, -1, -1) % 3
-        z = torch.nn.functional.one_hot(y, 3).movedim(-1, 1).float() * 5 + batch - 2
-        pixels.add(z, y)
-        assert pixels.columns()["logits"].numel() <= 3000
-    logits, labels, images = pixels.columns().values()
+def test_memory_is_bounded_and_pixels_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_classes, "MOST", 3000)
+    y = torch.arange(40 * 40).reshape(1, 40, 40).expand(20, -1, -1) % 3
+    z = torch.nn.functional.one_hot(y, 3).movedim(-1, 1).float() * 5
+    parts = pixels_of(z[:10], y[:10], None, 0, 20) + pixels_of(z[10:], y[10:], None, 10, 20)
+    logits, labels, images = (torch.cat([part[name] for part in parts]) for name in ("logits", "labels", "image"))
+    assert 1500 < logits.numel() <= 3000
     assert torch.equal(logits.argmax(1), labels)  # a pixel stays with its label
     assert images.unique().tolist() == list(range(20))
     assert len({int((images == i).sum()) for i in range(20)}) == 1
@@ -170,7 +157,7 @@ def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
             lambda y: torch.full_like(y, VOID),
             {"task": latedrop.Classification(ignore_index=VOID)},
             DataError,
-            "found the ignore_index, 255, at all",
+            "found 0 among 6. Check the labels and ignore_index=255",
         ),
         (
             lambda y: y,
@@ -192,8 +179,14 @@ def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
             ArgumentError,
             r"expected Terms\(\['leverage'\]\)",
         ),
+        (
+            lambda y: y,
+            {"task": latedrop.Classification(ignore_index=VOID), "method": "sample"},
+            ArgumentError,
+            r"for maps of classes; found Sampling\..*mutual_information",
+        ),
     ],
-    ids=["all ignored", "no index", "out of range", "another size", "floats", "gradients"],
+    ids=["all ignored", "no index", "out of range", "another size", "floats", "gradients", "draws"],
 )
 def test_bad_labels(net: Net, change: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
     x, y = scenes(6)

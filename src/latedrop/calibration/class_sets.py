@@ -35,7 +35,7 @@ _FIRST = 5
 
 
 def checked_score(score: object) -> Score:
-    """One of the scores, or `ArgumentError`."""
+    """Return one of the scores, or raise `ArgumentError`."""
     if score not in get_args(Score):
         raise ArgumentError(f"expected a score of {', '.join(get_args(Score))}; found {score!r}.")
     return score  # type: ignore[return-value]
@@ -76,7 +76,7 @@ class ClassSets:
 
     @classmethod
     def fit(cls, probabilities: Tensor, labels: Tensor, score: Score, *, per_class: bool) -> ClassSets:
-        """From probabilities `(N, K)` of the rows and their labels."""
+        """Store the scores of the true classes, from probabilities `(N, K)` and labels."""
         true_scores = scores_of(probabilities, score).gather(1, labels[:, None])[:, 0]
         parts = [true_scores[labels == k] for k in range(probabilities.shape[1])] if per_class else [true_scores]
         absent = [str(k) for k, part in enumerate(parts) if per_class and not len(part)]
@@ -88,7 +88,7 @@ class ClassSets:
         return cls(score, tuple(tuple(part.sort().values.tolist()) for part in parts))
 
     def members(self, probabilities: Tensor, level: float) -> Tensor:
-        """`(N, K)`, True for the classes of each set."""
+        """Return `(N, K)`, True for the classes of each set."""
         level = checked_level(level)
         remedy = "Pass more rows to conformal(), or ask for a lower level."
         words = ", of each class where sets are per class, for sets", remedy
@@ -128,7 +128,7 @@ class Rejection:
 
 
 def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: float) -> Rejection:
-    """The most lenient threshold whose error rate is below `risk` with a given probability.
+    """Return the most lenient threshold whose error rate is below `risk` with a given probability.
 
     Thresholds are tested one after the other, from the strictest on, each by the exact binomial test that Clopper and
     Pearson's bound is made of; the first that fails ends it, so that the chance of any wrong one among those that

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,9 @@ from latedrop.metrics.entries import average
 from latedrop.records import Limits, record
 
 __all__ = [
-    *("LEAST_GAIN", "Candidate", "CrossValidated", "CrossValidatedClasses", "CrossValidation", "Folds", "crossed"),
+    *("LEAST_GAIN", "Candidate", "CrossValidated", "CrossValidatedClasses", "CrossValidation", "crossed"),
     *("effective_rows", "leading", "share_error", "standard_error"),
 ]
-
-Folds: TypeAlias = Literal["shuffled", "blocks"]
-"""Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
 
 LEAST_GAIN = 1e-3
 """Nats by which a candidate has to lead, or nothing is added."""
@@ -95,23 +92,26 @@ class CrossValidation:
     """Which rows are left out together, and what each row counts.
 
     Attributes:
-        kind: by chance, or runs of neighbours, which are alike.
         weights: `(N,)`; None where all count the same.
         groups: `(N,)`, rows of one number are alike, as the pixels of an image: they are left out together.
         count: how many folds there are at most.
     """
 
-    kind: Folds = "shuffled"
     weights: Tensor | None = None
     groups: Tensor | None = None
     count: int = _FOLDS
 
+    @classmethod
+    def of_runs(cls, rows: int, weights: Tensor | None = None) -> CrossValidation:
+        """Leave out runs of a tenth of the rows each, where neighbours are alike."""
+        return cls(weights, torch.arange(rows) * min(_FOLDS, rows) // max(1, rows))
+
     def at(self, rows: Any) -> Tensor | None:
-        """The weights of some rows."""
+        """Return the weights of some rows."""
         return None if self.weights is None else self.weights[rows]
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over rows `(N, ...)`, each counted as often as its weight says."""
+        """Return the mean over rows `(N, ...)`, each counted as often as its weight says."""
         if self.weights is None:
             return values.mean(0)
         weights = self.weights.to(values)
@@ -119,34 +119,27 @@ class CrossValidation:
         return total / weights.sum()
 
     def folds(self, rows: int) -> Tensor:
-        """Return a fold for each row, `(rows,)`: every tenth of a fixed shuffle, or a run of a tenth of the rows each.
-
-        Where rows are few there is one fold per row.
-        """
+        """Return a fold for each row, `(rows,)`: every tenth row, or group, of a fixed shuffle."""
         if self.groups is not None:
             members, place = self.groups.unique(return_inverse=True)
             return replace(self, groups=None).folds(len(members))[place]
-        if self.kind == "blocks":
-            return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows) % self.count
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
         fold = torch.empty(rows, dtype=torch.long)
         fold[order] = torch.arange(rows) % min(_FOLDS, rows) % self.count
         return fold
 
     def splits(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The places of the rows to fit to, and of those that are left out, fold by fold."""
+        """Yield the places of the rows to fit to, and of those that are left out, fold by fold."""
         fold = self.folds(rows)
         for number in fold.unique().tolist():
             yield (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
 
     def worth(self, rows: int) -> float:
-        """How many independent rows of one weight tell as much: `(sum w)^2 / sum w^2`, or the number of runs."""
-        if self.kind == "blocks":
-            return float(len(self.folds(rows).unique()))
-        return effective_rows(self.weights, rows)
+        """Return how many independent rows of one weight tell as much: the number of groups, if there are any."""
+        return effective_rows(self.weights, rows) if self.groups is None else float(len(self.groups.unique()))
 
     def candidate(self, name: str, gain: Tensor) -> Candidate:
-        """A candidate with its gain, the mean over rows `(N,)`."""
+        """Return a candidate with its gain, the mean over rows `(N,)`."""
         return Candidate(name, float(self.mean(gain)), standard_error(gain, self))
 
 
@@ -164,32 +157,24 @@ def leading(scores: Mapping[str, Tensor], home: str, left: CrossValidation, amon
 
 
 def standard_error(values: Tensor, left: CrossValidation | None = None) -> float:
-    """Return the standard error of the weighted mean of `(N,)`: `sqrt(n / (n - 1) sum w^2 (x - mean)^2) / sum w`.
+    """Return the standard error of the weighted mean of `(N,)`.
 
-    Where rows of a run are alike, it comes from the means of runs; where rows of a group are, from sums over groups.
+    It is `sqrt(m / (m - 1) sum_g (sum_{i in g} w_i (x_i - mean))^2) / sum w`, with m groups g; each row is one of its
+    own unless rows are grouped.
     """
-    if left is not None and left.groups is not None:
-        groups, place = left.groups.unique(return_inverse=True)
-        count = len(groups)
-        off = values.new_zeros(count).index_add_(0, place, values - values.mean())
-        return float((off.square().sum() * count / (count - 1)).sqrt() / len(values)) if count > 1 else math.inf
-    weights = None if left is None else left.weights
-    if left is not None and left.kind == "blocks":
-        fold = left.folds(len(values))
-        runs = [(fold == number).nonzero()[:, 0] for number in fold.unique()]
-        values = torch.stack([average(values[run], left.at(run)) for run in runs])
-        weights = None if weights is None else torch.stack([weights[run].sum() for run in runs])
-    if len(values) < 2:
-        return float("inf")
-    if weights is None:
-        return float(values.std() / len(values) ** 0.5)
-    weights, rows = weights.to(values), len(values)
-    spread = (weights * (values - average(values, weights))).square().sum() * rows / (rows - 1)
-    return float(spread.sqrt() / weights.sum())
+    left, values = left or CrossValidation(), values.double()
+    weights = torch.ones_like(values) if left.weights is None else left.weights.to(values)
+    off = weights * (values - average(values, weights))
+    if left.groups is not None:
+        members, place = left.groups.unique(return_inverse=True)
+        off = off.new_zeros(len(members)).index_add_(0, place, off)
+    if len(off) < 2:
+        return math.inf
+    return float((off.square().sum() * len(off) / (len(off) - 1)).sqrt() / weights.sum())
 
 
 def effective_rows(weights: Tensor | None, rows: int) -> float:
-    """How many rows of one weight tell as much: `(sum w)^2 / sum w^2`."""
+    """Return how many rows of one weight tell as much: `(sum w)^2 / sum w^2`."""
     return float(rows) if weights is None else float(weights.sum().square() / weights.square().sum())
 
 
@@ -206,15 +191,14 @@ def crossed(
     error: Tensor,
     fit: Callable[[Tensor], Callable[[Tensor], Tensor]],
     per_output: bool,
-    left: CrossValidation | None = None,
+    left: CrossValidation,
 ) -> tuple[Tensor, Tensor]:
-    """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
+    """Return variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
 
     `fit` is given the places of the rows to fit to, and returns a function from places to variances. With `per_output`
     each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
     a small number, and the variance too.
     """
-    left = left or CrossValidation()
     # One mean for each row, of all of its entries or of those of each output.
     axes = tuple(range(2 if per_output else 1, error.dim()))
     squares = error.square().mean(axes, keepdim=True) if axes else error.square()

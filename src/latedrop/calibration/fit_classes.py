@@ -43,32 +43,19 @@ _USUAL_SPREAD = 2.0  # typical standard deviation of the logits of a row
 
 @dataclass(frozen=True)
 class Measured:
-    """Hold logits, labels and novelty of N validation rows, or of N pixels of validation images.
+    """Hold logits, labels and novelty of N validation rows, or of N pixels of validation images."""
 
-    Attributes:
-        logits: `(N, K)`, or `(T, N, K)` of T draws.
-        labels: class numbers, `(N,)`.
-        novelty: leverage divided by its limit, `(N,)`; None if no leverage is used.
-        image: index of the image of each pixel, `(N,)`; None if rows are independent examples.
-        drawn: logits of T draws, `(T, N, K)`, by dropout rate.
-        sites: where dropout is applied.
-        features: sites whose activations the leverage reads; None if there are none.
-        terms, guard: fitted leverage terms, and their limits.
-        reference_rows: number of reference rows; 0 if the validation rows were used instead.
-        binary: whether the model has one logit for two classes.
-    """
-
-    logits: Tensor
-    labels: Tensor
-    novelty: Tensor | None = None
-    image: Tensor | None = None
-    drawn: Mapping[float, Tensor] = field(default_factory=dict)
+    logits: Tensor  # (N, K), or (T, N, K) of T draws
+    labels: Tensor  # class numbers, (N,)
+    novelty: Tensor | None = None  # leverage divided by its limit, (N,), if there is a leverage
+    image: Tensor | None = None  # index of the image of each pixel, (N,); None if rows are independent examples
+    drawn: Mapping[float, Tensor] = field(default_factory=dict)  # logits of T draws, (T, N, K), by dropout rate
     sites: Sites = field(default_factory=Sites)
-    features: Features | None = None
-    terms: tuple[GradientLeverage | Leverage, ...] = ()
+    features: Features | None = None  # that the leverage reads
+    terms: tuple[GradientLeverage | Leverage, ...] = ()  # fitted, and their limits in `guard`
     guard: Guard | None = None
-    reference_rows: int = 0
-    binary: bool = False
+    reference_rows: int = 0  # 0 if the validation rows were used instead
+    binary: bool = False  # whether the model has one logit for two classes
 
     @property
     def rows(self) -> int:
@@ -196,25 +183,15 @@ def _log_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Hold the chosen candidate, and the baseline with one temperature for all rows.
-
-    Attributes:
-        name: name of the candidate.
-        fit: its fit to all rows.
-        rate: dropout rate of its draws; None: no draws.
-        candidates: all candidates that were compared, the simplest first.
-        left_out: cross-validated log probabilities of the candidate, `(N, K)`.
-        alone: cross-validated log probabilities of the baseline, `(N, K)`.
-        temperature: temperature of the baseline, fitted to all rows.
-    """
+    """Hold the chosen candidate, and the baseline with one temperature for all rows."""
 
     name: str
-    fit: ClassFit
-    rate: float | None
-    candidates: tuple[Candidate, ...]
-    left_out: Tensor
-    alone: Tensor
-    temperature: float
+    fit: ClassFit  # to all rows
+    rate: float | None  # dropout rate of its draws; None: no draws
+    candidates: tuple[Candidate, ...]  # that were compared, the simplest first
+    left_out: Tensor  # cross-validated log probabilities of the candidate, (N, K)
+    alone: Tensor  # the same of the baseline
+    temperature: float  # of the baseline, fitted to all rows
 
 
 def chosen(rows: Measured, *, guard: bool) -> Chosen:

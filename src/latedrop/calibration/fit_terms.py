@@ -30,7 +30,7 @@ from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
 from latedrop.metrics.groups import Inputs, Outcomes, by_input
 from latedrop.metrics.tails import Tail, fit_tail
-from latedrop.streams.monitor import Usual, usual_of_rows
+from latedrop.streams.monitor import usual_of_rows
 
 __all__ = ["Picked", "compare", "described", "fitted_variance", "judge", "nested", "with_guard"]
 
@@ -39,25 +39,15 @@ _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
 
 @dataclass(frozen=True)
 class Picked:
-    """The candidate in use.
-
-    Attributes:
-        name: what it is made of.
-        fit: to all rows; coefficients of the columns that it leaves out are 0.
-        variance, constant: `(N, K, I)`, of each row from fits to the rows of other folds.
-        tail: of the standardised errors of these rows.
-        trivial: the same of one constant variance.
-        gain: `(N,)`, nats by which it is better than that.
-        candidates: all that were compared, the simplest first.
-    """
+    """The candidate in use."""
 
     name: str
-    fit: TermFit
-    variance: Tensor
-    constant: Tensor
-    tail: Tail
-    trivial: Tail
-    gain: Tensor
+    fit: TermFit  # to all rows; coefficients of the columns that it leaves out are 0
+    variance: Tensor  # (N, K, I), of each row from fits to the rows of other folds
+    constant: Tensor  # the same of one constant variance
+    tail: Tail  # of the standardised errors of these rows
+    trivial: Tail  # the same of the constant
+    gain: Tensor  # (N,), nats by which it is better than the constant
     candidates: tuple[Candidate, ...]
 
 
@@ -67,16 +57,15 @@ def with_guard(rows: TermRows) -> TermRows:
     assert isinstance(method, Terms)
     if not bool(rows.error.any(2).any(0).all()):
         refuse_no_errors()
-    hint, several = plan.target is None, rows.per_output
-    warn_of_poor_fit(rows.mean, rows.target, "validation rows", per_output=several, stacklevel=4, hint=hint)
+    warn_of_poor_fit(rows.mean, rows.target, "validation rows", per_output=rows.per_output, stacklevel=4)
     if not rows.guards or rows.leverage is None:
         return rows
-    left, target = CrossValidation(weights=plan.weights), rows.entries(rows.target)
+    left, target = CrossValidation(plan.weights), rows.entries(rows.target)
     centres = left.mean(target.mean(2))
     moments = rows.error.square(), target, (target - centres[:, None]).square()
     constants, centre, spreads = (tuple(left.mean(part.mean(2)).tolist()) for part in moments)
     most = _MOST_OF_FEW if _are_few(rows) else None
-    guard = Guard.of(rows.guards, rows.leverage, rows.usual, left.weights)
+    guard = Guard.of(rows.guards, rows.leverage, rows.usual, plan.weights)
     guard = replace(guard, constants=constants, centres=centre, spreads=spreads, grows=method.guard, most=most)
     return replace(rows, guard=guard)
 
@@ -86,13 +75,13 @@ def nested(rows: TermRows) -> dict[str, list[Block]]:
     names = list(rows.columns)
     blocks = {term.name: blocks_of(term, names) for term in rows.terms}
     blocks = {} if _are_few(rows) else {name: each for name, each in blocks.items() if each}
-    tried, terms = {_name(()): list[Block]()}, list(blocks)
-    for count in range(1, len(terms) + 1):
-        tried[_name(terms[:count])] = [block for name in terms[:count] for block in blocks[name]]
-    whole = tried[_name(terms)]
+    tried, whole = {"floor alone": list[Block]()}, list[Block]()
+    for i, name in enumerate(blocks):
+        whole = [*whole, *blocks[name]]
+        tried[" + ".join([*blocks][: i + 1])] = whole
     # Runs of rows that are alike are too few to tell every site apart.
-    if rows.left.kind != "blocks" and any(len(block.places) > 1 for block in whole):
-        tried[f"{_name(terms)}, each site apart"] = [
+    if rows.left.groups is None and any(len(block.places) > 1 for block in whole):
+        tried[f"{' + '.join(blocks)}, each site apart"] = [
             block._replace(places=[place], share=block.share / len(block.places))
             for block in whole
             for place in block.places
@@ -136,7 +125,7 @@ def fitted_variance(rows: TermRows, fit: TermFit, at: Any = slice(None)) -> Tens
 def _fit(rows: TermRows, blocks: Sequence[Block], at: Any = slice(None)) -> TermFit:
     """Fit the coefficients of a candidate to some rows, or to all."""
     left, error = rows.left, rows.error[at]
-    runs = left.worth(len(rows.error)) * len(error) / len(rows.error) if left.kind == "blocks" else None
+    runs = None if left.groups is None else left.worth(len(rows.error)) * len(error) / len(rows.error)
     return fit_terms(error, rows.stacked[at], blocks, rows.sizes, left.at(at), worth=runs)
 
 
@@ -164,31 +153,32 @@ def described(rows: TermRows, picked: Picked) -> FittedTerms:
     parts = [*(rows.stacked * fit.coefficients[:, None]).unbind(-1), fit.floors[:, None].expand(rows.error.shape)]
     named = dict(zip([*rows.columns, "floor"], parts, strict=True))
     total = torch.stack(parts).sum(0)
-    shares = {name: float(rows.left.mean((part / total).mean((1, 2)))) for name, part in named.items()}
+    usual = None
+    if rows.error.shape[2] == 1:  # for streams: how novelty and the terms in use are spread over the validation rows
+        used = {name: part for name, part in named.items() if bool(part.any()) or name == "floor"}
+        each = shares_of_terms([*used], torch.stack([*used.values()]))
+        novelty, weights = (None if part is None else part.tolist() for part in (rows.novelty, rows.left.weights))
+        usual = usual_of_rows(novelty, {name: share.tolist() for name, share in each.items()}, weights)
     return FittedTerms(
         terms=rows.terms,
         columns=tuple(rows.columns),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
         without=tuple(map(tuple, without)),
-        shares=shares,
+        shares={name: float(rows.left.mean((part / total).mean((1, 2)))) for name, part in named.items()},
         guard=rows.guard,
         features=rows.features,
         candidates=picked.candidates,
         choice=picked.name,
         reference_rows=rows.reference_rows,
         correction=rows.correction,
-        usual=_usual(rows, named) if rows.error.shape[2] == 1 else None,
+        usual=usual,
     )
 
 
 def _are_few(rows: TermRows) -> bool:
     """Return True if rows are too few to tell what is usual: then the constant stands."""
     return rows.plan.reference is None and len(rows.target) < _FEW_ROWS
-
-
-def _name(names: Sequence[str]) -> str:
-    return " + ".join(names) or "floor alone"
 
 
 def _slices(rows: TermRows, picked: Picked) -> tuple[Slice, ...]:
@@ -208,11 +198,3 @@ def _slices(rows: TermRows, picked: Picked) -> tuple[Slice, ...]:
         names = names if len(names) == len(values) else [f"input {k}" for k in range(len(values))]
         columns = dict(zip(names, values, strict=True))
     return off_slices(group for groups in by_input(outcomes, Inputs(columns), others, None) for group in groups)
-
-
-def _usual(rows: TermRows, parts: dict[str, Tensor]) -> Usual:
-    """Return how the validation rows are spread, for streams; of the terms that are in use."""
-    used = {name: part for name, part in parts.items() if bool(part.any()) or name == "floor"}
-    shares = {name: share.tolist() for name, share in shares_of_terms([*used], torch.stack([*used.values()])).items()}
-    novelty, weights = (None if part is None else part.tolist() for part in (rows.novelty, rows.left.weights))
-    return usual_of_rows(novelty, shares, weights)

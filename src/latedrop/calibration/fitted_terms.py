@@ -109,29 +109,29 @@ class FittedTerms:
         match(len(set(names)) == len(names), "terms", "terms of different names", names)
         match(len(set(columns)) == len(columns), "columns", "different columns", columns)
         match({term_of(name) for name in columns} <= set(names), "columns", f"columns of the terms {names}", columns)
-        match(len(self.coefficients) == outputs, "coefficients", f"{outputs} rows, as floors", len(self.coefficients))
-        match(len(self.without) in (0, outputs), "without", f"{outputs} rows, as floors", len(self.without))
+        match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
+        match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for name, rows, count in (("coefficients", self.coefficients, 0), ("without", self.without, 1)):
+            fits = len(rows) == outputs or (not rows and name == "without")
+            match(fits, name, f"{outputs} rows, as floors", len(rows))
             for i, theta in enumerate(rows):
                 wanted = f"one number for each of {columns}{' and a floor' * count}"
                 match(len(theta) == len(columns) + count, f"{name}[{i}]", wanted, theta)
-        match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
-        match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for term in self.terms:
-            if isinstance(term, ErrorForest):
-                match(term.grown is not None, "terms", "all that forest has learned", "nothing")
-                match(set(term.beside) <= set(names), "terms", f"terms {names} beside the forest", term.beside)
-            elif term.needs_features or term.needs_gradients:
-                match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
-        if self.correction is not None:
-            wanted_terms = {ErrorForest.name, GradientLeverage.name}
-            fits = wanted_terms <= set(names) and self.guard is not None
-            match(fits, "correction", f"with terms {wanted_terms}, guarded", names)
+            forest = isinstance(term, ErrorForest)
+            learned = term.grown is not None if forest else None not in vars(term).values()  # type: ignore[attr-defined]
+            learns = forest or term.needs_features or term.needs_gradients
+            match(learned or not learns, "terms", f"all that {term.name} has learned", "nothing")
+            beside = set(term.beside) if isinstance(term, ErrorForest) else set()
+            match(beside <= set(names), "terms", f"terms {names} beside the forest", beside)
         looking = any(term.needs_features for term in self.terms)
         match(self.features is not None or not looking, "features", "the sites that terms look at", None)
+        needed = {ErrorForest.name, GradientLeverage.name}
+        fits = self.correction is None or (needed <= set(names) and self.guard is not None)
+        match(fits, "correction", f"with terms {needed}, guarded", names)
         if self.guard is not None:
-            learned = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
-            match(set(self.guard.terms) <= set(learned), "guard.terms", f"some of {learned}", self.guard.terms)
+            lever = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
+            match(set(self.guard.terms) <= set(lever), "guard.terms", f"some of {lever}", self.guard.terms)
             for name, values in (("constants", self.guard.constants), ("centres", self.guard.centres)):
                 fits = len(values) == outputs or (name == "centres" and not values)
                 match(fits, f"guard.{name}", f"{outputs} numbers, as floors", values)
@@ -224,11 +224,8 @@ class FittedTerms:
 
     def table(self) -> list[list[str]]:
         """Return a table of text with coefficients and share of each column and of the floor, header first."""
-        values = [*zip(*self.coefficients, strict=True), self.floors]
-        cells = [
-            [name, ", ".join(f"{value:.4g}" for value in each), f"{self.shares[name]:.1%}"]
-            for name, each in zip([*self.columns, "floor"], values, strict=True)
-        ]
+        values = zip([*self.columns, "floor"], [*zip(*self.coefficients, strict=True), self.floors], strict=True)
+        cells = [[name, ", ".join(f"{v:.4g}" for v in each), f"{self.shares[name]:.1%}"] for name, each in values]
         return [["term", "coefficient", "share of variance"], *cells]
 
     def with_terms(self, given: Sequence[Term], path: object) -> FittedTerms:

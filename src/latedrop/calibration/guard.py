@@ -69,17 +69,17 @@ class Guard:
         return self
 
     def novelty(self, rows: BatchContext, terms: Mapping[str, Term]) -> Tensor:
-        """`(N,)`: below 1 for rows like 95 % of the reference rows, infinite for those beyond numbers."""
+        """Return novelty `(N,)`: below 1 for rows like 95 % of the reference rows, infinite beyond all numbers."""
         novelty = self.ratio([rows.values_of(terms[name]).reshape(len(rows.mean), -1) for name in self.terms])
         return novelty if being_traced() else novelty.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def ratio(self, values: Sequence[Tensor]) -> Tensor:
-        """`(N,)`, the largest of all values `(N, K)` of the terms in units of their limits."""
+        """Return `(N,)`, the largest of all values `(N, K)` of the terms in units of their limits."""
         pairs = zip(values, self.limits, strict=True)
         return torch.cat([value / constants(limit).to(value) for value, limit in pairs], 1).amax(1)
 
     def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
-        """The variance `(N, ...)` of rows that are so novel, `(N,)`, for what the network says of them.
+        """Return the variance `(N, ...)` of rows with this novelty, `(N,)`, and this mean.
 
         A row far outside is no narrower than a constant would be there. Where g is above 1 a forest knows nothing, so
         that the larger of the variance and of `without`, that of a fit without it, grows. It becomes no wider than
@@ -103,10 +103,9 @@ class Guard:
 
 
 def finite(novelty: Tensor) -> Tensor:
-    """At most the largest number, which is also that of rows whose features are none."""
-    if being_traced():  # a file's numbers are looked at where it is run
-        return novelty
-    return novelty.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
+    """Limit the novelty to the largest number, which is also that of rows whose features are none."""
+    # The numbers of a traced program are looked at where it is run.
+    return novelty if being_traced() else novelty.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
 
 
 def upper_quantile(leverage: Tensor, weights: Tensor | None = None) -> float:

@@ -3,14 +3,15 @@
 The data are read once. Terms that need no reference rows are measured in this pass. Features are stored, and the terms
 that learn from reference rows are measured afterwards.
 
-Memory is bounded if the number of rows is known. Of more than `MOST_ROWS` rows a subset is chosen by a hash of the row
-number, which does not depend on the batch size, and only these rows are run. Of large outputs a subset of positions is
-stored, the same for every row, because a fit of a few coefficients needs no more than a million errors.
+Memory is bounded if the number of rows is known. Of more than `MOST_ROWS` rows about that many are chosen by a hash of
+the row number, which does not depend on the batch size, and only these rows are run. Of large outputs a subset of
+positions is stored, the same for every row, because a fit of a few coefficients needs no more than a million errors.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,6 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -53,8 +53,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 MOST_ROWS = 2**15
-"""Maximum number of rows of a fit; with half as many, a variance has a standard error of about 1 %."""
-_BLOCK = 2**18  # row numbers that are hashed at once
+"""Rows of a fit, about; with half as many, a variance has a standard error of about 1 %."""
 MOST_ENTRIES = 2**20
 _SHOWN = 6
 _EXAMPLES = 1024  # maximum number of rows for finding sites
@@ -94,37 +93,21 @@ def validation_batches(
 
 
 class _RowChoice:
-    """Choose at most `most` of `total` rows that arrive in batches; all rows if the total is not known."""
+    """Choose about `most` of `total` rows that arrive in batches, or half as many; all rows if no total is known."""
 
     def __init__(self, total: int | None, most: int) -> None:
-        self.expected = total
-        self.read, self._mask = 0, 0
-        if total is not None and total > most:
-            hashes = _hashes(0, 0)
-            for start in range(0, total, _BLOCK):  # so that memory does not grow with the rows
-                hashes = np.append(hashes, self._chosen(_hashes(start, min(start + _BLOCK, total))))
-                while len(hashes) > most:
-                    self._mask = 2 * self._mask + 1
-                    hashes = self._chosen(hashes)
-            self.expected = len(hashes)
+        halvings = 0 if total is None else max(0, math.ceil(math.log2(max(total, 1) / most)))
+        self._every, self.read = 2**halvings, 0
+        self.expected = None if total is None else total // self._every
 
     def next(self, rows: int) -> list[int] | None:
         """Return the positions of the chosen rows among the next `rows` ones; None for all."""
         start, self.read = self.read, self.read + rows
-        if not self._mask:
+        if self._every == 1:
             return None
-        positions: list[int] = np.flatnonzero(_hashes(start, self.read) & np.uint64(self._mask) == 0).tolist()
+        hashes = mixed((np.arange(start, self.read, dtype=np.uint64) + np.uint64(1)) * STEP)
+        positions: list[int] = np.flatnonzero(hashes % np.uint64(self._every) == 0).tolist()
         return positions
-
-    def _chosen(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Return the hashes of chosen rows."""
-        chosen: npt.NDArray[np.uint64] = hashes[hashes & np.uint64(self._mask) == 0]
-        return chosen
-
-
-def _hashes(start: int, stop: int) -> npt.NDArray[np.uint64]:
-    """Return a hash of each row number from `start` to `stop`."""
-    return mixed((np.arange(start, stop, dtype=np.uint64) + np.uint64(1)) * STEP)
 
 
 def _positions(shape: Sequence[int], axis: int, rows: int | None) -> Tensor | None:
@@ -138,42 +121,23 @@ def _positions(shape: Sequence[int], axis: int, rows: int | None) -> Tensor | No
 
 @dataclass(frozen=True)
 class TermRows:
-    """Hold the measurements on N validation rows for a fit of K outputs, or of all outputs together (K = 1).
-
-    Attributes:
-        plan: options of the calibration.
-        sites: where dropout is applied.
-        mean, target: `(N, ...)`; the mean includes the cross-fitted correction if one was requested.
-        terms: fitted terms, including those of the guard.
-        columns: values of the terms by column name, each `(N, ...)`.
-        features: sites whose activations are read; None if there are none.
-        shape: output shape of one row; `mean`, `target` and `columns` may hold only some of its positions.
-        guards: names of the terms that measure novelty; empty if there are none.
-        leverage: values of these terms, `(N, terms, K)` or `(N, terms, 1)`.
-        usual: their values on m reference rows, `(m, terms, K)`; None if the validation rows are the reference.
-        table: inputs as a table `(N, columns)`, if a term needs them and they are one table.
-        correction: correction of the mean; None if not requested.
-        usual_sizes: mean of a column over the reference rows, `(K,)` or `(1,)`; for other columns the mean over the
-            validation rows is used.
-        reference_rows: number of reference rows; 0 if the validation rows were used instead.
-        guard: limits of novelty; None if there are no terms for it.
-    """
+    """Hold the measurements on N validation rows for a fit of K outputs, or of all outputs together (K = 1)."""
 
     plan: Plan
     sites: Sites
-    mean: Tensor
-    target: Tensor
-    terms: tuple[Term, ...]
-    columns: dict[str, Tensor]
+    mean: Tensor  # (N, ...), with the cross-fitted correction if one was requested
+    target: Tensor  # (N, ...)
+    terms: tuple[Term, ...]  # fitted, with those of the guard
+    columns: dict[str, Tensor]  # values of the terms by column name, each (N, ...)
     features: Features | None
-    shape: tuple[int, ...]
-    guards: tuple[str, ...] = ()
-    leverage: Tensor | None = None
-    usual: Tensor | None = None
-    table: Tensor | None = None
-    correction: Correction | None = None
-    usual_sizes: dict[str, Tensor] = field(default_factory=dict)
-    reference_rows: int = 0
+    shape: tuple[int, ...]  # of one row's output; mean, target and columns may hold only some of its positions
+    guards: tuple[str, ...] = ()  # names of the terms that measure novelty
+    leverage: Tensor | None = None  # values of these terms, (N, terms, K)
+    usual: Tensor | None = None  # their values on m reference rows, (m, terms, K); None without reference rows
+    table: Tensor | None = None  # inputs (N, columns), if a term needs them and they are one table
+    correction: Correction | None = None  # of the mean, if one was requested
+    usual_sizes: dict[str, Tensor] = field(default_factory=dict)  # means of columns over the reference rows, (K,)
+    reference_rows: int = 0  # 0 if the validation rows were used instead
     guard: Guard | None = None
 
     @property
@@ -209,14 +173,17 @@ class TermRows:
     @cached_property
     def novelty(self) -> Tensor | None:
         """Return the novelty of each row, `(N,)`; None without a guard."""
-        known = self.guard is not None and self.leverage is not None
-        return self.guard.ratio(self.leverage.unbind(1)) if known else None  # type: ignore[union-attr]
+        if self.guard is None or self.leverage is None:
+            return None
+        return self.guard.ratio(self.leverage.unbind(1))
 
-    @property
+    @cached_property
     def left(self) -> CrossValidation:
         """Return the folds and row weights for cross-validation."""
         assert isinstance(self.plan.method, Terms)
-        return CrossValidation(self.plan.method.folds, self.plan.weights)
+        if self.plan.method.folds == "blocks":
+            return CrossValidation.of_runs(len(self.target), self.plan.weights)
+        return CrossValidation(self.plan.weights)
 
 
 def learnable(rows: BatchContext, names: Iterable[str]) -> Parts:
@@ -258,11 +225,9 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
                 continue
             if not measured:
                 features = usable_features(network, x, sites, plan.readout, method.features)
-                candidates = _candidates(method, features)
-                gradients = any(term.needs_gradients for term in candidates)
             rows = BatchContext(network, x, sites, plan.readout, features, gradients=gradients)
             if not measured:
-                terms = _usable(candidates, rows, chosen=method.chosen)
+                terms = _usable(method, rows)
                 rows.wants_gradients = gradients = any(term.needs_gradients for term in terms)
                 forest = any(isinstance(term, ErrorForest) for term in terms)
                 wanted = {"gradients": gradients, "features": features is not None, "table": forest}
@@ -292,7 +257,6 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
 
 
 def _at(parts: Parts, rows: list[int]) -> Parts:
-    """Return the tensors at some rows."""
     return {name: values[rows] for name, values in parts.items()}
 
 
@@ -315,30 +279,25 @@ def usable_features(
         return None
 
 
-def _candidates(method: Terms, features: Features | None) -> list[Term]:
-    """Return the terms that can be used with these features; raise if a term chosen by the user cannot."""
+def _usable(method: Terms, rows: BatchContext) -> tuple[Term, ...]:
+    """Prepare the terms that this model supports; raise for those that the user named and it does not."""
     wanting = [term.name for term in method.objects if term.needs_features]
-    if features is None and wanting and method.chosen:
+    if wanting and method.chosen and not rows.has_features:
         raise ArgumentError(
             f"expected a site whose inputs have an axis for the examples and do not depend on the other rows of a "
             f"batch, for terms {wanting}; found none. Leave these terms out."
         )
-    terms = [term for term in method.objects if features is not None or not term.needs_features]
+    terms = [term for term in method.objects if rows.has_features or not term.needs_features]
     if not method.chosen and method.folds == "blocks":
-        terms = [
-            term for term in terms if not isinstance(term, ErrorForest)
-        ]  # neighbours of a left-out row would be in its trees
-    return terms
-
-
-def _usable(terms: Sequence[Term], rows: BatchContext, *, chosen: bool) -> tuple[Term, ...]:
-    """Prepare the terms for this model; skip terms that it does not support, or raise if the user chose them."""
+        # Neighbours of a left-out row would be in its trees.
+        terms = [term for term in terms if not isinstance(term, ErrorForest)]
+    rows.wants_gradients = any(term.needs_gradients for term in terms)
     usable: list[Term] = []
     for term in terms:
         try:
             usable.append(term.prepared(rows))
         except LatedropError as error:
-            if chosen:
+            if method.chosen:
                 raise
             _log.info("without %s: %s", term.name, error)
     return tuple(usable)
@@ -410,7 +369,7 @@ def _corrected(
         refuse_no_errors()
     stacked = torch.stack([column.double().reshape(flat.shape) for column in columns.values()], -1)
     blocks = [block for term in terms for block in blocks_of(term, list(columns))]
-    left = CrossValidation(weights=rows.weights)
+    left = CrossValidation(rows.weights)
 
     def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
         fitted = fit_terms(flat[rest], stacked[rest], blocks, weights=left.at(rest))
@@ -424,16 +383,15 @@ def _corrected(
 
 def leverages(terms: Sequence[Any], rows: BatchContext) -> tuple[Tensor, Tensor | None]:
     """Return leverages of validation rows `(N, terms, K)`, and of reference rows or None if these are the same."""
+
+    def stacked(values: Sequence[Tensor]) -> Tensor:  # of (n, K), (n, 1) or (n,) each
+        flat = [part.double().cpu().reshape(len(part), -1) for part in values]
+        outputs = max(part.shape[1] for part in flat)
+        return torch.stack([part.expand(-1, outputs) for part in flat], 1)
+
     samples = [term.sample for term in terms]
     values = [rows.values_of(term) for term in terms]
-    return _stacked(values), None if None in samples else _stacked(samples)
-
-
-def _stacked(values: Sequence[Tensor]) -> Tensor:
-    """Stack values `(n, K)`, `(n, 1)` or `(n,)` of each term to `(n, terms, K)`."""
-    flat = [part.double().cpu().reshape(len(part), -1) for part in values]
-    outputs = max(part.shape[1] for part in flat)
-    return torch.stack([part.expand(-1, outputs) for part in flat], 1)
+    return stacked(values), None if None in samples else stacked(samples)
 
 
 def whole_batch(
@@ -448,20 +406,12 @@ def whole_batch(
 
 @dataclass(frozen=True)
 class Learned:
-    """Hold terms fitted to the reference rows, or to the validation rows if there are none.
+    """Hold terms fitted to the reference rows, or to the validation rows if there are none."""
 
-    Attributes:
-        terms: the fitted term for each unfitted one.
-        rows: number of reference rows that were read; 0 if the validation rows were used instead.
-        share_seen: estimated share of the validation rows that are among the reference rows.
-        dropout: mean first-order variance of each site over the reference rows, `(K,)`, by column name; empty if it was
-            not measured.
-    """
-
-    terms: dict[Term, Term]
-    rows: int
-    share_seen: float
-    dropout: Parts
+    terms: dict[Term, Term]  # the fitted term for each unfitted one
+    rows: int = 0  # number of reference rows that were read; 0 if the validation rows were used instead
+    share_seen: float = 0.0  # estimated share of the validation rows that are among the reference rows
+    dropout: Parts = field(default_factory=dict)  # mean first-order variance of each site, (K,), by column name
 
 
 def learned_from_reference(
@@ -469,7 +419,7 @@ def learned_from_reference(
 ) -> Learned:
     """Fit terms to features and mask gradients of the reference rows, or of a subset if there are very many."""
     if plan.reference is None or not terms:
-        return Learned(_taught(terms, [validation], own=True), 0, 0.0, {})
+        return Learned(_taught(terms, [validation], own=True))
     gradients = any(term.needs_gradients for term in terms)
     names = [name for name in ("gradients", "features") if name in validation and (gradients or name == "features")]
     shapes = {name: validation[name].shape[1:] for name in names}
@@ -522,11 +472,14 @@ def _taught(terms: Sequence[Term], batches: Sequence[Parts], *, own: bool) -> di
 def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterator[Any]]:
     """Return the number of reference rows, or None if unknown, and an iterator over batches of their inputs."""
     reference, collate, size = plan.reference, plan.batches.collate, plan.batches.size
+
+    def placed(inputs: Any) -> Any:
+        return place(as_items(in_order(inputs, plan.columns), collate), model)
+
     arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
     listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
     if listed if collate is not None else arrays:
-        rows = in_order(reference if collate is not None else inputs_of(reference, model), plan.columns)
-        inputs = place(as_items(rows, collate), model)
+        inputs = placed(reference if collate is not None else inputs_of(reference, model))
         return row_count(inputs), row_batches(inputs, size)
     try:
         batches = dataset_batches(reference, size)
@@ -536,9 +489,4 @@ def _reference_batches(plan: Plan, model: nn.Module) -> tuple[int | None, Iterat
             "Pass an array, a list of batches or a DataLoader."
         ) from error
     total = row_total(reference) if is_dataset(reference) or hasattr(reference, "dataset") else None
-
-    def inputs_in_order(batch: Any) -> Any:
-        inputs = in_order(inputs_of(batch, model, plan.batches.unpack, collate), plan.columns)
-        return place(as_items(inputs, collate), model)
-
-    return total, map(inputs_in_order, batches)
+    return total, (placed(inputs_of(batch, model, plan.batches.unpack, collate)) for batch in batches)

@@ -4,10 +4,8 @@ The data are read once. Novelty comes from leverage of features and, where the m
 gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are kept for all
 rates, as every temperature is tried on them.
 
-Of maps some pixels are drawn by chance. A fit of a few numbers needs no more than some ten thousand. Every image gives
-the same number at most, among its pixels that have a label; whenever the logits that are kept are more than `MOST`
-numbers, half of each image's go. So memory does not grow with the size of the images, nor with their number as long as
-a pixel of each is kept. Images may differ in size.
+Of maps some pixels are drawn by chance, at most the same number of every image, among those that have a label: a fit of
+a few numbers needs no more than some ten thousand. Images may differ in size.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from latedrop.calibration.measure import (
 )
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.calibration.rates import draw_options
-from latedrop.calibration.targets import as_labels, as_logits, check_labels, check_logits, check_row_count
+from latedrop.calibration.targets import as_labels, as_logits, check_classes, check_row_count
 from latedrop.data.batches import row_total
 from latedrop.data.rows import take_rows
 from latedrop.dropout.sampling import own_output, sample_rates
@@ -43,12 +41,13 @@ from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["MOST", "Labelled", "largest_logit", "measure_classes"]
+__all__ = ["MOST", "largest_logit", "measure_classes", "pixels_of"]
 
 MOST = 2**18
-"""Numbers in the logits of all pixels that are kept."""
+"""Numbers in the logits of all pixels that are kept, where the number of images is known."""
 RATES = (0.01, 0.05, 0.1, 0.2, 0.3)
 _EACH = 2**14  # pixels of one image, at most
+_IMAGES = 100  # where their number is not known
 _MOST_NUMBERS = 2**28  # of logits of draws that are kept
 
 
@@ -57,15 +56,15 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> Measured:
     task, rates, names = plan.task, _rates(plan.method), _names(plan.method)
     assert isinstance(task, Classification)
     features: Features | None = None
-    collected: Labelled | None = None
-    gradients, binary, sites = False, False, Sites()
+    gradients, binary, maps, sites = False, False, False, Sites()
+    measured: list[Parts] = []  # of each batch, or of each image that has any label
     noted: list[Parts] = []
+    read = numbers = 0
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
-            if collected is None:
+            if not read:
                 output = own_output(network, x, plan.readout)
                 binary, maps = output.dim() == 1 or output.shape[1] == 1, _are_maps(output, y, plan, task)
-                collected = Labelled(maps, task.ignore_index)
                 if not maps:
                     check_row_count(row_total(data), 2 if binary else output.shape[1])
                 features = usable_features(network, x, sites, plan.readout)
@@ -74,18 +73,33 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> Measured:
             batch = BatchContext(network, x, sites, plan.readout, features, of=largest_logit)
             if features is not None:
                 noted.append(learnable(batch, ["gradients", "features"] if gradients else ["features"]))
-            collected.add(batch.mean, y)
-            if rates:
-                collected.add_draws(rates, network, x, sites, plan)
+            if maps:
+                measured += pixels_of(batch.mean, y, task.ignore_index, read, row_total(data) or _IMAGES)
+            else:
+                logits = as_logits(batch.mean)
+                labels = as_labels(y.to(logits.device), logits.shape[1], (len(logits),))
+                drawn = _drawn(network, x, sites, plan, rates)
+                measured.append({"logits": logits.cpu(), "labels": labels.cpu(), **drawn})
+                numbers += sum(values.numel() for values in drawn.values())
+                if numbers > _MOST_NUMBERS:
+                    raise ArgumentError(
+                        f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; "
+                        "found more. Pass fewer rates=, draws= or validation rows."
+                    )
+            read += len(y)
             tick()
-    if collected is None:
+    if maps and len(measured) < 2:
+        raise DataError(
+            f"expected at least 2 validation images with labels, and better fifty; found {len(measured)} among {read}. "
+            f"Check the labels and ignore_index={task.ignore_index}, which counts as no label."
+        )
+    if not measured:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
-    columns = collected.columns()
+    columns = joined(measured)
     logits, labels, image = columns["logits"], columns["labels"], columns.get("image")
-    check_labels(labels, logits.shape[1])
-    check_logits(logits, labels, binary=binary)
-    drawn = {rate: columns[str(rate)].movedim(1, 0) for rate in rates}
-    rows = Measured(logits, labels, None, image, drawn, sites, features, binary=binary)
+    check_classes(logits, labels, binary=binary)
+    by_rate = {rate: columns[str(rate)].movedim(1, 0) for rate in rates}
+    rows = Measured(logits, labels, None, image, by_rate, sites, features, binary=binary)
     if features is None:
         return rows
     parts = joined(noted)
@@ -114,83 +128,35 @@ def largest_logit(output: Tensor) -> Tensor:
     return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
 
 
-class Labelled:
-    """Logits and labels of all rows, or of some pixels of images, in an order of chance: the first are a sample.
+def pixels_of(output: Tensor, labels: Tensor, ignored: int | None, first: int, images: int) -> list[Parts]:
+    """Draw pixels with a label of each image of outputs `(n, K, ...)`, at most `MOST` numbers of all `images`.
 
-    Args:
-        maps: whether every pixel has a class.
-        ignored: the label of pixels that have none.
-        most: numbers in all logits of pixels.
+    The images are numbered from `first` on; those without any label are left out.
     """
+    logits = as_logits(output, maps=True)
+    truth = as_labels(labels.to(logits.device), logits.shape[1], (len(logits), *logits.shape[2:]), ignored)
+    most = _EACH
+    while images * min(most, truth[0].numel()) * logits.shape[1] > MOST and most > 1:
+        most //= 2
+    drawn: list[Parts] = []
+    for number, (z, y) in enumerate(zip(logits.flatten(2), truth.flatten(1), strict=True), first):
+        usable = torch.arange(len(y)) if ignored is None else (y != ignored).nonzero()[:, 0].cpu()
+        order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(number))
+        chosen = usable[order[:most]]
+        if len(chosen):
+            at, image = chosen.to(z.device), torch.full_like(chosen, number)
+            drawn.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu(), "image": image})
+    return drawn
 
-    def __init__(self, maps: bool, ignored: int | None = None, most: int = MOST) -> None:
-        self._maps, self._ignored, self._most, self._each = maps, ignored, most, _EACH
-        self._parts: list[Parts] = []  # for each batch of rows, or each image that has any label
-        self._last: list[tuple[Parts, Any, Tensor | None]] = []  # of the last batch: rows, and their pixels
-        self._seen = 0
 
-    def add(self, output: Tensor, labels: Tensor) -> None:
-        """Take the next rows of outputs `(N, K)`, or images of outputs `(N, K, ...)`."""
-        logits = as_logits(output, maps=self._maps)
-        shape = len(logits), *logits.shape[2:]
-        truth = as_labels(labels.to(logits.device), logits.shape[1], shape, self._ignored)
-        if not self._maps:
-            self._parts.append({"logits": logits.cpu(), "labels": truth.cpu()})
-            self._last = [(self._parts[-1], None, None)]
-            return
-        self._thin()
-        self._last = []
-        for row, (z, y) in enumerate(zip(logits.flatten(2), truth.flatten(1), strict=True)):
-            usable = torch.arange(len(y)) if self._ignored is None else (y != self._ignored).nonzero()[:, 0].cpu()
-            order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(self._seen))
-            chosen = usable[order[: self._each]]
-            if len(chosen):
-                at = chosen.to(z.device)
-                image = torch.full_like(chosen, self._seen)
-                self._parts.append({"logits": z[:, at].T.cpu(), "labels": y[at].cpu(), "image": image})
-                self._last.append((self._parts[-1], slice(row, row + 1), chosen))
-            self._seen += 1
-
-    def add_draws(self, rates: list[float], network: Network, x: Any, sites: Sites, plan: Plan) -> None:
-        """Take the logits of draws of the last rows, or pixels, of inputs `x`."""
-        for part, rows, pixels in self._last:
-
-            def taken(output: Any, pixels: Tensor | None = pixels) -> Tensor:
-                logits = as_logits(part_of(output, plan.readout), maps=self._maps)
-                return logits if pixels is None else logits.flatten(2)[:, :, pixels.to(logits.device)]
-
-            options = replace(draw_options(plan), readout=taken, keep=True)
-            some = x if rows is None else take_rows(x, rows)
-            for rate, moments in zip(rates, sample_rates(network, some, rates, sites, options), strict=True):
-                assert moments.outputs is not None
-                part[str(rate)] = torch.stack([one[0].T if self._maps else one for one in moments.outputs], 1).cpu()
-        if sum(part[str(rate)].numel() for part in self._parts for rate in rates) > _MOST_NUMBERS:
-            raise ArgumentError(
-                f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. "
-                "Pass fewer rates=, draws= or validation rows."
-            )
-
-    def columns(self) -> Parts:
-        """Return logits `(N, K)`, labels and those of draws `(N, T, K)` by rate; of maps the number of each image."""
-        if self._maps:
-            self._thin()
-            if self._seen and not self._parts:
-                raise DataError(
-                    f"expected pixels with a label; found the ignore_index, {self._ignored}, at all pixels of all "
-                    f"{self._seen} images. Check ignore_index= and the labels."
-                )
-            if len(self._parts) < 2:
-                raise DataError(
-                    f"expected at least 2 validation images with labels, and better fifty; found {len(self._parts)}."
-                )
-        return joined(self._parts)
-
-    def _thin(self) -> None:
-        """Bring memory back below its bound."""
-        while sum(part["logits"].numel() for part in self._parts) > self._most and self._each > 1:
-            self._each //= 2
-            for part in self._parts:
-                part.update({name: values[: self._each].clone() for name, values in part.items()})
+def _drawn(network: Network, x: Any, sites: Sites, plan: Plan, rates: list[float]) -> Parts:
+    """Return the logits of draws at each rate, `(N, T, K)`."""
+    options = replace(draw_options(plan), readout=lambda output: as_logits(part_of(output, plan.readout)), keep=True)
+    each = sample_rates(network, x, rates, sites, options) if rates else ()
+    return {
+        str(rate): torch.stack([*moments.outputs], 1).cpu()  # type: ignore[misc]
+        for rate, moments in zip(rates, each, strict=True)
+    }
 
 
 def _are_maps(output: Tensor, labels: Tensor, plan: Plan, task: Classification) -> bool:
@@ -200,6 +166,11 @@ def _are_maps(output: Tensor, labels: Tensor, plan: Plan, task: Classification) 
         raise ArgumentError(
             f"expected ignore_index with maps of logits (N, K, H, W) alone; found outputs of shape "
             f"{tuple(output.shape)}. Leave out rows that have no label."
+        )
+    if maps and isinstance(plan.method, Sampling):
+        raise ArgumentError(
+            "expected method=Terms(...), the default, for maps of classes; found Sampling. How far thinned networks "
+            "disagree about a pixel is predict(x, rate=0.1).mutual_information."
         )
     if maps and isinstance(plan.method, Terms) and plan.method.chosen and "gradients" in _names(plan.method):
         raise ArgumentError(

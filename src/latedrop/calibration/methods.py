@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from latedrop.calibration.cross_validation import Folds
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
@@ -62,7 +61,7 @@ class Terms:
     terms: Sequence[str | Term] | None = None
     guard: bool = True
     features: Sequence[str] | None = None
-    folds: Folds = "shuffled"
+    folds: Literal["shuffled", "blocks"] = "shuffled"
     mean: Literal["model", "corrected"] = "model"
     chosen: bool = field(init=False, repr=False)
     """Whether the terms were named, and must not be left out silently."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidated, CrossValidation, crossed
-from latedrop.calibration.intervals import isotonic, residuals
 from latedrop.calibration.measure import validation_batches
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import Choice, RateRow
@@ -27,10 +26,12 @@ from latedrop.calibration.scale import (
     along_outputs,
     apply_scale,
     fit_floor,
+    isotonic,
     least_positive,
     lifted,
     optimal_scale,
     relaxed_scale,
+    residuals,
     tradeoff,
 )
 from latedrop.calibration.targets import as_output, check_rows, check_shapes, warn_of_poor_fit
@@ -40,7 +41,6 @@ from latedrop.dropout.moments import Moments
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import LatedropWarning, OutputError
-from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
 from latedrop.propagation.propagate import propagate
@@ -101,20 +101,19 @@ class ScaleFit:
 
     def constant(self) -> Tensor:
         """Return the mean squared error of each output, or of all, `(1,)` or `(K,)`."""
-        squares = by_output((self.target - self.mean).double().square(), self.per_output)
-        counts = weights_of(self.weights, self.mean, self.per_output)
-        return torch.stack([average(column.flatten(), w) for column, w in zip(squares, counts, strict=True)])
+        squares = (self.target - self.mean).double().square()
+        outputs = squares.shape[1] if self.per_output else 1
+        return self._left.mean(squares.reshape(len(squares), outputs, -1).mean(2))
 
     def crossed(self, *, floor: bool) -> tuple[Tensor, Tensor]:
         """Return variances and constants of rows left out of the fit of scale and floor; the rate is that of all."""
-        error, left = (self.target - self.mean).double(), CrossValidation(weights=self.weights)
 
         def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
             part = self.mean[rest], self.variance[rest], self.target[rest]
-            fitted = _likeliest(*part, floor, self.per_output, left.at(rest))
+            fitted = _likeliest(*part, floor, self.per_output, self._left.at(rest))
             return lambda out: apply_scale(self.variance[out].double(), *fitted)
 
-        return crossed(error, fit, self.per_output, left)
+        return crossed((self.target - self.mean).double(), fit, self.per_output, self._left)
 
     def left_out(self, variance: Tensor) -> CrossValidated:
         """Return the rows with variances `(N, ...)` from fits to the rows of other folds."""
@@ -146,21 +145,22 @@ class ScaleFit:
         z = residuals(self.mean, apply_scale(self.variance, scale, floor), self.target, self.per_output)
         return isotonic(z, tuple(scale.tolist()), tuple(floor.tolist()))
 
+    @property
+    def _left(self) -> CrossValidation:
+        return CrossValidation(self.weights)
+
     def _rmse(self) -> float | tuple[float, ...]:
         """Return a number, or one for each of several outputs, which may have different units."""
-        mean, target = self.mean, self.target
-        if self.unit is not None:
-            mean, _ = self.unit.moments(mean.double(), apply_scale(self.variance.double(), *self.optimal))
-            target = self.unit.inverse(target.double())
-        rmse = metrics.rmse(mean, None, target, per_output=self.per_output, weights=self.weights)
+        rows = self.left_out(apply_scale(self.variance.double(), *self.optimal))
+        rmse = metrics.rmse(rows.mean, None, rows.target, per_output=self.per_output, weights=self.weights)
         return tuple(rmse.tolist()) if self.per_output else float(rmse)
 
     def _nll_shift(self) -> float:
-        """Return by what the NLL in the original unit is larger."""
+        """Return by how much the NLL in the original unit is larger."""
         if self.unit is None:
             return 0.0
         slopes = self.unit.log_slope(self.unit.inverse(self.target.double()))
-        return -float(average(slopes.flatten(), weights_of(self.weights, self.mean, False)[0]))
+        return -float(self._left.mean(slopes.reshape(len(slopes), -1).mean(1)))
 
     def _variances(self) -> dict[str, Tensor]:
         return {
@@ -178,16 +178,13 @@ def fit_scale(
     per_output: bool,
     *,
     optimal: tuple[Tensor, Tensor] | None = None,
-) -> ScaleFit | None:
-    """Fit scale, floor (if the method has one) and relaxed scale; None where some output does not vary at all.
+) -> ScaleFit:
+    """Fit scale, floor (if the method has one) and relaxed scale to a variance that is not 0 everywhere.
 
     `optimal` are scales and floors that were fitted already.
     """
     weights = plan.weights
-    least = least_positive(variance, per_output)
-    if bool(least.isinf().any()):
-        return None
-    zeros = int((variance == 0).sum())
+    least, zeros = least_positive(variance, per_output), int((variance == 0).sum())
     variance = lifted(variance, least)
     if optimal is None:
         optimal = _likeliest(mean, variance, target, plan.has_floor, per_output, weights)
@@ -228,33 +225,30 @@ class FittedRates:
 
 def fit_rates(network: Network, data: Any, plan: Plan) -> FittedRates:
     """Measure all validation rows at every rate, fit scale and floor, and take the best."""
-    method = plan.method
+    method, shares = plan.method, None
     assert not isinstance(method, Terms)
-    rates = () if isinstance(method, FirstOrder) else method.rates or PAPER_RATES
+    rates = (0.0,) if isinstance(method, FirstOrder) else method.rates or PAPER_RATES
     sites, target, pairs = _measured(network, data, plan, rates)
-    per_output, shares = plan.has_outputs(target.shape), None
-    fits: list[tuple[Rate, ScaleFit | None]]
+    per_output = plan.has_outputs(target.shape)
     if isinstance(method, FirstOrder):
         ((mean, by_site),) = pairs
-        fits = [_first_order(mean, by_site, target, plan)]
-        each = by_site.double().flatten(0, -2)
-        each = each / each.sum(-1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
-        shares = dict(zip([site.name for site in sites], each.mean(0).tolist(), strict=True))
-    else:
-        fits = [(rate, fit_scale(*pair, target, plan, per_output)) for rate, pair in zip(rates, pairs, strict=True)]
-    usable = [(rate, fit) for rate, fit in fits if fit is not None]
-    if not usable:
+        shares = _shares(sites, by_site)
+        pairs = [(mean, by_site.double().sum(-1).reshape(target.shape))]
+    varying = [i for i, (_, variance) in enumerate(pairs) if not least_positive(variance, per_output).isinf().any()]
+    if not varying:
         _refuse_no_variance(pairs[-1][1], per_output)
-    table = tuple(fit.row(rate) for rate, fit in usable)
+    if isinstance(method, FirstOrder):
+        fits = [_first_order(*pairs[0], target, plan)]
+    else:
+        fits = [(rates[i], fit_scale(*pairs[i], target, plan, per_output)) for i in varying]
+    table = tuple(fit.row(rate) for rate, fit in fits)
     touched = [row.zero_variances <= _MOST_UNTOUCHED * target.numel() for row in table]
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{method.criterion}")))
-    rate, fit = usable[best]
-    if table[best].zero_variances or len(table) < len(fits):
-        _warn_of_zeros(table, len(fits), target.numel())
-    warn_of_poor_fit(
-        fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL - 1, hint=plan.target is None
-    )
+    rate, fit = fits[best]
+    if table[best].zero_variances or len(table) < len(pairs):
+        _warn_of_zeros(table, len(pairs), target.numel())
+    warn_of_poor_fit(fit.mean, target, "validation rows", per_output=per_output, stacklevel=_LEVEL - 1)
     return FittedRates(sites, rate, fit, table, shares)
 
 
@@ -268,7 +262,7 @@ def _measured(
     method, sites = plan.method, Sites()
     targets: list[Tensor] = []
     pairs: list[list[tuple[Tensor, Tensor]]] = []
-    with closing(validation_batches(network.model, data, plan, per_batch=max(1, len(rates)))) as stream:
+    with closing(validation_batches(network.model, data, plan, per_batch=len(rates))) as stream:
         for x, y, sites, tick in stream:
             if isinstance(method, FirstOrder):
                 result = linearize(network, x, sites, plan.readout)
@@ -321,15 +315,20 @@ def draw_options(plan: Plan) -> DrawOptions:
     return DrawOptions(method.draws, method.seed, plan.readout, method.chunk, method.shared, engine=plan.engine)
 
 
-def _first_order(mean: Tensor, by_site: Tensor, target: Tensor, plan: Plan) -> tuple[Rate, ScaleFit | None]:
+def _first_order(mean: Tensor, total: Tensor, target: Tensor, plan: Plan) -> tuple[Rate, ScaleFit]:
     """Fit the variance at one rate of all sites: its odds are the (geometric) mean of the outputs' scales."""
-    total, per_output = by_site.double().sum(-1).reshape(target.shape), plan.has_outputs(target.shape)
-    least = least_positive(total, per_output)
-    if bool(least.isinf().any()):
-        return 0.0, None
-    scales, floors = _likeliest(mean, lifted(total, least), target, plan.has_floor, per_output, plan.weights)
+    per_output = plan.has_outputs(target.shape)
+    positive = lifted(total, least_positive(total, per_output))
+    scales, floors = _likeliest(mean, positive, target, plan.has_floor, per_output, plan.weights)
     odds = float(scales[scales > 0].log().mean().exp()) if bool(scales.any()) else _NOMINAL_ODDS
     return odds / (1 + odds), fit_scale(mean, total * odds, target, plan, per_output, optimal=(scales / odds, floors))
+
+
+def _shares(sites: Sites, by_site: Tensor) -> dict[str, float]:
+    """Return each site's share of the first-order variance `(..., sites)`, on average over rows and outputs."""
+    each = by_site.double().flatten(0, -2)
+    each = each / each.sum(-1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
+    return dict(zip([site.name for site in sites], each.mean(0).tolist(), strict=True))
 
 
 def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fitted_terms import FittedTerms, aligned
-from latedrop.calibration.intervals import Intervals
-from latedrop.calibration.scale import Floors, Scales, TradeoffPoint, apply_scale, lifted
+from latedrop.calibration.scale import Floors, Intervals, Scales, TradeoffPoint, apply_scale, lifted
 from latedrop.calibration.seen import Sketch
 from latedrop.calibration.transforms import StoredTransform
 from latedrop.calibration.verdict import Verdict
@@ -30,8 +29,6 @@ from latedrop.terms.forest import LEAST_ROWS, ErrorForest
 __all__ = ["CALIBRATION", "Calibration", "Choice", "Columns", "Method", "RateRow", "checked_choice", "rate_text"]
 
 Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
-
-
 _MOST_SCALE = 3.4e38
 Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, _MOST_SCALE)] | TradeoffPoint
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
@@ -151,8 +148,9 @@ class Calibration:
         for place, step in steps.items():
             lengths |= {f"{place}.scale": step.scale, f"{place}.floor": step.floor}
         for i, row in enumerate(self.table):
-            lengths |= {f"table[{i}].{name}": getattr(row, name) for name in ("scale", "relaxed_scale", "floor")}
-            lengths |= {f"table[{i}].relaxed_floor": row.relaxed_floor, f"table[{i}].rmse": row.rmses}
+            values = {"scale": row.scale, "relaxed_scale": row.relaxed_scale, "rmse": row.rmses}
+            values |= {"floor": row.floor, "relaxed_floor": row.relaxed_floor}
+            lengths |= {f"table[{i}].{name}": value for name, value in values.items()}
         if self.terms is not None:
             lengths["terms.floors"] = self.terms.floors
             looked = () if self.terms.features is None else self.terms.features.sites
@@ -177,9 +175,8 @@ class Calibration:
         by_terms = self.method == "terms"
         match(by_terms == (self.terms is not None), "terms", "there with method 'terms', and only then", self.method)
         match(by_terms == (self.rate == {}), "rate", "empty with method 'terms', and only then", self.rate)
-        for name in ("degrees", "constant_degrees"):
-            value = getattr(self, name)
-            match(value is None or value == round(value), name, "a whole number", value)
+        for name, degrees in (("degrees", self.degrees), ("constant_degrees", self.constant_degrees)):
+            match(degrees is None or degrees == round(degrees), name, "a whole number", degrees)
         mean = getattr(self.target, "mean", (0.0,))
         match(len(mean) in (1, *shape[:1]), "target.mean", f"one number, or {shape[:1]}", mean)
         return self

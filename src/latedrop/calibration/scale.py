@@ -1,4 +1,4 @@
-"""Fit a scale and a floor, `scale · variance + floor`, to errors.
+"""Fit what turns a variance into intervals that hold: a scale and a floor, or quantiles of standardised errors.
 
 With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
 
@@ -7,6 +7,15 @@ With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
   `balance(c) = mean over levels of (pi_c(a) - a)`, which never falls as `c` grows;
 - with a floor, `scale · v + floor` is fitted by NLL. Writing it as `s · w` with `w = t · v / mean(v) + 1 - t`, the
   best `s` for a given `t` is again `mean(e2 / w)`, and a search over `t` in [0, 1] is left.
+
+Quantiles are `mean + z(q) · std`. With the Gaussian's `z(q) = Phi^{-1}(q)` nothing is left to fit. Two others store the
+scale and floor that they were fitted with, and are valid only for these:
+
+- isotonic (Kuleshov, Fenner, Ermon 2018): `z(q) = Phi^{-1}(R^{-1}(q))`, where `R(p)` is the observed frequency of
+  targets below the predicted p-quantile, fitted by isotonic regression;
+- split-conformal (Vovk, Gammerman, Shafer 2005; Lei et al. 2018): `z((1 ± a)/2) = ± s`, where `s` is the
+  `ceil((n + 1) a)`-th smallest of the n scores `|target - mean| / std` on rows that are not used for anything else. The
+  target of a new exchangeable row is in its interval with probability at least `a`.
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, NoReturn, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,20 +31,25 @@ from latedrop.errors import DataError
 from latedrop.metrics import miscalibration_area, nll
 from latedrop.metrics.entries import average, by_output, columns
 from latedrop.metrics.levels import central_quantile, checked_levels, fraction_inside
-from latedrop.records import Limits, record
+from latedrop.quantiles import ConformalScores, IsotonicKnots
+from latedrop.records import Limits, Tagged, record
 
 __all__ = [
-    *("Floors", "Scales", "TradeoffPoint", "along_outputs", "apply_scale", "fit_floor", "least_positive", "lifted"),
-    *("optimal_scale", "refuse_no_errors", "relaxed_scale", "tradeoff"),
+    *("Floors", "Intervals", "Scales", "TradeoffPoint", "along_outputs", "apply_scale", "conformal", "fit_floor"),
+    *("isotonic", "least_positive", "lifted", "optimal_scale", "refuse_no_errors", "relaxed_scale", "residuals"),
+    "tradeoff",
 ]
 
 _LEVELS, _BALANCED = 99, 1e-4  # of the curve that a relaxed scale balances
 _NO_ERROR = 1e-10  # of the root mean square: errors below it count as 0 where a curve is balanced
+_KNOTS = 200
 
 Scales: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 3.4e38)], ...], Limits(1)]
 """One per output, or one for all; in a file, what float32 can hold."""
 Floors: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1e300)], ...], Limits(1)]
 """Likewise, of variances: what is larger overflows when it is used."""
+Intervals: TypeAlias = Annotated[IsotonicKnots | ConformalScores, Tagged()] | None
+"""Fitted quantile function; None means Gaussian or Student t."""
 
 
 @record
@@ -51,7 +66,7 @@ class TradeoffPoint:
 def optimal_scale(
     mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """The scale of least NLL, `mean(e2 / variance)`, shape `(1,)`, or `(K,)` with `per_output`.
+    """Return the scale of least NLL, `mean(e2 / variance)`, shape `(1,)`, or `(K,)` with `per_output`.
 
     `weights` `(N,)` say what each row counts.
 
@@ -81,7 +96,7 @@ def relaxed_scale(
 def fit_floor(
     mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Scale and floor, both `>= 0` and `(1,)` or `(K,)`, of least NLL for `scale · variance + floor`.
+    """Return scale and floor, both `>= 0` and `(1,)` or `(K,)`, of least NLL for `scale · variance + floor`.
 
     `floor = 0` with the optimal scale is among the candidates, so the fit is never worse than without a floor.
     """
@@ -91,7 +106,7 @@ def fit_floor(
 
 
 def apply_scale(variance: Tensor, scale: Tensor, floor: Tensor) -> Tensor:
-    """`scale · variance + floor`, where one value serves all outputs or each index of axis 1 has its own."""
+    """Return `scale · variance + floor`, where one value serves all outputs or each index of axis 1 has its own."""
     if len(scale) > 1 and (variance.dim() < 2 or variance.shape[1] != len(scale)):
         raise DataError(
             f"expected {len(scale)} outputs along axis 1, as there are that many scales; found variances of shape "
@@ -101,18 +116,18 @@ def apply_scale(variance: Tensor, scale: Tensor, floor: Tensor) -> Tensor:
 
 
 def lifted(variance: Tensor, least: Tensor) -> Tensor:
-    """The variance with `least`, one value for all or one for each index of axis 1, in the place of zeros."""
+    """Replace zeros of the variance by `least`, one value for all or one for each index of axis 1."""
     return torch.where(variance > 0, variance, along_outputs(least, variance))
 
 
 def least_positive(variance: Tensor, per_output: bool) -> Tensor:
-    """The smallest variance above 0, `(1,)` or of each index of axis 1 `(K,)`; inf where there is none."""
+    """Return the smallest variance above 0, `(1,)` or of each index of axis 1 `(K,)`; inf where there is none."""
     positive = by_output(torch.where(variance > 0, variance, torch.inf), per_output)
     return torch.stack([column.min() for column in positive])
 
 
 def along_outputs(values: Tensor, like: Tensor) -> Tensor:
-    """One value `(1,)` for all, or `(K,)` along axis 1, so that it broadcasts with `like`, `(N, K, ...)`."""
+    """Reshape one value `(1,)` for all, or `(K,)` along axis 1, to broadcast with `like`, `(N, K, ...)`."""
     values = values.to(like)
     return values.reshape(1, -1, *[1] * (like.dim() - 2)) if len(values) > 1 else values
 
@@ -127,7 +142,7 @@ def tradeoff(
     steps: int = 21,
     weights: Tensor | None = None,
 ) -> tuple[TradeoffPoint, ...]:
-    """The path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
+    """Return the path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
     points = []
     for t in torch.linspace(0, 1, steps, dtype=torch.float64):
         scale, floor = (_between(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
@@ -137,10 +152,48 @@ def tradeoff(
     return tuple(points)
 
 
+def isotonic(residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> IsotonicKnots:
+    """Fit isotonic quantiles to standardised residuals `(target - mean) / std`, one flat tensor per output."""
+    from sklearn.isotonic import IsotonicRegression
+
+    all_knots, all_observed = [], []
+    for residual in _finite(residuals):
+        z = np.sort(residual.double().cpu().numpy())
+        rank = np.arange(1, len(z) + 1) / (len(z) + 1)
+        # Fitted in z, not in p: float64 rounds p to 0 or 1 beyond 8 standard deviations.
+        model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(z, rank)
+        knots = np.unique(np.quantile(z, np.linspace(0, 1, _KNOTS + 2)[1:-1]))
+        all_knots.append(tuple(knots.tolist()))
+        all_observed.append(tuple(model.predict(knots).tolist()))
+    return IsotonicKnots(tuple(all_knots), tuple(all_observed), scale, floor)
+
+
+def conformal(residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> ConformalScores:
+    """Sort the conformal scores `|z|` of standardised residuals, one flat tensor per output."""
+    scores = (z.double().abs().sort().values for z in _finite(residuals))
+    return ConformalScores(tuple(tuple(values.tolist()) for values in scores), scale, floor)
+
+
+def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:
+    """Return standardised residuals `(target - mean) / std`, flat: one tensor, or one per index of axis 1."""
+    z = (target.to(mean) - mean) / variance.sqrt()
+    return [column.flatten() for column in by_output(z, per_output)]
+
+
+def _finite(residuals: list[Tensor]) -> list[Tensor]:
+    bad = sum(int((~torch.isfinite(z)).sum()) for z in residuals)
+    if bad:
+        raise DataError(
+            f"expected finite standardised residuals; found {bad} NaN or inf, as the predicted variance is 0. "
+            "Use more draws or floor=True."
+        )
+    return residuals
+
+
 def _squares(
     mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, weights: Tensor | None, *, positive: bool = True
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Squared error, variance and weight, flat and in float64: once, or for each index of axis 1."""
+    """Flatten squared error, variance and weight, in float64: once, or for each index of axis 1."""
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
     used = columns(mean, variance, target, per_output, weights, positive=positive)
     if not all(bool(error.any()) for error, _, _ in used):

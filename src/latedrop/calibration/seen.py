@@ -1,15 +1,11 @@
 """Rows that were seen before: validation rows in the training of the model, test rows in the fit of the calibration.
 
 A row's mark is a 64-bit hash of numbers that belong to it, rounded so that the batch that it ran in does not matter.
-Two questions are answered with marks:
-
-- Which share of the validation rows are reference rows, or near-identical to one? Both have features, and a mark of
-  these.
-- Which share of test rows, or of rows for conformal intervals or a rejection, are the calibration's own? A mark of
-  prediction and target tells, and the calibration keeps the 256 smallest (a bottom-k sketch): of rows whose mark is
-  at most the largest kept, the share that is kept.
-
-Below a half nothing is said: data sets have duplicates.
+Which share of the validation rows are reference rows, or near-identical to one, is told by marks of their features.
+Which share of test rows, or of rows for conformal intervals or a rejection, are the calibration's own, is told by marks
+of prediction and target: the calibration stores the 256 smallest (a bottom-k sketch), and of rows whose mark is at most
+the largest of these the share that is among them is an estimate. Below a half nothing is said: data sets have
+duplicates.
 """
 
 from __future__ import annotations
@@ -33,12 +29,12 @@ __all__ = [
 
 Marks: TypeAlias = "npt.NDArray[np.uint64]"
 
-_KEPT, _DIGITS = 256, 16
-Sketch: TypeAlias = Annotated[str, Limits(0, _KEPT * _DIGITS, f"^([0-9a-f]{{{_DIGITS}}})*$")]
+_STORED, _DIGITS = 256, 16
+Sketch: TypeAlias = Annotated[str, Limits(0, _STORED * _DIGITS, f"^([0-9a-f]{{{_DIGITS}}})*$")]
 """Marks in a record, of 16 digits each."""
 _LEAST, _HALF = 5, 0.5  # rows that can tell, and the share of them that is worth a word
 _OUTPUT_BITS, _TARGET_BITS = 10, 20  # of a prediction, whose last digits depend on the batch, and of a target
-_PARTS = 3  # sums of the features that a mark is made of
+_SUMS = 3  # of the features that a mark is made of
 
 
 def marks_of(output: Tensor, target: Tensor) -> Marks:
@@ -48,7 +44,7 @@ def marks_of(output: Tensor, target: Tensor) -> Marks:
 
 def feature_marks(features: Tensor) -> Marks:
     """Return a mark for each row of features, `(N, F)`."""
-    return _hashed(*((features, part, _OUTPUT_BITS) for part in range(_PARTS)))
+    return _hashed(*((features, number, _OUTPUT_BITS) for number in range(_SUMS)))
 
 
 def sketch(marks: Marks) -> str:
@@ -70,7 +66,7 @@ def share_seen(seen: str, marks: Marks) -> float:
     1.0
     """
     sketched = _marks(seen)
-    telling = marks[marks <= sketched[-1]] if len(sketched) == _KEPT else marks
+    telling = marks[marks <= sketched[-1]] if len(sketched) == _STORED else marks
     return float(np.isin(telling, sketched).mean()) if min(len(sketched), len(telling)) >= _LEAST else 0.0
 
 
@@ -81,34 +77,31 @@ def fitted_to(seen: str, output: Tensor, target: Tensor) -> bool:
 
 def warn_of_seen(seen: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
     """Warn where test rows are the calibration's own."""
-    _warn(
-        share_seen(seen, marks_of(output, target)),
+    text = (
         "of the test rows are rows that the calibration was fitted to: the scores are too good. Evaluate on other "
-        "rows; what cross-validation found is in the calibration's verdict.",
-        stacklevel,
+        "rows; what cross-validation found is in the calibration's verdict."
     )
+    _warn(share_seen(seen, marks_of(output, target)), text, stacklevel)
 
 
 def warn_of_fitted_rows(seen: str, marks: Marks, *, stacklevel: int) -> None:
     """Warn where rows that must have served for nothing else are the calibration's own."""
-    _warn(
-        share_seen(seen, marks),
+    text = (
         "of these rows are rows that the calibration was fitted to: what conformal intervals, sets and a rejection "
-        "promise does not hold with them. Pass rows that were used for nothing else.",
-        stacklevel,
+        "promise does not hold with them. Pass rows that were used for nothing else."
     )
+    _warn(share_seen(seen, marks), text, stacklevel)
 
 
 def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
-    """Warn where validation rows are reference rows, or cannot be told from these by their features."""
-    _warn(
-        share,
+    """Warn where validation rows are among the reference rows."""
+    text = (
         "of the validation rows are among the reference rows, or so close to one that their features, of three digits, "
         "do not tell them apart. If the model was trained with them, its errors there are smaller than on new rows, "
         "and intervals will be too narrow. Pass validation rows that it was not trained with, and training rows as "
-        "reference=.",
-        stacklevel,
+        "reference=."
     )
+    _warn(share, text, stacklevel)
 
 
 def _warn(share: float, text: str, stacklevel: int) -> None:
@@ -117,7 +110,7 @@ def _warn(share: float, text: str, stacklevel: int) -> None:
 
 
 def _hashed(*parts: tuple[Tensor, int, int]) -> Marks:
-    """Hash sums of each row: values `(N, ...)`, the number of the sum, and the bits that are kept of it."""
+    """Hash sums of each row: values `(N, ...)`, the number of the sum, and its bits that count."""
     mark = np.zeros(len(parts[0][0]), dtype=np.uint64)
     for values, number, bits in parts:
         flat = values.detach().reshape(len(values), -1).double()
@@ -129,7 +122,7 @@ def _hashed(*parts: tuple[Tensor, int, int]) -> Marks:
 
 
 def _text(marks: Marks) -> str:
-    return "".join(f"{mark:016x}" for mark in marks[:_KEPT].tolist())
+    return "".join(f"{mark:016x}" for mark in marks[:_STORED].tolist())
 
 
 def _marks(text: str) -> Marks:

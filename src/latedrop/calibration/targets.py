@@ -6,7 +6,7 @@ with one logit `z` is one with two, `(0, z)`. Probabilities in the place of logi
 With `e2 = (target - mean)^2` of the model and `c2 = (target - average target)^2`, each averaged over a row, the model
 is worse than a constant where the average of `d = e2 - c2` over the rows is above 0 by three of its standard errors. A
 model in other units gains nothing over the constant, while a straight line through outputs and targets halves the
-squared error: that is what a forgotten `target=` looks like.
+squared error.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("as_labels", "as_logits", "as_output", "check_labels", "check_logits", "check_row_count", "check_rows"),
-    *("check_shapes", "is_classification", "warn_of_poor_fit"),
+    *("as_labels", "as_logits", "as_output", "check_classes", "check_row_count", "check_rows", "check_shapes"),
+    *("is_classification", "warn_of_poor_fit"),
 ]
 
 _ERRORS = 3.0  # standard errors: what is less may be chance
 _NO_GAIN, _HALF = 0.98, 0.5
-_MOST_LINES = 8  # that a warning can list
 _SHOWN = 3
 _FEW_ROWS = 10
 _LOOKED_AT = 2**12  # pixels of a batch, to see whether they are probabilities
@@ -81,9 +80,7 @@ def check_shapes(shapes: Iterable[tuple[int, ...]]) -> None:
         )
 
 
-def warn_of_poor_fit(
-    mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int, hint: bool = False
-) -> None:
+def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int) -> None:
     """Warn of outputs whose targets are all the same, or that the model predicts no better than their average does.
 
     Args:
@@ -92,14 +89,18 @@ def warn_of_poor_fit(
         rows: what the rows are called.
         per_output: whether each index of axis 1 is looked at on its own.
         stacklevel: of the warning, as seen by the caller.
-        hint: whether to look for a transform of the targets that makes up for it.
     """
     if len(target) < 2:
         return
     count = mean.shape[1] if per_output and mean.dim() > 1 else 1
     parts = (values.detach().double().reshape(len(values), count, -1).unbind(1) for values in (mean, target))
-    outputs = {f"output {k}: " if per_output else "": pair for k, pair in enumerate(zip(*parts, strict=True))}
-    same = [f"{name}{float(y[0, 0]):g}" for name, (_, y) in outputs.items() if bool((y == y[0, 0]).all())]
+    same, worse = [], []
+    for k, (m, y) in enumerate(zip(*parts, strict=True)):
+        name = f"output {k}: " if per_output else ""
+        if bool((y == y[0, 0]).all()):
+            same.append(f"{name}{float(y[0, 0]):g}")
+        elif _is_poor(m, y):
+            worse.append(f"{name}RMSE {_rms(y - m):.4g} against {_rms(y - y.mean()):.4g}")
     if same:
         warn(
             f"the targets of all {len(target)} {rows} are the same: {_some(same)}. Nothing can be said from them about "
@@ -107,53 +108,25 @@ def warn_of_poor_fit(
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
-    worse = [
-        f"{name}RMSE {_rms(y - m):.4g} against {_rms(y - y.mean()):.4g}"
-        for name, (m, y) in outputs.items()
-        if _is_poor(m, y)
-    ]
     if worse:
         warn(
             f"the model predicts the targets of the {rows} no better than their average does: {_some(worse)}. Its "
-            "output may be in other units than the targets, or normalised, or the weights untrained. "
-            f"Compare a few rows.{_hint(list(outputs.values())) if hint else ''}",
+            "output may be in other units than the targets, or the weights untrained: compare a few rows. If the "
+            "model learned standardised targets or their logarithm, pass target=Standardized(mean, std) or Log().",
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
 
 
-def _hint(outputs: list[tuple[Tensor, ...]]) -> str:
-    """Return which transform of the targets makes up for it, if one does."""
-    if all(bool((y > 0).all()) and _rms(y.log() - m) < _HALF**0.5 * float(y.log().std()) for m, y in outputs):
-        return " It is near the logarithm of the targets: if that was learned, pass target=Log()."
-    intercepts, slopes, shares = zip(*(_line(m, y) for m, y in outputs), strict=True)
-    if len(outputs) > _MOST_LINES or min(slopes) <= 0 or min(shares) <= _HALF:
-        return ""
-    means, stds = (", ".join(f"{value:.4g}" for value in values) for values in (intercepts, slopes))
-    if len(outputs) > 1:
-        means, stds = f"[{means}]", f"[{stds}]"
-    return (
-        f" A straight line through outputs and targets explains {min(shares):.0%} of the targets' variance: if these "
-        f"were standardised for training, pass target=Standardized(mean={means}, std={stds}), or those of training."
-    )
-
-
-def _line(mean: Tensor, target: Tensor) -> tuple[float, float, float]:
-    """Return intercept and slope of the targets over the outputs, and the share of the variance that it explains."""
-    x, y = mean - mean.mean(), target - target.mean()
-    tiny = torch.finfo(x.dtype).tiny
-    slope = (x * y).sum() / x.square().sum().clamp_min(tiny)
-    share = slope * (x * y).sum() / y.square().sum().clamp_min(tiny)
-    return float(target.mean() - slope * mean.mean()), float(slope), float(share)
-
-
 def _is_poor(mean: Tensor, target: Tensor) -> bool:
+    """Return True if a constant, or a line through outputs and targets, is better by more than chance explains."""
     e2, c2 = (target - mean).square().mean(1), (target - target.mean()).square().mean(1)
-    if not bool(c2.any()):
-        return False
     d = e2 - c2
     worse = d.mean() > _ERRORS * d.std() / len(d) ** 0.5
-    return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (_line(mean, target)[2] > _HALF)))
+    x, y = mean - mean.mean(), target - target.mean()
+    tiny = torch.finfo(x.dtype).tiny
+    explained = (x * y).sum().square() / x.square().sum().clamp_min(tiny) / y.square().sum().clamp_min(tiny)
+    return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (explained > _HALF)))
 
 
 def _rms(values: Tensor) -> float:
@@ -206,24 +179,6 @@ def _check_no_probabilities(output: Tensor) -> None:
         )
 
 
-def check_logits(logits: Tensor, labels: Tensor, *, binary: bool) -> None:
-    """Raise `OutputError` where the outputs of all validation rows look like probabilities.
-
-    One number between 0 and 1 may be either: it is a probability where the labels are likelier under it.
-    """
-    if not binary:
-        _check_no_probabilities(logits)
-        return
-    z, y = logits[:, 1].double(), labels.double()
-    inside = bool(((z >= 0) & (z <= 1)).all())
-    if inside and binary_cross_entropy(z, y) < binary_cross_entropy_with_logits(z, y):
-        raise OutputError(
-            "expected logits of a binary classifier, as they are before a sigmoid; found numbers from 0 to 1, as "
-            "probabilities are. Pass readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit(), or the model without its "
-            "last sigmoid."
-        )
-
-
 def as_labels(labels: Any, classes: int, shape: Sequence[int], ignore_index: int | None = None) -> Tensor:
     """Return labels of the `shape` `(N,)` or `(N, H, W)` as whole numbers from 0 to `classes - 1`; else `DataError`."""
     labels = torch.as_tensor(labels)
@@ -245,11 +200,9 @@ def as_labels(labels: Any, classes: int, shape: Sequence[int], ignore_index: int
     counted = codes if ignore_index is None else codes[codes != ignore_index]
     if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= classes):
         beside = "" if ignore_index is None else f", beside the ignore_index {ignore_index}"
-        remedy = (
-            "Name the label of pixels that have no class: task=Classification(ignore_index=...)."
-            if maps
-            else "Labels count from 0; leave out rows whose class the model does not know."
-        )
+        remedy = "Labels count from 0; leave out rows whose class the model does not know."
+        if maps:
+            remedy = "Name the label of pixels that have no class: task=Classification(ignore_index=...)."
         raise DataError(
             f"expected labels from 0 to {classes - 1}{beside}, as the model has {classes} classes; found "
             f"{int(counted.min())} to {int(counted.max())}. {remedy}"
@@ -265,11 +218,25 @@ def check_row_count(rows: int | None, classes: int) -> None:
         )
 
 
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise `DataError` where labels `(N,)` are too few to fit to."""
-    check_row_count(len(labels), classes)
+def check_classes(logits: Tensor, labels: Tensor, *, binary: bool) -> None:
+    """Raise where labels `(N,)` are too few to fit to, or where the outputs of all rows look like probabilities.
+
+    One number between 0 and 1 may be either: it is a probability where the labels are likelier under it.
+    """
+    check_row_count(len(labels), logits.shape[1])
     if len(labels.unique()) < 2:
         raise DataError(
             f"expected labels of at least two classes; found {len(labels)} rows of class {int(labels[0])} alone. Pass "
             "rows by chance, not the first ones of a sorted file."
+        )
+    if not binary:
+        _check_no_probabilities(logits)
+        return
+    z, y = logits[:, 1].double(), labels.double()
+    inside = bool(((z >= 0) & (z <= 1)).all())
+    if inside and binary_cross_entropy(z, y) < binary_cross_entropy_with_logits(z, y):
+        raise OutputError(
+            "expected logits of a binary classifier, as they are before a sigmoid; found numbers from 0 to 1, as "
+            "probabilities are. Pass readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit(), or the model without its "
+            "last sigmoid."
         )

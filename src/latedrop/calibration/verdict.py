@@ -11,7 +11,7 @@ either side reach from good to bad.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -52,21 +52,13 @@ _AS_WELL = "One standard deviation for all rows would do as well."
 
 @dataclass(frozen=True)
 class Finding:
-    """One of the things that a verdict looks at.
+    """One of the things that a verdict looks at."""
 
-    Attributes:
-        about: what it is: "coverage", "ranges", "worth" or "ranking".
-        grade: "good", "weak" or "bad".
-        text: what was found, as part of a sentence.
-        value: the number that it rests on, with its standard error.
-        advice: what follows from it, as sentences.
-    """
-
-    about: str
+    about: str  # "coverage", "ranges", "worth" or "ranking"
     grade: Grade
-    text: str
-    value: str
-    advice: str
+    text: str  # what was found, as part of a sentence
+    value: str  # the number that it rests on, with its standard error
+    advice: str  # what follows from it, as sentences
 
 
 def said_of_rows(fitted: str) -> str:
@@ -174,26 +166,22 @@ class Verdict:
         if off <= COVERAGE_GOOD:
             advice = "On average over all rows they hold." if self.slices else "The intervals can be taken as they are."
             return Finding("coverage", "good", text, value, advice)
-        article = "an" if level == 0.8 else "a"
-        advice = (
-            f"Read {article} {100 * level:.0f} % interval as one of {100 * share:.0f} %, or calibrate on more rows."
-        )
+        numbers = f"{'an' if level == 0.8 else 'a'} {100 * level:.0f} % interval as one of {100 * share:.0f} %"
+        advice = f"Read {numbers}, or calibrate on more rows."
         return Finding("coverage", "weak", f"{text}: somewhat too {way}", value, advice)
 
     def _worst_level(self) -> tuple[float, float, float]:
         """Return the level, its share, and how far that is off beyond its standard error, in units of a 90 % level."""
-        usual = math.sqrt(_LEVEL * (1 - _LEVEL))
         levels = []
         for level, share in ((_LEVEL, self.coverage), *self.levels):
-            unit = math.sqrt(level * (1 - level)) / usual
+            unit = math.sqrt(level * (1 - level) / (_LEVEL * (1 - _LEVEL)))
             levels.append((level, share, abs(share - level) / unit - self.coverage_error))
         return max(levels, key=lambda one: one[2])
 
     def _ranges(self) -> Finding:
         worst = max(self.slices, key=lambda part: abs(part.coverage - _LEVEL))
-        off = abs(worst.coverage - _LEVEL)
+        off, more = abs(worst.coverage - _LEVEL), len(self.slices) - 1
         grade: Grade = "bad" if off > COVERAGE_BAD else "weak" if off > COVERAGE_GOOD else "good"
-        more = len(self.slices) - 1
         text = f"not everywhere: they hold {worst}"
         text += f", and {more} more range{'s are' if more > 1 else ' is'} off" if more else ""
         advice = "Look at these rows separately: calibrate on more of them, or add an input that explains them."
@@ -201,8 +189,7 @@ class Verdict:
 
     def _worth(self) -> Finding:
         size = f"{nats(abs(self.gain))} nats (± {nats(self.gain_error)})"
-        value = f"{'-' if self.gain <= -0.0005 else '+'}{size}"
-        reach = 2 * self.gain_error
+        value, reach = f"{'-' if self.gain <= -0.0005 else '+'}{size}", 2 * self.gain_error
         if self.rows < _FEW_ROWS or (self.gain + reach >= GAIN_GOOD and self.gain - reach <= -GAIN_GOOD):
             text = f"perhaps no better than one constant variance, {value}: too few rows to tell"
             return Finding("worth", "weak", text, value, _MORE_ROWS)
@@ -240,9 +227,8 @@ def judged(
     rows: CrossValidation | None = None,
     tail: Tail | None = None,
     gain: Tensor | None = None,
-    slices: Sequence[Slice] = (),
 ) -> Verdict:
-    """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
+    """Judge errors and variances `(N, ...)`; the constant broadcasts with them.
 
     Args:
         error: target minus prediction.
@@ -253,7 +239,6 @@ def judged(
         rows: what each row counts, but for the rank correlation, and which are alike.
         tail: of the errors, Gaussian where None.
         gain: `(N,)`, where it is known; else that of two Gaussians.
-        slices: ranges that are off.
     """
     left, tail = rows or CrossValidation(), tail or Tail()
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
@@ -276,7 +261,6 @@ def judged(
         coverage=float(average(shares[_LEVEL], left.weights)),
         coverage_error=share_error(shares[_LEVEL], left),
         levels=tuple((level, float(average(share, left.weights))) for level, share in shares.items()),
-        slices=tuple(sorted(slices, key=lambda part: -abs(part.coverage - _LEVEL))),
     )
 
 
@@ -287,12 +271,12 @@ def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
 
 
 def losses(error: Tensor, variance: Tensor, tail: Tail | None = None) -> Tensor:
-    """The NLL per value of every row `(N,)`; the variance, before its tail, broadcasts with the errors `(N, ...)`."""
+    """Return the NLL per value of every row `(N,)`, of errors `(N, ...)` and variances before their tail."""
     loss = (tail or Tail()).nll(error, variance)
     return loss.reshape(len(loss), -1).mean(1)
 
 
 def correlation(error: Tensor, variance: Tensor) -> float:
-    """Rank correlation of standard deviation and size of the error, averaged over outputs, whose units may differ."""
+    """Return the rank correlation of standard deviation and size of the error, averaged over outputs, whose units may differ."""
     several = error.dim() == 2 and error.shape[1] > 1
     return float(rank_correlation(torch.zeros_like(error), variance, error, per_output=several).mean())

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, effective_rows
-from latedrop.calibration.intervals import residuals
 from latedrop.calibration.logistic import logistic
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.scale import TradeoffPoint
+from latedrop.calibration.scale import TradeoffPoint, residuals
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.data.datasets import Unpack
 from latedrop.errors import ArgumentError, DataError, LatedropWarning

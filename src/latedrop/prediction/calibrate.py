@@ -225,7 +225,6 @@ def _by_terms(network: Network, measured: TermRows) -> Predictor:
     # The scale comes from the tails alone; `fit_scale` adds the relaxed scale.
     optimal = scales, torch.zeros_like(scales)
     scale = fit_scale(rows.mean, variance, rows.target, plan, rows.per_output, optimal=optimal)
-    assert scale is not None  # the floor is above 0
     return _predictor(
         network,
         plan,
@@ -252,7 +251,7 @@ def _by_rates(network: Network, fitted: FittedRates, plan: Plan) -> Predictor:
         _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
     _log.info("rate %s, scales %s", fitted.rate, fit.optimal[0].tolist())
     variance, constant = fit.crossed(floor=method.floor)
-    left, error = CrossValidation(weights=plan.weights), (fit.target - fit.mean).double()
+    left, error = CrossValidation(plan.weights), (fit.target - fit.mean).double()
     return _predictor(
         network,
         plan,

@@ -28,7 +28,7 @@ from latedrop.calibration.class_sets import ClassSets, Score, checked_score, rej
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
-from latedrop.calibration.intervals import conformal, residuals
+from latedrop.calibration.scale import conformal, residuals
 from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.rates import moments
 from latedrop.calibration.record import CALIBRATION, Calibration, Choice

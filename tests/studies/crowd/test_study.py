@@ -18,7 +18,7 @@ pytest.importorskip("scipy")
 
 import latedrop
 from latedrop import metrics
-from latedrop.calibration import intervals, scale
+from latedrop.calibration import scale
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop_crowd.density import roi_cells
 from latedrop_crowd.layouts import open_set
@@ -154,7 +154,7 @@ def test_conformal_is_that_of_intervals() -> None:
     std = {"validation": held.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
     error = {"validation": held.target - held.mean, "test": test.target - test.mean}
     scores = conformal(error, std)
-    fitted = intervals.conformal([error["validation"] / std["validation"]], (1.0,), (0.0,))
+    fitted = scale.conformal([error["validation"] / std["validation"]], (1.0,), (0.0,))
     for place, level in enumerate(COVERAGES):
         radius = fitted.quantiles((1 + level) / 2)[0] * std["test"]
         assert scores["width"][place] == pytest.approx(float(2 * radius.mean()), rel=1e-5)
