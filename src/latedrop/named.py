@@ -2,21 +2,18 @@
 
 `package.module:callable` is imported with the current folder on the path; the callable returns a module, or is one.
 A `.pt2` file is a program of `torch.export`. Weights are read without unpickling objects, from safetensors or with
-`torch.load(weights_only=True)`; a whole pickled module, which can run any code, is read only where the user trusts it.
+`torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import logging
-import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from operator import attrgetter
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -34,37 +31,29 @@ from latedrop.weights import weight_marks
 __all__ = ["as_arguments", "example_inputs", "input_names", "load_function", "load_model", "readout_of"]
 
 _log = logging.getLogger(__name__)
-_PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _SHOWN = 4
-_DRIVE = re.compile(r"[A-Za-z]:[\\/]")  # how a path of Windows begins
 
 
-def load_model(
-    name: str, weights: str | None = None, *, trust: bool = False, device: str = "auto", untrained: bool = False
-) -> nn.Module:
+def load_model(name: str, weights: str | None = None, *, device: str = "auto", untrained: bool = False) -> nn.Module:
     """Load the model with this name.
 
     Args:
-        name: `package.module:callable`, a `.pt2` file, or with `trust` a pickled module.
+        name: `package.module:callable`, or a `.pt2` file.
         weights: a `.safetensors` file, or one written by `torch.save(model.state_dict(), path)`.
-        trust: unpickle whatever a file holds, which can run code.
         device: `"auto"`, `"cpu"`, `"cuda"`, ...; auto is a GPU where there is one, or where a program was exported.
-        untrained: accept random weights; else code that gives other weights each time is refused without `weights`.
+        untrained: accept random weights; else a callable that gives other weights each time is refused.
     """
-    place = chosen_device(device)
-    suffix = Path(name).suffix.lower()
-    if suffix in (".pt2", *_PICKLED) and ":" not in Path(name).name:
+    where = chosen_device(device)
+    if Path(name).suffix.lower() == ".pt2" and ":" not in Path(name).name:
         if weights is not None:
             raise ArgumentError(f"expected no weights beside {name}, which has its own; found {weights}. Leave it out.")
-        if suffix == ".pt2":
-            return load_program(name, device=None if device == "auto" else place, trust=trust)
-        return _unpickled(name, trust).to(place)
+        return load_program(name, device=None if device == "auto" else where)
     made = _from_code(name, trained=not untrained and weights is None)
     if weights is not None:
-        _load_weights(made, name, weights, trust)
-    _log.info("model %s: %s, on %s", name, type(made).__name__, place)
-    return made.to(place)
+        _load_weights(made, name, weights)
+    _log.info("model %s: %s, on %s", name, type(made).__name__, where)
+    return made.to(where)
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -126,27 +115,24 @@ def _random(rows: int, like: Tensor) -> Tensor:
 
 
 def _from_code(name: str, *, trained: bool) -> nn.Module:
-    """Return the module that code makes; with `trained`, refuse code that makes other weights each time."""
+    """Return the module that code makes; with `trained`, refuse a callable that makes other weights each time."""
     target = _attribute(name)
     if isinstance(target, nn.Module):
-        again = _imported_again(name) if trained else None
-    elif callable(target):
-        # The first one is let go before the second is made: there may be memory for one alone.
-        again = _marks(_called(name, target)) if trained else None
-        target = _called(name, target)
-    else:
+        return target
+    if not callable(target):
         raise ArgumentError(
             f"expected a module or a function that returns one at {name}; found {type(target).__name__}."
         )
-    if again is not None:
-        marks = _marks(target)
-        random = [key for key in marks if marks[key] != again.get(key)]
-        if random:
-            raise ArgumentError(
-                f"expected {name} to have trained weights; found random ones: made twice, {listed(random, _SHOWN)} "
-                "came out different. Pass --weights FILE, have the code load them, or pass --untrained to go on."
-            )
-    return target
+    # The first one is let go before the second is made: there may be memory for one alone.
+    before = _marks(_called(name, target)) if trained else {}
+    made = _called(name, target)
+    random = [key for key, mark in _marks(made).items() if mark != before.get(key)] if trained else []
+    if random:
+        raise ArgumentError(
+            f"expected {name} to have trained weights; found random ones: made twice, {listed(random, _SHOWN)} came "
+            "out different. Pass --weights FILE, have the code load them, or pass --untrained to go on."
+        )
+    return made
 
 
 def _called(name: str, make: Callable[[], Any]) -> nn.Module:
@@ -168,36 +154,12 @@ def _marks(model: nn.Module) -> dict[str, bytes]:
     return {name: secrets.token_bytes(8) for name in lazy} if lazy else weight_marks(model)
 
 
-def _imported_again(name: str) -> dict[str, bytes] | None:
-    """Run the file of a module again and return the weights; None if that is not possible."""
-    module_name, _, path = name.partition(":")
-    first = sys.modules[module_name]
-    spec = first.__spec__
-    if spec is None or spec.loader is None:
-        return None
-    again = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = again
-    try:
-        spec.loader.exec_module(again)
-        made = attrgetter(path)(again)
-    except Exception:  # such as a name that can be registered once only
-        return None
-    finally:
-        sys.modules[module_name] = first
-    return _marks(made) if isinstance(made, nn.Module) else None
-
-
 def _attribute(name: str) -> Any:
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise ArgumentError(
             f"expected package.module:callable or a .pt2 file; found {name!r}. For the function net in my_model.py "
-            "write my_model:net."
-        )
-    if _DRIVE.match(name):
-        raise FileError(
-            f"expected a file, or package.module:callable for code; found {name!r}, where there is no file that can be "
-            "read so. Check the path; for code, go to its folder and name the module."
+            "write my_model:net; weights go to --weights."
         )
     if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
         plain = PureWindowsPath(module_name).with_suffix("").as_posix().strip("/.").replace("/", ".")
@@ -237,45 +199,8 @@ def _hint(module: Any, name: str) -> str:
     return f"Did you mean {close[0]!r}?" if close else f"What can be called there: {listed(own, _SHOWN)}."
 
 
-def _unpickled(path: str, trust: bool) -> nn.Module:
-    if not trust:
-        raise ArgumentError(
-            f"expected package.module:callable or a .pt2 file; found {path}, and reading a pickled module can run any "
-            f"code. If it holds weights alone, pass --weights {path} beside the code; if you trust it, pass --trust."
-        )
-    content = _loaded(path, trust=True)
-    if not isinstance(content, nn.Module):
-        raise FileError(
-            f"expected a whole module in {path}; found {type(content).__name__}. Pass weights with --weights, beside "
-            "the code: package.module:callable."
-        )
-    return content
-
-
-def _loaded(path: str, trust: bool) -> Any:
-    try:
-        with readable(path, "a file"):
-            return torch.load(path, map_location="cpu", weights_only=not trust)
-    except FileError:
-        raise
-    except Exception as error:  # whatever the unpickler stumbles over
-        if "__main__" in str(error):
-            raise FileError(
-                f"expected classes in {path} that can be imported; it was saved by a script whose own classes are "
-                "known as __main__ there alone. Save model.state_dict() and pass it with --weights, beside "
-                "package.module:callable; or move the classes into a module, and save again."
-            ) from error
-        remedy = "It is damaged." if trust else "Save model.state_dict(); if you trust the file, pass --trust."
-        raise FileError(
-            f"expected tensors in {path}; reading it raised {type(error).__name__}, as if damaged or holding other "
-            f"objects. {remedy}"
-        ) from error
-
-
-def _load_weights(model: nn.Module, name: str, path: str, trust: bool) -> None:
-    weights = _safetensors(path) if Path(path).suffix.lower() == ".safetensors" else _loaded(path, trust)
-    if isinstance(weights, nn.Module):
-        weights = weights.state_dict()
+def _load_weights(model: nn.Module, name: str, path: str) -> None:
+    weights = _safetensors(path) if Path(path).suffix.lower() == ".safetensors" else _tensors(path)
     if isinstance(weights, Mapping):
         weights = next((weights[key] for key in _NESTED if isinstance(weights.get(key), Mapping)), weights)
     if not isinstance(weights, Mapping) or not any(isinstance(value, Tensor) for value in weights.values()):
@@ -285,6 +210,20 @@ def _load_weights(model: nn.Module, name: str, path: str, trust: bool) -> None:
     except (RuntimeError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split())
         raise FileError(f"expected weights of {name} in {path}; torch says: {said[:500].rstrip('.')}.") from error
+
+
+def _tensors(path: str) -> Any:
+    try:
+        with readable(path, "a file"):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileError:
+        raise
+    except Exception as error:  # whatever the unpickler stumbles over
+        raise FileError(
+            f"expected tensors in {path}; reading it raised {type(error).__name__}, as if damaged or holding other "
+            "objects, which are not unpickled. Save model.state_dict(); or load the file in your own code, and name "
+            "that: package.module:callable."
+        ) from error
 
 
 def _safetensors(path: str) -> dict[str, Tensor]:

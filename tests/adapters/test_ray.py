@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,23 +91,6 @@ def test_a_table_is_predicted_as_the_predictor_does(folder: Path) -> None:
         assert_same_up_to_rounding(predictions[name].to_numpy()[finite], values.numpy().reshape(-1))
 
 
-def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    uq = asked(folder).predictor()
-    path = str(uq.to_onnx(folder / "net.onnx", torch.zeros(2, 3)))
-    table = whole(folder / "data")
-    wanted = Predictions(asked(folder))(table)
-    made = Predictions(Asked(path, inputs=NAMES, keep=("id",), batch_size=64))
-    predicted = made(table)
-    assert predicted.column_names == wanted.column_names
-    for name in ("mean", "std", "low", "high", "novelty"):
-        assert_same_up_to_rounding(predicted[name].to_numpy(), wanted[name].to_numpy())
-    assert alike(arrow.concat_tables([made(table.slice(0, 700)), made(table.slice(700))]), predicted)
-    with pytest.raises(ArgumentError, match=r"an \.onnx file alone"):
-        Predictions(Asked(path, str(folder / "cal.json"), inputs=NAMES))
-
-
 @pytest.mark.parametrize("cuts", [(700,), (1, 2, 64, 65, 1000)])
 def test_the_cut_changes_no_byte(folder: Path, cuts: tuple[int, ...]) -> None:
     table, predictions = whole(folder / "data"), Predictions(asked(folder))
@@ -155,7 +139,7 @@ def test_partitions_and_a_killed_worker_change_no_byte(folder: Path, cluster: An
         assert count == len(once)
         assert alike(whole(out), once)
     (folder / "kill").touch()
-    mortal = Asked("ray_code:mortal", *list(asked(folder).__dict__.values())[1:])
+    mortal = replace(asked(folder), model="ray_code:mortal")
     predict_folder(mortal, str(folder / "data"), str(tmp_path / "killed"), workers=2, partitions=7)
     assert (folder / "died").exists()
     assert alike(whole(tmp_path / "killed"), once)

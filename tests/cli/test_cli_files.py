@@ -59,7 +59,6 @@ def content(folder: Path) -> dict[str, bytes]:
         (["evaluate", "filed_model:net", "cal.json", "--data", "val.csv"], "--report", "page.html", "CALIBRATION"),
         (["evaluate", "filed_model:net", "cal.json", "--data", "val.csv"], "--report", "weights.html", "--weights"),
         (["calibrate", "filed_model:net", "--data", "val.csv", "--target", "y"], "--output", "val.csv", "--data"),
-        (["calibrate", "filed_model:net", "--data", "val.csv", "--target", "y"], "--output", "filed_model.py", "MODEL"),
     ],
 )
 def test_no_output_takes_the_place_of_an_input(

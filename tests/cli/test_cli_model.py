@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import typer
 
 import latedrop
@@ -103,7 +102,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         x = dice.normal(size=(60, 3)).astype(np.float32)
         y = x[:, 0] * x[:, 1] + 0.1 * dice.normal(size=60)
         np.savez(f"{name}.npz", x=x, y=y[:, None], y2=np.stack([y, -y], 1), y4=np.zeros((60, 2, 2)) + y[:, None, None])
-        torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(y[:, None])}, f"{name}.pt")
         with open(f"{name}.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["id", "a", "b", "c", "y", "z"])
@@ -112,15 +110,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("user_model", None)
 
 
-def written(path: str, rows: list[list[object]], head: Sequence[str] = ("a", "b", "c", "y", "w")) -> None:
+def written(path: str, rows: list[list[object]], head: Sequence[str] = ("a", "b", "c", "y", "z")) -> None:
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([head, *rows])
 
 
 @pytest.fixture
-def weighted() -> list[list[object]]:
-    """The rows of `test.csv`, for `written`, each with a weight of 1 to 3."""
-    return [[*(row[name] for name in "abcy"), 1 + i % 3] for i, row in enumerate(rows_of("test.csv"))]
+def lines() -> list[list[object]]:
+    """The rows of `test.csv`, for `written`."""
+    return [[row[name] for name in "abcyz"] for row in rows_of("test.csv")]
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ class TestCalibrate:
         assert "Calibration of user_model:net" in Path("c.html").read_text()
 
     def test_json_is_all_that_is_printed(self, call: Run) -> None:
-        code, out, err = call("calibrate", "user_model:net", "--data", "val.pt", *QUICK, "-o", "c.json", "--json")
+        code, out, err = call("calibrate", "user_model:net", "--data", "val.npz", *QUICK, "-o", "c.json", "--json")
         record = json.loads(out)
         assert (code, err) == (0, "")
         assert (record["rate"], record["rows"], record["intervals"]) == (0.3, 60, "gaussian")
@@ -457,10 +455,10 @@ class TestEvaluate:
         assert Path("page.html").exists()
         assert call(*arguments, "rows>=60")[0] == 0
 
-    def test_a_folder_is_evaluated_as_one_file(self, call: Run, calibrated: str, weighted: list[list[object]]) -> None:
+    def test_a_folder_is_evaluated_as_one_file(self, call: Run, calibrated: str, lines: list[list[object]]) -> None:
         Path("parts").mkdir()
-        written("parts/p1.csv", weighted[:20])
-        written("parts/p2.csv", weighted[20:])
+        written("parts/p1.csv", lines[:20])
+        written("parts/p2.csv", lines[20:])
         asked = ("evaluate", "user_model:net", calibrated, "--json", "--report", "page.html", "--data")
         code, out, err = call(*asked, "parts")
         assert (code, err) == (0, "")
@@ -549,10 +547,9 @@ class TestPage:
 
 
 class TestData:
-    """What the commands know of the data beside its numbers: transformed targets, names, weights, rows seen before."""
+    """What the commands know of the data beside its numbers: transformed targets, and names."""
 
     COLUMNS = ("--data", "val.csv", "--target", "y", "--ignore", "id,z")
-    OPTIONS = ("--target", "y", "--row-weights", "w", "--method", "linear", "-o", "cal.json")
 
     def calibrated(self, call: Run, *options: str, model: str = "net") -> Any:
         code, _, err = call("calibrate", f"user_model:{model}", *self.COLUMNS, *options, "-o", "cal.json")
@@ -592,67 +589,11 @@ class TestData:
         assert (code != 0, out) == (True, "")
         assert message in err
 
-    def test_row_weights(self, call: Run) -> None:
-        rows = rows_of("val.csv")
-        for name, repeats in (("val.csv", [1] * 60), ("twice.csv", [1 + i % 2 for i in range(60)])):
-            with open(name, "w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow([*rows[0], "count"])
-                for i, row in enumerate(rows):
-                    writer.writerows([[*row.values(), 1 + i % 2]] * repeats[i])
-        weighted = self.calibrated(call, "--method", "linear", "--row-weights", "count")
-        options = ("--data", "twice.csv", "--target", "y", "--ignore", "id,z,count", "--method", "linear")
-        assert call("calibrate", "user_model:net", *options, "-o", "twice.json")[0] == 0
-        repeated = json.loads(Path("twice.json").read_text())["latedrop"]
-        assert weighted["columns"]["inputs"] == repeated["columns"]["inputs"] == ["a", "b", "c"]
-        assert weighted["table"][0]["scale"] == pytest.approx(repeated["table"][0]["scale"], rel=rounding())
-        assert weighted["rows"] == 60
-        code, _, err = call("calibrate", "user_model:net", *self.COLUMNS, "--row-weights", "none", "-o", "cal.json")
-        assert code != 0
-        assert "expected column 'none' in val.csv" in err
-
-    def test_weighted_evaluation(self, call: Run) -> None:
-        self.calibrated(call, *QUICK)
-        rows = rows_of("test.csv")
-        with open("test.csv", "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*rows[0], "count"])
-            writer.writerows([*row.values(), 1 + i % 5] for i, row in enumerate(rows))
-        asked = ("evaluate", "user_model:net", "cal.json", "--data", "test.csv", "--json")
-        record = json.loads(call(*asked, "--row-weights", "count")[1])["evaluations"][0]
-        assert call("predict", "user_model:net", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
-        error = np.array([float(p["mean"]) - float(r["y"]) for p, r in zip(rows_of("out.csv"), rows, strict=True)])
-        expected = np.sqrt(np.average(error**2, weights=1 + np.arange(60) % 5))
-        assert record["rmse"] == pytest.approx(expected, rel=rounding())
-
-    @pytest.mark.parametrize("cell", ["", "nan", "NA"], ids=["empty", "nan", "NA"])
-    def test_missing_ones_are_missing_values(self, call: Run, weighted: list[list[object]], cell: str) -> None:
-        written("gaps.csv", [*weighted[:5], [*weighted[5][:-1], cell], *weighted[6:]])
-        asked = ("calibrate", "user_model:net", "--data", "gaps.csv", *self.OPTIONS)
-        code, _, err = call(*asked)
-        assert code == 1
-        assert "expected finite numbers in gaps.csv; found NaN, infinite or missing ones, first at line 7" in err
-        assert call(*asked, "--drop-nan")[::2] == (0, "")
-        without = json.loads(Path("cal.json").read_text())["latedrop"]["table"]
-        written("gaps.csv", weighted[:5] + weighted[6:])
-        assert call(*asked)[::2] == (0, "")
-        assert without == json.loads(Path("cal.json").read_text())["latedrop"]["table"]
-
-    def test_rows_of_weight_0_are_as_if_absent(self, call: Run, weighted: list[list[object]]) -> None:
-        asked = ("calibrate", "user_model:net", "--data", "some.csv", *self.OPTIONS, "--intervals", "conformal")
-        tables = []
-        for some in (weighted, [*weighted[:7], [1, 2, "", "", 0], *weighted[7:], [1, 2, 3, "NA", 0]]):
-            written("some.csv", some)
-            code, out, err = call(*asked)
-            assert (code, err, "left out" in out) == (0, "", False)
-            tables.append(json.loads(Path("cal.json").read_text())["latedrop"]["table"])
-        assert tables[0] == tables[1]
-
     @pytest.mark.filterwarnings("always::latedrop.LatedropWarning")  # the network is not trained
-    def test_names_with_commas_stand_in_quotes(self, call: Run, weighted: list[list[object]]) -> None:
+    def test_names_with_commas_stand_in_quotes(self, call: Run, lines: list[list[object]]) -> None:
         head = ["a", "b", "c", "<i>y</i>", 'the "width", in %']
         for name in ("val.csv", "test.csv"):
-            written(name, weighted, head)
+            written(name, lines, head)
         target = '<i>y</i>,"the ""width"", in %"'
         asked = ("calibrate", "user_model:two", "--data", "val.csv", "--target", target, "-o", "cal.json")
         assert call(*asked, "--report", "cal.html")[0] == 0

@@ -9,7 +9,7 @@ import pytest
 
 from latedrop.cli.tables import Columns, choose, open_table, read_batches
 from latedrop.cli.writing import write_rows
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import DataError
 
 NAMES = ("id", "a", "y")
 
@@ -83,20 +83,15 @@ def test_a_place_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "parts", "message"),
     [
-        ((), {}, r"expected files that end in \.csv, .* in the folder .*rows; found none"),
-        (("a.csv", "b.parquet"), {}, r"expected files of one kind in the folder .*; found a\.csv, b\.parquet"),
+        ((), {}, r"expected files of one kind, \.csv, .* in the folder .*rows; found none"),
+        (("a.csv", "b.parquet"), {}, r"expected files of one kind, .*; found a\.csv, b\.parquet"),
         (
             ("a.csv", "b.csv"),
             {"part1": {"id": ["r"], "a": [1.0], "z": [1.0]}},
-            r"found that b\.csv lacks 'y' and also has 'z', unlike a\.csv",
-        ),
-        (
-            ("a.csv", "b.csv"),
-            {"part1": {"id": ["r"], "a": [1.0]}},
-            r"the same columns in all .*b\.csv lacks 'y', unlike",
+            r"found that b\.csv and a\.csv differ in 'y', 'z'",
         ),
     ],
-    ids=["empty", "two kinds", "other columns", "one column less"],
+    ids=["empty", "two kinds", "other columns"],
 )
 def test_what_is_no_table(tmp_path: Path, files: tuple[str, ...], parts: dict[str, Any], message: str) -> None:
     path = folder(tmp_path, *files, **parts)
@@ -143,14 +138,5 @@ def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(path)["id"].to_pylist() == [1, 2, 3]
     with write_rows(path) as append:
         append({"id": pyarrow.array([1])})
-        with pytest.raises(DataError, match="expected values of one kind in 'id'; found int64 and string"):
+        with pytest.raises(DataError, match=r"expected values of one kind in every column; found others: .*int64"):
             append({"id": pyarrow.array(["x"])})
-
-
-def test_no_output_into_the_folder_that_is_read(tmp_path: Path) -> None:
-    from latedrop.cli.writing import check_apart
-
-    path = folder(tmp_path, "a.csv")
-    check_apart({"--output": str(tmp_path / "out.csv")}, {"--data": path})
-    with pytest.raises(ArgumentError, match=r"expected --output outside of the folder of --data, .*found .*out\.csv"):
-        check_apart({"--output": f"{path}/out.csv"}, {"--data": path})

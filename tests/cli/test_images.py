@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import missing
 from latedrop.cli.tables import image_transform
 from latedrop.errors import ArgumentError
 from rounding import assert_same_up_to_rounding
@@ -134,7 +133,6 @@ def deepen(name: str) -> None:
         ),
         (lambda: deepen("2.png"), "size=8", "it has more than 8 bits per channel, mode I;16"),
         (lambda: None, "mode=RGB", "expected images of one shape; found (3, 10, 12) and, for 'more/1.jpg' at line 3"),
-        (lambda: None, "crop=11", "photos/0.png, named at line 2 of val.csv; it cannot be used: 10x12 pixels"),
         (lambda: None, "size=2", "Its input was column file of val.csv: see --transform."),
         (lambda: None, "size=0", "expected size=224, or size=240x320 for height and width, in --transform"),
         (lambda: None, "size=8 --column path", "expected column 'path' in val.csv; it is not there."),
@@ -142,7 +140,7 @@ def deepen(name: str) -> None:
         (lambda: None, "size=8 --images none", "expected a folder of images at none; there is none."),
         (lambda: None, "size=8 --data val.npz", "expected a table with names of images, csv or parquet"),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_each_wrong_input_is_one_line(
     call: Run, place: Path, wrong: Callable[[], Any], words: str, message: str
@@ -166,7 +164,7 @@ def test_each_wrong_input_is_one_line(
         ("normalize=mine", "expected normalize=imagenet, or mean= and std=, .*found normalize=mine"),
         ("normalize=imagenet,mean=0", "expected normalize=imagenet, or mean= and std="),
         ("mode=L,normalize=imagenet", "one for each of the 1 channels"),
-        ("crop=1x2x3", "expected crop=224"),
+        ("size=1x2x3", "expected size=224"),
     ],
 )
 def test_texts_that_mean_no_transform(text: str, message: str) -> None:
@@ -179,18 +177,7 @@ def test_the_formula() -> None:
     image = Image.fromarray(pixels)
     plain = image_transform("")(image)
     assert_same_up_to_rounding(plain, pixels.transpose(2, 0, 1) / 255)
-    cropped = image_transform("crop=4x2,mean=0.5,std=0.1/0.2/0.5")(image)
-    spread = np.array([0.1, 0.2, 0.5])[:, None, None]
-    assert_same_up_to_rounding(cropped, (plain[:, 1:5, 3:5] - 0.5) / spread)
+    changed = image_transform("mean=0.5,std=0.1/0.2/0.5")(image)
+    assert_same_up_to_rounding(changed, (plain - 0.5) / np.array([0.1, 0.2, 0.5])[:, None, None])
     assert image_transform("mode=L")(image).shape == (1, 6, 8)
     assert image_transform("size=3x5")(image.convert("P")).shape == (3, 3, 5)
-
-
-@pytest.mark.skipif(bool(missing("timm", "torchvision")), reason="needs timm and torchvision")
-def test_the_transform_of_a_model_of_timm() -> None:
-    image = Image.fromarray(np.zeros((300, 400, 3), np.uint8))
-    pixels = image_transform("timm:resnet18")(image)
-    assert pixels.shape == (3, 224, 224)
-    assert_same_up_to_rounding(pixels[:, 0, 0], [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225])
-    with pytest.raises(ArgumentError, match="expected a model of timm in --transform timm:resnet19x"):
-        image_transform("timm:resnet19x")

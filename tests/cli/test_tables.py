@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import latedrop
 from latedrop.cli.tables import Columns, Rows, choose, open_table, read_batches
@@ -198,38 +197,6 @@ class TestArrays:
         with pytest.raises(FileError, match="the sizes that the archive promises cannot be"):
             open_table(str(tmp_path / "lie.npz"))
 
-    @pytest.mark.parametrize("legacy", [False, True])
-    def test_pt(self, tmp_path: Path, legacy: bool) -> None:
-        path = str(tmp_path / "data.pt")
-        x, y = torch.randn(3, 2, dtype=torch.bfloat16), torch.arange(3)
-        torch.save({"x": x, "y": y}, path, _use_new_zipfile_serialization=not legacy)
-        table = open_table(path)
-        assert (table.names, table.arrays, table.count) == (("x", "y"), True, 3)
-        lines = rows_of(path, Columns(("x",), ("y",)))
-        np.testing.assert_array_equal(np.concatenate([rows.inputs["x"] for rows in lines]), x.float().numpy())
-        assert lines[1].target.tolist() == [2]  # type: ignore[union-attr]
-
-    @pytest.mark.parametrize("content", [torch.zeros(3, 2), (torch.zeros(3, 2), torch.zeros(3))], ids=["one", "pair"])
-    def test_pt_without_names(self, tmp_path: Path, content: Any) -> None:
-        path = str(tmp_path / "data.pt")
-        torch.save(content, path)
-        assert open_table(path).names == tuple("xy")[: 1 if isinstance(content, torch.Tensor) else 2]
-
-    @pytest.mark.parametrize(
-        ("content", "error", "message"),
-        [
-            ({"x": [1, 2]}, DataError, r"expected a dict of tensors, a pair \(x, y\) or one tensor"),
-            (torch.nn.Linear(2, 2), FileError, "only unpickling would bring back"),
-            ({"x": torch.zeros(2, dtype=torch.complex64)}, DataError, "expected real, dense tensors .*'x'"),
-        ],
-        ids=["lists", "a module", "complex"],
-    )
-    def test_pt_of_something_else(self, tmp_path: Path, content: Any, error: type[Exception], message: str) -> None:
-        path = str(tmp_path / "data.pt")
-        torch.save(content, path)
-        with pytest.raises(error, match=message):
-            rows_of(path, Columns(("x",)))
-
     def test_rows_of_several_inputs(self, tmp_path: Path) -> None:
         path = str(tmp_path / "data.npz")
         np.savez(path, a=np.zeros((3, 2)), b=np.array([[1.0], [np.nan], [2.0]]), t=np.zeros((3, 4)), s=np.zeros(3))
@@ -245,7 +212,7 @@ class TestArrays:
 
 
 class TestFiles:
-    @pytest.mark.parametrize("name", ["none.csv", "none.parquet", "none.npz", "none.pt"])
+    @pytest.mark.parametrize("name", ["none.csv", "none.parquet", "none.npz"])
     def test_missing_file(self, tmp_path: Path, name: str) -> None:
         if name.endswith("parquet"):
             pytest.importorskip("pyarrow")

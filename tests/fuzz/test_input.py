@@ -209,7 +209,7 @@ def test_requests_to_the_service(predictor: Any) -> None:
     from latedrop.serving import Limits, Service
     from latedrop.serving.app import make_app
 
-    service = Service(predictor, limits=Limits(request_rows=100, wait=0.0), stream=predictor.stream())
+    service = Service(predictor, limits=Limits(queue_rows=100, wait=0.0), stream=predictor.stream())
     with testclient.TestClient(make_app(service), "http://127.0.0.1:1", client=("127.0.0.1", 5)) as client:
 
         def ask(kind: str, body: bytes, path: str) -> None:
@@ -257,7 +257,7 @@ def test_bytes_on_the_wire(predictor: Any) -> None:
     uvicorn = pytest.importorskip("uvicorn")
     from latedrop.serving import Service
     from latedrop.serving.app import make_app
-    from latedrop.web.listening import listening
+    from latedrop.web import listening
 
     found, _ = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(Service(predictor)), log_level="critical"))

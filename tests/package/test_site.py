@@ -21,8 +21,6 @@ DOCUMENTED += ("latedrop.errors", "latedrop.streams", "latedrop.report", "latedr
 DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.files")
 DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices", "latedrop.progress")
 DOCUMENTED += (
-    "latedrop.web.access",
-    "latedrop.web.listening",
     "latedrop.web",
     "latedrop.metrics.levels",
 )

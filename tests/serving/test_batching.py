@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from latedrop.errors import DataError, FileError
-from latedrop.serving.batching import Batcher, Job
-from latedrop.serving.limits import Limits, RefusalError
+from latedrop.serving import Limits, RefusalError
+from latedrop.serving.service import Batcher, Job
 
 
 class Doubling:
@@ -43,13 +43,15 @@ def busy(run: Doubling, **options: Any) -> tuple[Batcher, Future[Any]]:
     return batcher, first
 
 
-def test_other_keys_run_apart_and_none_runs_alone() -> None:
+def test_other_keys_run_apart_and_many_rows_alone() -> None:
     run = Doubling()
     batcher, _ = busy(run)
-    answers = [batcher.submit(job(i, key=key)) for i, key in enumerate(("a", "b", None, "a", None, "b"))]
+    asked = [("a", 1), ("b", 1), ("a", 9), ("a", 1), ("b", 7), ("b", 1)]
+    answers = [batcher.submit(job(i, rows, key)) for i, (key, rows) in enumerate(asked)]
     run.gate.set()
     assert [answer.result(10) for answer in answers] == [0, 2, 4, 6, 8, 10]
-    assert sorted(run.batches[1:]) == [[0, 3], [1, 5], [2], [4]]
+    assert sorted(run.batches[1:]) == [[0, 3], [1, 4], [2], [5]]
+    assert batcher.waiting == 0
     batcher.close()
 
 
@@ -128,7 +130,7 @@ def test_what_cannot_be_finished_gets_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch_rows": 0}, {"wait": -1.0}, {"timeout": 0.0}, {"queue_rows": 5}, {"drain": float("nan")}]
+    "options", [{"batch_rows": 0}, {"wait": -1.0}, {"timeout": 0.0}, {"pixels": 0}, {"timeout": float("nan")}]
 )
 def test_limits_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):

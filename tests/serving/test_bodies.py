@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from latedrop.errors import LatedropError
-from latedrop.serving.bodies import JSON, NPY, Form, rows_of
-from latedrop.serving.limits import Limits, RefusalError
+from latedrop.serving.bodies import JSON, NPY, Form, Limits, RefusalError, rows_of
 
-LIMITS = Limits(request_rows=10, queue_rows=10, pixels=100)
+LIMITS = Limits(queue_rows=10, pixels=100)
 NAMED = Form(("a", "b"))
 
 

@@ -7,7 +7,6 @@ import http.client
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -145,12 +144,12 @@ async def answer(send: Any) -> None:
 @contextmanager
 def listening(monkeypatch: pytest.MonkeyPatch, app: Any, **options: Any) -> Iterator[tuple[tuple[str, int], Any]]:
     """Serve an application in a thread, which has to end in time; give the address and a function that stops it."""
-    from latedrop.web import listening
+    from latedrop import web
 
     servers: list[Any] = []
-    monkeypatch.setattr(listening._Server, "run", lambda self, wire: (servers.append(self), RUN(self, wire)))
-    wire, _ = listening.listening("127.0.0.1", 0)
-    thread = Thread(target=listening.serve_on, args=(wire, app), kwargs=options)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, wire: (servers.append(self), RUN(self, wire)))
+    wire, _ = web.listening("127.0.0.1", 0)
+    thread = Thread(target=web.serve_on, args=(wire, app), kwargs=options)
     thread.start()
     try:
         yield wire.getsockname(), lambda: servers[0].handle_exit(signal.SIGTERM, None)
@@ -186,7 +185,7 @@ def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(m
         if scope["type"] == "http":
             await answer(send)
 
-    monkeypatch.setattr("latedrop.web.listening.LAST_CALL", 20.0)
+    monkeypatch.setattr("latedrop.web.LAST_CALL", 20.0)
     with listening(monkeypatch, app) as (place, stop):
         wire = http.client.HTTPConnection(*place, timeout=30)
         wire.request("GET", "/")
@@ -197,23 +196,3 @@ def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(m
         last = wire.getresponse()
         assert (last.read(), last.headers["connection"]) == (b"ok", "close")
         wire.close()
-
-
-def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await asyncio.sleep(0.6)  # longer than a head may take: what was asked is answered
-            await answer(send)
-
-    monkeypatch.setattr("latedrop.web.listening.HEAD_SECONDS", 0.3)
-    with listening(monkeypatch, app) as (place, stop):
-        address = f"http://{place[0]}:{place[1]}"
-        with socket.create_connection(place) as silent, socket.create_connection(place) as half:
-            half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
-            assert httpx.get(address).text == "ok"
-            for connection in (silent, half):
-                connection.settimeout(10)
-                assert connection.recv(1) == b""  # closed by the server
-        with httpx.Client() as client:
-            assert [client.get(address).text for _ in range(2)] == ["ok", "ok"]
-        stop()

@@ -151,7 +151,7 @@ def test_pages_that_are_written_have_names_as_text(kind: str, tmp_path: Path) ->
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
-    from latedrop.web.listening import listening
+    from latedrop.web import listening
 
     wire, address = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))

@@ -27,15 +27,12 @@ from latedrop import errors
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.metrics.levels import checked_level
 from latedrop.named import load_model, readout_of
-from latedrop.onnx_files.predictor import OnnxPredictor, load_onnx
-from latedrop.prediction.prediction import Prediction
 from latedrop.prediction.predictor import Predictor, load
 from latedrop.terminal import listed, need
 
 __all__ = ["Asked", "Predictions", "cause", "connected", "predict_folder"]
 
 _SHOWN = 6
-_ENDINGS = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Asked:
     """The settings of a worker: only texts and numbers, so that they can be sent.
 
     Attributes:
-        model: `package.module:callable`, a `.pt2` file, or an `.onnx` file, which needs nothing else.
+        model: `package.module:callable`, or a `.pt2` file.
         calibration: file written by `Predictor.save`.
         inputs: columns that are the model's inputs; if empty, the columns in the calibration.
         keep: columns to copy to the output.
@@ -51,64 +48,46 @@ class Asked:
         weights: file with the weights of the callable's module.
         readout: a name, an index, or `package.module:function`; None if the calibration has it.
         device: `"auto"`, `"cpu"` or `"cuda"`.
-        trust: unpickle files that hold more than weights.
         untrained: accept random weights.
         folder: folder with the model's code; None is the worker's own folder.
         batch_size: number of rows that run at once; smaller batches are filled up.
     """
 
     model: str
-    calibration: str = ""
+    calibration: str
     inputs: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     level: float = 0.9
     weights: str | None = None
     readout: str | int | None = None
     device: str = "auto"
-    trust: bool = False
     untrained: bool = False
     folder: str | None = None
     batch_size: int = 1024
 
-    def predictor(self) -> Predictor | OnnxPredictor:
+    def predictor(self) -> Predictor:
         """Load the model with its calibration."""
-        if self.model.endswith(".onnx"):
-            others = {"calibration": self.calibration, "weights": self.weights, "readout": self.readout}
-            given = [name for name, value in others.items() if value not in ("", None)]
-            if given:
-                raise ArgumentError(
-                    f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it "
-                    "out."
-                )
-            uq: Any = load_onnx(self.model, threads=1, batch_size=self.batch_size)
-            outputs = {output.name: tuple(output.shape[1:]) for output in uq.session.get_outputs()}
-            shape, apart = outputs.get("mean"), True
-        else:
-            if self.folder is not None and self.folder not in sys.path:
-                sys.path.insert(0, self.folder)
-            network = load_model(
-                self.model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained
-            )
-            uq = load(self.calibration, network, readout_of(self.readout))
-            uq.batch_size = self.batch_size
-            c, is_regression = uq.calibration, isinstance(uq, Predictor)
-            shape = c.output_shape if is_regression else None
-            apart = not is_regression or (c.shared and not any(site.coupled for site in c.sites))
-        if shape is None:
+        if self.folder is not None and self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        network = load_model(self.model, self.weights, device=self.device, untrained=self.untrained)
+        uq = load(self.calibration, network, readout_of(self.readout))
+        if not isinstance(uq, Predictor):
             raise ArgumentError(
                 "expected the calibration of a regression; found one of classes. Call predict yourself."
             )
-        if not apart:
+        c = uq.calibration
+        if not c.shared or any(site.coupled for site in c.sites):
             raise ArgumentError(
                 "expected rows that do not depend on those beside them; with shared=False, and in a model whose rows "
                 "see each other, they do, and the result would depend on how the data are cut. Predict on one machine."
             )
-        if len(shape) > 1:
+        if len(c.output_shape) > 1:
             raise ArgumentError(
-                f"expected one value or a vector per row for a table; found outputs of shape {shape}. Calibrate with "
-                "a readout."
+                f"expected one value or a vector per row for a table; found outputs of shape {c.output_shape}. "
+                "Calibrate with a readout."
             )
-        return uq  # type: ignore[no-any-return]
+        uq.batch_size = self.batch_size
+        return uq
 
 
 class Predictions:
@@ -123,14 +102,10 @@ class Predictions:
         if asked.batch_size < 1:
             raise ArgumentError(f"expected a batch size of at least 1; found {asked.batch_size}.")
         self._asked, self._predictor = asked, asked.predictor()
-        if isinstance(self._predictor, OnnxPredictor):
-            known, wide = self._predictor.record.columns, False
-        else:
-            known = (self._predictor.calibration.columns or {}).get("inputs", ())
-            wide = any(p.dtype == torch.float64 for p in self._predictor.model.parameters())
-        self.inputs = asked.inputs or tuple(known)
+        self.inputs = asked.inputs or tuple((self._predictor.calibration.columns or {}).get("inputs", ()))
         if not self.inputs:
             raise ArgumentError("expected the input columns, as this calibration knows none; found no inputs=.")
+        wide = any(p.dtype == torch.float64 for p in self._predictor.model.parameters())
         self._dtype = np.float64 if wide else np.float32
 
     def __call__(self, table: Any) -> Any:
@@ -152,31 +127,21 @@ class Predictions:
     def _predicted(self, x: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Predict finite rows in batches of one size; return columns by name."""
         size, rows = self._asked.batch_size, len(x)
-        fill = -rows % size if rows else size
-        filled = np.concatenate([x, np.zeros((fill, x.shape[1])) if not rows else np.repeat(x[:1], fill, 0)])
-        p, level = self._predictor.predict(filled), self._asked.level
-        columns = p._columns(level) if isinstance(p, Prediction) else _flat(p.to_dict(level))
+        fill = np.repeat(x[:1], -rows % size, 0) if rows else np.zeros((size, x.shape[1]))
+        columns = self._predictor.predict(np.concatenate([x, fill]))._columns(self._asked.level)
         return {name: values[:rows].astype(self._dtype) for name, values in columns.items()}
 
 
-def _flat(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Name the columns of arrays `(N, K)` by numbers where there are several."""
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name, values in arrays.items():
-        parts = values.reshape(len(values), -1).T
-        columns |= {name if len(parts) == 1 else f"{name}_{k}": part for k, part in enumerate(parts)}
-    return columns
-
-
 def _numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
-    from pyarrow import types
+    import pyarrow
 
     column = table.column(name)
-    if not any(test(column.type) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_null)):
+    try:
+        numbers: npt.NDArray[np.float64] = column.cast("float64", safe=False).to_numpy()
+    except pyarrow.ArrowException as error:
         raise DataError(
             f"expected numbers in column {name!r}; its type is {column.type}. Encode it as numbers, or leave it out."
-        )
-    numbers: npt.NDArray[np.float64] = column.cast("float64", safe=False).to_numpy()
+        ) from error
     return numbers
 
 
@@ -202,7 +167,6 @@ def predict_folder(
     Returns:
         How many rows were written.
     """
-    need("ray", "ray", "pyarrow")
     from pyarrow import parquet
 
     if Path(output).exists():
@@ -274,15 +238,14 @@ def _read(ray: Any, asked: Asked, data: str) -> Any:
     names = [data]
     if Path(data).is_dir():
         names = sorted(str(entry) for entry in Path(data).iterdir() if not entry.name.startswith((".", "_")))
-    kinds = {next((end for end in _ENDINGS if name.lower().endswith(end)), "") for name in names}
-    if len(kinds) != 1 or "" in kinds:
+    paths = [name if "://" in name else str(Path(name).absolute()) for name in names]
+    if paths and all(path.lower().endswith(".parquet") for path in paths):
+        return ray.data.read_parquet(paths)
+    if not paths or not all(path.lower().endswith(".csv") for path in paths):
         raise DataError(
             f"expected files that end in .csv, or in .parquet, in {data}; found "
-            f"{listed(map(repr, (Path(name).name for name in names)), _SHOWN)}."
+            f"{listed((repr(Path(name).name) for name in names), _SHOWN)}."
         )
-    paths = [name if "://" in name else str(Path(name).absolute()) for name in names]
-    if kinds == {".parquet"}:
-        return ray.data.read_parquet(paths)
     import pyarrow
     from pyarrow import csv
 

@@ -26,7 +26,9 @@ __all__ = ["GROUP", "main", "make_app"]
 
 GROUP = "latedrop.commands"
 """The group of entry points by which other packages add commands."""
-_OURS = {"crowd": "latedrop-crowd"}
+_NO_CROWD = (
+    "expected the package latedrop-crowd for `latedrop crowd`; it is not installed. Run: pip install latedrop-crowd"
+)
 _ANY_WORDS: dict[str, Any] = {
     "add_help_option": False,
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -83,17 +85,14 @@ def make_app() -> typer.Typer:
 def _add_packages(app: typer.Typer) -> None:
     """Add the commands of other packages: an entry point of the group gives a name and a function that returns a Typer.
 
-    A package of ours that is not installed is named with what to install. One that is broken takes its own command
-    away, and no other.
+    A package of ours that is not installed is named with what to install. A broken one fails by itself alone.
     """
     points = {point.name: point for point in entry_points(group=GROUP)}
-    for name in sorted({*_OURS, *points}):
-        if name not in points:
-            absent = f"expected the package {_OURS[name]} for `latedrop {name}`; it is not installed. "
-            app.command(name, hidden=True, **_ANY_WORDS)(_failing(f"{absent}Run: pip install {_OURS[name]}"))
-            continue
+    if "crowd" not in points:
+        app.command("crowd", hidden=True, **_ANY_WORDS)(_failing(_NO_CROWD))
+    for name, point in sorted(points.items()):
         try:
-            app.add_typer(points[name].load()(), name=name)
+            app.add_typer(point.load()(), name=name)
         except Exception as error:
             broken = f"expected a package with the commands of `latedrop {name}`; importing it says: {error!r}. "
             app.command(name, hidden=True, **_ANY_WORDS)(_failing(f"{broken}Install it again."))
@@ -121,8 +120,7 @@ def _common(
 
 def demo(
     out: Annotated[Path, option("Folder for report.html and result.json.")] = Path("latedrop-demo"),
-    draws: Annotated[int, option("Thinned networks per dropout rate.", min=2)] = 1000,
-    seed: Annotated[int, option("Fixes the split, the training and the masks.", min=0)] = 0,
+    seed: Annotated[int, option("Fixes the split and the training.", min=0)] = 0,
     as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
     debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
 ) -> None:
@@ -132,5 +130,4 @@ def demo(
         where = folder(out)
         from latedrop.cli import demo as room
 
-        result = room.run(draws, seed)
-        room.show(result, room.write(result, where), as_json=as_json)
+        room.write(where, seed, as_json=as_json)

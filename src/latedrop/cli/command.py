@@ -25,30 +25,27 @@ typed: ContextVar[str] = ContextVar("typed", default="")
 
 
 def bundled(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for typer: parameters whose annotation is a tuple of options are these options; -v is added.
+    """Make a command for typer: a parameter that is annotated with a tuple of options stands for them; -v is added.
 
-    The function gets the tuple under the name of its parameter. A default of that parameter holds other defaults of the
-    options than the tuple's own.
+    A default of that parameter holds other defaults of the options than the tuple's own.
     """
-    bundles: dict[str, type] = {}
+    bundles: dict[str, Any] = {}
     options: list[Parameter] = []
     for parameter in signature(function).parameters.values():
         kind = parameter.annotation
-        if isinstance(kind, type) and hasattr(kind, "_fields"):
+        if hasattr(kind, "_fields"):
             bundles[parameter.name] = kind
             hints = get_type_hints(kind, include_extras=True)
-            defaults = (kind() if parameter.default is Parameter.empty else parameter.default)._asdict()
-            options += [Parameter(n, Parameter.KEYWORD_ONLY, default=defaults[n], annotation=hints[n]) for n in hints]
+            defaults = kind() if parameter.default is Parameter.empty else parameter.default
+            pairs = zip(hints.items(), defaults, strict=True)
+            options += [Parameter(n, Parameter.KEYWORD_ONLY, default=value, annotation=a) for (n, a), value in pairs]
         else:
             options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
     options.append(Parameter("verbose", Parameter.KEYWORD_ONLY, default=0, annotation=Verbose))
 
     @wraps(function)
     def run(verbose: int = 0, **words: Any) -> None:
-        made = {
-            name: kind(**{field: words.pop(field) for field in kind._fields})  # type: ignore[attr-defined]
-            for name, kind in bundles.items()
-        }
+        made = {name: kind(*map(words.pop, kind._fields)) for name, kind in bundles.items()}
         with logged(verbose):
             function(**words, **made)
 
@@ -107,7 +104,7 @@ def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
     return facts
 
 
-_NAMES = "method|floor|draws|rates|select|kind|readout|intervals|batch_size|scale|trust|task|row_weights"
+_NAMES = "method|floor|draws|rates|select|readout|intervals|batch_size|scale|task"
 _WORDS = {
     "Pass the same function when loading": "Name it: --readout package.module:function",
     "; batches in a list, or with targets, go to predict_batches(batches, unpack)": "",

@@ -1,7 +1,4 @@
-"""Between tables and models: rows as what a model takes.
-
-Every function here works on one batch of rows at a time, so that no table has to fit memory.
-"""
+"""Between tables and models: rows as what a model takes, one batch at a time, so that no table has to fit memory."""
 
 from __future__ import annotations
 
@@ -9,23 +6,42 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from torch import nn
 
 from latedrop.calibration.class_record import ClassCalibration
+from latedrop.calibration.methods import Classification
 from latedrop.calibration.record import Calibration
-from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, open_images, open_table, read_batches
+from latedrop.calibration.targets import as_logits
+from latedrop.calibration.verdict import Verdict
+from latedrop.cli.options import Classes, Tabled, split
+from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, distinct, open_images, open_table, read_batches
 from latedrop.data.arrays import place
-from latedrop.errors import ArgumentError, DataError
+from latedrop.dropout.sampling import own_output
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import readable
-from latedrop.named import as_arguments
+from latedrop.named import as_arguments, example_inputs
+from latedrop.network.network import Readout
+from latedrop.prediction.predictor import ClassPredictor, Predictor, explain_failure
 from latedrop.terminal import listed
 
-__all__ = ["Pictures", "Places", "Source", "TableBatches", "arguments", "check_kept", "conformal_rows", "only_target"]
+__all__ = [
+    "Pictures",
+    "Places",
+    "Source",
+    "TableBatches",
+    "conformal_rows",
+    "example",
+    "model_inputs",
+    "opened",
+    "remembering",
+    "task_of",
+]
 
-_SHOWN = 5
+_SHOWN, _LABELS = 5, 12  # names, and labels, that a message quotes at most
 _AT_ONCE = 4096
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
 
@@ -54,7 +70,6 @@ class Source:
         targets: Sequence[str] = (),
         carried: Sequence[str] = (),
         ignored: Sequence[str] = (),
-        weight: str | None = None,
         *,
         labelled: bool = False,
         record: Calibration | ClassCalibration | None = None,
@@ -77,16 +92,10 @@ class Source:
             if inputs and list(inputs) != [images.column]:
                 raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
             table, inputs = open_images(table, *images), [images.column]
-        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, ignored, weight)
+        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, ignored)
         if labelled and isinstance(record, ClassCalibration):
-            labels = Labels(only_target(chosen), record.names, sure=True)
+            labels = Labels(_only_target(chosen), record.names, sure=True)
         return cls(table, replace(chosen, labels=labels), images)
-
-    def values(self, column: str) -> Iterator[Any]:
-        """Yield the values of a column, some rows at a time."""
-        with readable(self.table.path, "data"):
-            for _, _, carried in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
-                yield carried[column]
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names that a calibration stores: those of columns, of arrays, or of images."""
@@ -100,11 +109,66 @@ class Source:
 
     def example(self, model: nn.Module) -> Any:
         """Return inputs of the first rows, on the model's device."""
-        inputs = replace(self, columns=replace(self.columns, targets=(), labels=None, weight=None))
+        inputs = replace(self, columns=replace(self.columns, targets=(), labels=None))
         for rows in inputs.read(8):
             if rows.finite.any():
-                return place(arguments(model, rows.where(rows.finite).inputs), model)
+                return place(model_inputs(model, rows.where(rows.finite).inputs), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
+
+    def with_labels(self, network: nn.Module, options: Classes, readout: Readout) -> Source:
+        """Read the target column as class labels if it may hold classes.
+
+        Text is read as classes, in alphabetical order or in that of `--class-names`. Whether whole numbers are classes
+        is decided by `latedrop.calibrate` from the shape of the model's output.
+        """
+        names, sure = tuple(split(options.class_names)), options.task == "classification"
+        several = options.task == "auto" and len(self.columns.targets) > 1
+        labels: Any = False
+        if options.task != "regression" and not several:
+            labels = names or distinct(_only_target(self.columns), self._values(_only_target(self.columns)))
+        elif names:
+            raise ArgumentError("expected --class-names with one target of class labels; found a regression.")
+        options.check(classes=labels is not False or sure)
+        if labels is False and not sure:
+            return self
+        (column,) = self.columns.targets
+        if isinstance(labels, bool):
+            return self._labelled(Labels(column, sure=sure))
+        output = self._output(network, readout)
+        if not names and not sure and output[0].numel() == 1 and len(labels) != 2:
+            return self  # reading the values will then refuse text that is no number
+        classes = as_logits(output).shape[1]
+        if names and (len(names) != classes or len(set(names)) != classes):
+            raise ArgumentError(
+                f"expected --class-names with {classes} different names, as the model has {classes} classes; found "
+                f"{', '.join(names)}. Name each class once, in the order of the model's outputs."
+            )
+        if len(labels) != classes:
+            raise DataError(
+                f"expected labels of {classes} classes in {column!r} of {self.table.path}, as the model has that many; "
+                f"found {len(labels)}: {listed(labels, _LABELS, quote=True)}. Name all classes in the order of the "
+                "model's outputs: --class-names."
+            )
+        return self._labelled(Labels(column, labels, sure=True))
+
+    def _labelled(self, labels: Labels) -> Source:
+        return replace(self, columns=replace(self.columns, labels=labels))
+
+    def _values(self, column: str) -> Iterator[Any]:
+        """Yield the values of a column, some rows at a time."""
+        with readable(self.table.path, "data"):
+            for _, _, carried in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
+                yield carried[column]
+
+    def _output(self, network: nn.Module, readout: Readout) -> Any:
+        """Run the model on the first rows."""
+        x = self.example(network)
+        with self.explained():
+            try:
+                return own_output(network, x, readout)
+            except Exception as error:
+                explain_failure(error, x, network)
+                raise
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -126,7 +190,61 @@ class Source:
         return f"{self.table.word}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
 
 
-def only_target(columns: Columns) -> str:
+def opened(
+    options: Tabled,
+    path: str,
+    targets: Sequence[str] = (),
+    *,
+    record: Calibration | ClassCalibration | None = None,
+    **others: Any,
+) -> Source:
+    """Open a table; columns and images that options do not name are those that `record` remembers, or all others."""
+    pictures = None
+    remembered = ((record.columns if record is not None else None) or {}).get("images")
+    if options.images is not None:
+        column, transform = remembered or ("file", "")
+        pictures = Pictures(options.images, options.column or column, options.transform or transform)
+    elif remembered:
+        raise ArgumentError(
+            "expected --images, the folder of the images, as the calibration was made with images; found none."
+        )
+    elif options.column or options.transform:
+        raise ArgumentError("expected --images, a folder, with --column and --transform; found none.")
+    inputs, ignored = split(options.inputs), split(options.ignore)
+    return Source.of(path, inputs, targets, ignored=ignored, record=record, images=pictures, **others)
+
+
+def example(
+    options: Tabled,
+    network: nn.Module,
+    data: str | None,
+    shapes: Sequence[str] | None,
+    record: Any = None,
+    target: str | None = None,
+) -> Any:
+    """Return rows to run a network on: of a file, random ones, or those of an exported program."""
+    if data is not None and shapes:
+        raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
+    if data is not None:
+        return opened(options, data, split(target), record=record).example(network)
+    rows = _random_rows(shapes) if shapes else example_inputs(network)
+    if rows is None:
+        raise ArgumentError("expected --data or --input-shape, rows to run the model on; found none.")
+    return place(rows, network)
+
+
+def _random_rows(shapes: Sequence[str]) -> Any:
+    dice = torch.Generator().manual_seed(0)
+    made = []
+    for text in shapes:
+        sizes = [int(part) for part in split(text) if part.isdecimal()]
+        if len(sizes) != len(split(text)) or not sizes or min(sizes) < 1:
+            raise ArgumentError(f"expected --input-shape as the sizes of one row, such as 3,224,224; found {text!r}.")
+        made.append(torch.randn(3, *sizes, generator=dice).numpy())
+    return tuple(made) if len(made) > 1 else made[0]
+
+
+def _only_target(columns: Columns) -> str:
     """Return the column of labels; `ArgumentError` where there are several targets."""
     if len(columns.targets) != 1:
         raise ArgumentError(
@@ -141,8 +259,7 @@ class TableBatches:
     """Batches (inputs, targets), or of inputs alone where no targets were chosen, read anew by each iteration.
 
     Of the part "fit" or "held" each row is in one half by chance, the same for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`; those of weight 0 are left out before. `notice` is
-    shown the rows of every batch.
+    are an error, or with `drop` left out and counted in `dropped`. `notice` is shown the rows of every batch.
     """
 
     source: Source
@@ -153,14 +270,11 @@ class TableBatches:
     seed: int = 0
     notice: Callable[[Rows], Any] = lambda rows: None
     dropped: int = field(default=0, init=False)
-    counts: list[npt.NDArray[np.float64]] = field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[Any]:
         dice = np.random.default_rng(self.seed)
-        self.dropped, self.counts = 0, []
+        self.dropped = 0
         for rows in self.source.read(self.batch_size):
-            if rows.weights is not None:  # those of weight 0 are as if they were not there
-                rows = rows.where(rows.weights != 0)
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
             if not (self.drop or rows.finite.all()):
@@ -170,12 +284,10 @@ class TableBatches:
                 )
             self.dropped += int((~rows.finite).sum())
             rows = rows.where(rows.finite)
-            if rows.weights is not None:
-                self.counts.append(rows.weights)
             if not len(rows):
                 continue
             self.notice(rows)
-            x, y = arguments(self.model, rows.inputs), rows.target
+            x, y = model_inputs(self.model, rows.inputs), rows.target
             if y is not None and self.source.columns.labels is not None:
                 # Classes are told from other numbers by their type.
                 whole = y.ndim == 1 and bool(((y == np.round(y)) & (np.abs(y) < 2**53)).all())
@@ -187,24 +299,6 @@ class TableBatches:
         """How many rows there are at most; None where the table does not tell."""
         return self.source.table.count
 
-    def weights(self) -> npt.NDArray[np.float64] | None:
-        """Return those of the rows that were read last; None where all count the same."""
-        return None if self.source.columns.weight is None else np.concatenate([np.zeros(0), *self.counts])
-
-    def weights_to_come(self) -> WeightsRead | None:
-        """Return the same as an array that can be asked for once the rows were read."""
-        return None if self.source.columns.weight is None else WeightsRead(self)
-
-
-@dataclass(frozen=True)
-class WeightsRead:
-    """The weights of rows as an array, which is known after they were read."""
-
-    rows: TableBatches
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.asarray(self.rows.weights(), dtype)
-
 
 def conformal_rows(rows: TableBatches, path: str | None, *, halve: bool) -> tuple[TableBatches, TableBatches | None]:
     """Return rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
@@ -213,6 +307,45 @@ def conformal_rows(rows: TableBatches, path: str | None, *, halve: bool) -> tupl
         about: dict[str, Any] = {"labelled": True, "images": rows.source.images, "labels": columns.labels}
         return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, **about))
     return (replace(rows, part="fit"), replace(rows, part="held")) if halve else (rows, None)
+
+
+def task_of(task: str, source: Source) -> Any:
+    """Return the `task=` for `latedrop.calibrate`, with the class names if labels are text."""
+    names = () if source.columns.labels is None else source.columns.labels.names
+    return Classification(names) if names or task == "classification" else task
+
+
+def remembering(
+    uq: Predictor | ClassPredictor, source: Source, options: Classes, held_out: Any
+) -> Predictor | ClassPredictor:
+    """Store the column names in a predictor, and add the prediction sets or the rejection rule that options ask for.
+
+    Sets and rule are calibrated on the rows `held_out`, which are read only then.
+    """
+    options.check(classes=isinstance(uq, ClassPredictor))
+    if not isinstance(uq, ClassPredictor):
+        uq.calibration = replace(uq.calibration, columns=source.names(), verdict=_named(uq.calibration.verdict, source))
+        return uq
+    c = uq.calibration = replace(uq.calibration, columns=source.names())
+    if c.verdict.accuracy < 1 / c.classes:
+        warn(
+            f"the model is right in {c.verdict.accuracy:.0%} of the validation rows, less than by chance: the classes "
+            f"may have another order than {listed(c.known_names, _SHOWN, quote=True)}. Pass the names in the "
+            "order of the outputs: --class-names.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    if options.sets is not None:
+        uq = uq.conformal(held_out, options.sets, per_class=options.per_class)
+    return uq if options.reject is None else uq.reject(held_out, options.reject)
+
+
+def _named(verdict: Verdict | None, source: Source) -> Verdict | None:
+    """Return a verdict whose slices name columns of the file; batches of a table have inputs by number."""
+    if verdict is None:
+        return None
+    names = {f"input {k}": name for k, name in enumerate(source.columns.inputs)}
+    return replace(verdict, slices=tuple(replace(part, by=names.get(part.by, part.by)) for part in verdict.slices))
 
 
 @dataclass
@@ -235,22 +368,6 @@ class Places:
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
 
 
-def check_kept(carried: Sequence[str], names: Sequence[str]) -> None:
-    """Raise if an output column and a column of the data (`--keep`), or two output columns, have the same name."""
-    twice = sorted({name for name in names if list(names).count(name) > 1})
-    if twice:
-        raise ArgumentError(
-            f"expected columns of different names in the output; found {', '.join(twice)} twice. A class has a column "
-            "p_ and its name: give it another one with --class-names when you calibrate."
-        )
-    both = [name for name in carried if name in names]
-    if both:
-        raise ArgumentError(
-            f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
-            "Rename them in the data."
-        )
-
-
-def arguments(model: nn.Module, inputs: Any) -> Any:
+def model_inputs(model: nn.Module, inputs: Any) -> Any:
     """Return the inputs of rows as the model takes them."""
     return as_arguments(model, inputs) if isinstance(inputs, dict) else inputs

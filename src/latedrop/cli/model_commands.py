@@ -31,23 +31,21 @@ def sites(
     target: opt.Target = None,
     table: opt.Tabled,
     select: opt.Select = None,
-    kind: opt.Kind = "element",
     weights: opt.Weights = None,
-    trust: opt.Trust = False,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
     """List the layers whose inputs take dropout; the weights need not be those of the trained model."""
     with command(debug) as out:
+        from latedrop.cli.feed import example
         from latedrop.named import load_model
         from latedrop.network.find_sites import find_sites
 
-        network = load_model(model, weights, trust=trust, device=device, untrained=True)
-        with table.example(network, data, input_shape, target=target) as rows:
-            sites = find_sites(network, rows, select=select or None, kind=kind)
+        network = load_model(model, weights, device=device, untrained=True)
+        rows = example(table, network, data, input_shape, target=target)
         with redirect_stdout(out):
-            print_sites(sites, as_json)
+            print_sites(find_sites(network, rows, select=select or None), as_json)
 
 
 def calibrate(
@@ -62,7 +60,6 @@ def calibrate(
     ] = None,
     classes: opt.Classes,
     unit: opt.TargetUnit,
-    row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = _SOME,
     fitting: opt.Fitting,
@@ -76,28 +73,24 @@ def calibrate(
     seed: Annotated[int, option("Fixes all masks, and which rows are held out.")] = 0,
     loading: opt.Loading,
     select: opt.Select = None,
-    kind: opt.Kind = "element",
     report: opt.Report = None,
-    detector: Annotated[str | None, opt.in_output("Also write a detector of strange rows, JSON.")] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
     """Fit the variance, or the probabilities of classes, to rows not used for training; say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Source, TableBatches, conformal_rows
-        from latedrop.cli.judging import write_page
-        from latedrop.cli.tasks import remembering, task_of, with_labels
+        from latedrop.cli.feed import Source, TableBatches, conformal_rows, opened, remembering, task_of
+        from latedrop.cli.predicting import write_page
         from latedrop.cli.writing import check_outputs
         from latedrop.named import readout_of
 
         read = loading.files(model, data=data, conformal_data=conformal_data, reference=reference)
-        check_outputs({"--output": output, "--report": report, "--detector": detector}, read)
+        check_outputs({"--output": output, "--report": report}, read)
         if conformal_data is not None and intervals not in (None, "conformal"):
             raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
         network, readout = loading.load(model), readout_of(loading.readout)
-        source = table.source(data, split(target), weight=row_weights, labelled=True)
-        source, task = with_labels(source, network, classes, readout)
+        source = opened(table, data, split(target), labelled=True).with_labels(network, classes, readout)
         rows = TableBatches(source, network, batch_size, drop_nan, seed=seed)
         used, held_out = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         usual = None
@@ -105,36 +98,28 @@ def calibrate(
             training = Source.of(reference, source.columns.inputs, images=source.images)
             usual = TableBatches(training, network, batch_size, drop_nan)
         with source.explained():
-            chosen = select or None
-            if kind != "element":
-                chosen = latedrop.find_sites(network, source.example(network), select=chosen, kind=kind)  # type: ignore
             uq: Any = latedrop.calibrate(
                 network,
                 used,
                 readout=readout,
-                sites=chosen,
+                sites=select or None,
                 method=fitting.method_of(seed),
                 target=unit.transform(),
                 intervals=intervals if held_out is None else None,  # type: ignore[arg-type]
                 reference=usual,
                 batches=latedrop.Batches(batch_size),
-                row_weights=used.weights_to_come(),
-                task=task_of(task, source),
+                task=task_of(classes.task, source),
             )
             uq = fitting.scaled(uq)
             uq = uq if held_out is None or classes.holds_out else uq.conformal(held_out)
             uq = remembering(uq, source, classes, held_out)
-            written = [output]
-            if detector is not None:
-                uq.detector(x for x, _ in held_out or used).save(detector)
-                written.append(detector)
         uq.save(output)
         if report is not None:
             reproduce = again(read_files(read))
             write_page(report, title=f"Calibration of {model}", calibration=uq.calibration, reproduce=reproduce)
-            written.insert(1, report)
+        dropped = used.dropped + (held_out.dropped if held_out else 0)
         with redirect_stdout(out):
-            print_calibration(uq.calibration, used.dropped + (held_out.dropped if held_out else 0), written, as_json)
+            print_calibration(uq.calibration, dropped, [output, *([report] if report else [])], as_json)
 
 
 def predict(
@@ -152,7 +137,6 @@ def predict(
     batch_size: Annotated[
         int | None, opt.in_data("Rows at once; 8192 of tables, 256 of arrays and images.", min=1)
     ] = None,
-    detector: Annotated[str | None, option("What `calibrate --detector` wrote: adds p-values.")] = None,
     loading: opt.Loading,
     ray: Annotated[str | None, option("On Ray: local, auto or an address; writes parquet.", "--ray")] = None,
     as_json: opt.Json = False,
@@ -164,34 +148,29 @@ def predict(
     nothing in these columns, and is warned of; --drop-nan leaves it out.
     """
     with command(debug) as out:
-        from latedrop.cli.feed import Places, check_kept
-        from latedrop.cli.predicting import check_ray, on_ray, output_names, write_predictions
+        from latedrop.cli.feed import Places, opened
+        from latedrop.cli.predicting import check_ray, checked_sets, on_ray, write_predictions
         from latedrop.cli.writing import ROW_FILES, check_outputs
-        from latedrop.detection.detector import Detector
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
-        read = loading.files(model, calibration, data=data, detector=detector)
+        read = loading.files(model, calibration, data=data)
         if ray is not None:
-            check_ray(output, images=table.images is not None, detector=detector is not None, drop=drop_nan)
+            check_ray(output, images=table.images is not None, drop=drop_nan)
         elif output == _STANDARD and as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
         check_outputs({"--output": output}, read, None if ray is not None else ROW_FILES)
         uq = loading.load_calibrated(model, calibration, batch_size or _SOME)
-        source = table.source(data, record=uq.calibration, carried=split(*keep or ()))
+        source = opened(table, data, record=uq.calibration, carried=split(*keep or ()))
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
-        flat = not output.lower().endswith(".npz")
-        judge = None if detector is None else Detector.load(detector, uq)
-        columns = output_names(uq.calibration, level, flat=flat)
-        names = [*(name for names in columns.values() for name in names), *([] if judge is None else ["p_value"])]
-        check_kept(source.columns.kept, names)
+        level = checked_sets(uq.calibration, level)
         if ray is not None:
             given = {**loading._asdict(), "model": model, "calibration": calibration}
-            count, empty = on_ray(ray, uq, source, output, level, batch_size, **given), Places("index")
+            count = on_ray(ray, uq, source, output, level, batch_size, **given)
+            empty, names = Places("index"), []
         else:
-            count, empty = write_predictions(uq, source, output, out, level, judge, flat=flat, drop=drop_nan)
-        level = opt.LEVEL if level is None and "label" not in names else level
+            count, empty, names = write_predictions(uq, source, output, out, level, drop=drop_nan)
         if as_json:
             summary: dict[str, Any] = {"rows": count, "empty": 0 if drop_nan else empty.count}
             summary |= {"dropped": empty.count if drop_nan else 0, "level": level, "columns": names, "file": output}
@@ -209,7 +188,6 @@ def evaluate(
     data: Annotated[str, option(f"Test rows: {opt.FILES}; - is csv from stdin.")],
     target: opt.Target = None,
     table: opt.Tabled,
-    row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = _SOME,
     loading: opt.Loading,
@@ -224,8 +202,8 @@ def evaluate(
 ) -> None:
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
-        from latedrop.cli.feed import TableBatches
-        from latedrop.cli.judging import check_options, judged, units_of, write_page
+        from latedrop.cli.feed import TableBatches, opened
+        from latedrop.cli.predicting import checked_sets, judged, write_page
         from latedrop.cli.writing import check_outputs
         from latedrop.evaluation.judgement import parsed_requirements
         from latedrop.metrics.levels import checked_level
@@ -234,11 +212,13 @@ def evaluate(
         _ = require is None or parsed_requirements(require)
         read = loading.files(model, calibration, data=data)
         check_outputs({"--report": report}, read)
-        uq = loading.load_calibrated(model, calibration, batch_size)
-        check_options(uq, level=level, row_weights=row_weights, unit=unit)
-        source = table.source(data, split(target), record=uq.calibration, weight=row_weights, labelled=True)
-        rows, units = TableBatches(source, uq.model, batch_size, drop_nan), units_of(unit, source)
-        judgement, page = judged(uq, rows, level, units)
+        uq: Any = loading.load_calibrated(model, calibration, batch_size)
+        if unit is not None and hasattr(uq.calibration, "classes"):
+            raise ArgumentError("expected options that classes have; found --unit. Leave it out.")
+        level = checked_sets(uq.calibration, level)
+        source = opened(table, data, split(target), record=uq.calibration, labelled=True)
+        rows = TableBatches(source, uq.model, batch_size, drop_nan)
+        judgement, page = judged(uq, rows, level, split(unit))
         requirements = () if require is None else judgement.require(require)
         facts: dict[str, Any] = {"command": typed.get(), "read": read_files(read), "dropped": rows.dropped}
         if report is not None:
@@ -269,6 +249,7 @@ def export(
     """
     with command(debug) as out:
         need("onnx", "onnx", "onnxruntime")
+        from latedrop.cli.feed import example
         from latedrop.cli.writing import check_outputs
         from latedrop.quantiles import checked_level
 
@@ -277,8 +258,8 @@ def export(
         uq: Any = loading.load_calibrated(model, calibration)
         columns = (uq.calibration.columns or {}).get("inputs")
         shapes = input_shape or ([str(len(columns))] if columns and data is None else None)
-        with table.example(uq.model, data, shapes, record=uq.calibration) as rows:
-            path = uq.to_onnx(output, rows, **({} if hasattr(uq.calibration, "classes") else {"level": level}))
+        rows = example(table, uq.model, data, shapes, record=uq.calibration)
+        path = uq.to_onnx(output, rows, **({} if hasattr(uq.calibration, "classes") else {"level": level}))
         size = path.stat().st_size
         if as_json:
             print(json.dumps({"file": str(path), "bytes": size}, indent=1), file=out)

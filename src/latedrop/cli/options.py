@@ -1,8 +1,6 @@
 """The options of the commands on a user's own model: what they are called, what they say, how their text is read."""
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -13,11 +11,8 @@ from latedrop.terminal import argument, number_list, option
 if TYPE_CHECKING:
     from torch import nn
 
-    from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.methods import Method as FittingMethod
-    from latedrop.calibration.record import Calibration
     from latedrop.calibration.transforms import Transform
-    from latedrop.cli.feed import Source
     from latedrop.prediction.predictor import ClassPredictor, Predictor
 
 __all__ = ["FILES", "LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "split"]
@@ -26,21 +21,18 @@ LEVEL = 0.9
 """Of intervals, where no level is given."""
 in_model, in_data, in_output = (partial(option, rich_help_panel=name) for name in ("Model", "Data", "Output"))
 
-FILES = "csv, parquet, npz, pt, or a folder of these"
+FILES = "csv, parquet, npz, or a folder of these"
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
 
 Weights = Annotated[str | None, in_model("Weights: .safetensors, or .pt of a state_dict.")]
-Trust = Annotated[bool, in_model("Unpickle model files, which can run any code.", "--trust")]
 Device = Annotated[str, in_model("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"])]
 Select = Annotated[list[str] | None, in_model("Only sites of this name pattern; may be repeated.")]
-Kind = Annotated[Literal["element", "channel"], in_model("Masks per element or per channel.")]
 
 Example = Annotated[str | None, in_data(f"Example rows: {FILES}.")]
 InputShape = Annotated[list[str] | None, in_data("Or random rows of this shape, such as 3,224,224.")]
 Target = Annotated[str | None, in_data("Target columns, or the column of labels; y for arrays.")]
-RowWeights = Annotated[str | None, in_data("Column with the weight of each row.")]
 DropNan = Annotated[bool, in_data("Leave out rows with NaN or missing values.", "--drop-nan")]
 BatchSize = Annotated[int, in_data("Rows that are read and run at once.", min=1)]
 
@@ -58,7 +50,7 @@ Verbose = Annotated[
 Debug = Annotated[bool, in_output("Show the traceback of an error.", "--debug")]
 ImageTransform = Annotated[
     str | None,
-    in_data("From image to input: size=224,normalize=imagenet; timm:MODEL; package.module:function."),
+    in_data("From image to input: size=224,normalize=imagenet; or package.module:function."),
 ]
 
 
@@ -66,7 +58,6 @@ class Loading(NamedTuple):
     """The options that say how a model is loaded and which part of its output is used, of one parameter."""
 
     weights: Weights = None
-    trust: Trust = False
     untrained: Annotated[bool, in_model("Accept random weights, an error otherwise.", "--untrained")] = False
     device: Device = "auto"
     readout: Annotated[str | None, in_model("Output to use: a name, an index, or package.module:function.")] = None
@@ -80,7 +71,7 @@ class Loading(NamedTuple):
         """Load the network that MODEL names."""
         from latedrop.named import load_model
 
-        return load_model(model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained)
+        return load_model(model, self.weights, device=self.device, untrained=self.untrained)
 
     def load_calibrated(self, model: str, calibration: str, rows: int = 256) -> "Predictor | ClassPredictor":
         """Load the network with its calibration, to be run on `rows` rows at once."""
@@ -103,56 +94,6 @@ class Tabled(NamedTuple):
     images: Annotated[str | None, in_data("Folder of images that a column names: the inputs.")] = None
     column: Annotated[str | None, in_data("Column with the images' names; file by default.")] = None
     transform: ImageTransform = None
-
-    def source(
-        self,
-        path: str,
-        targets: Sequence[str] = (),
-        *,
-        record: "Calibration | ClassCalibration | None" = None,
-        **others: Any,
-    ) -> "Source":
-        """Open a table; columns that are not named are those that `record` remembers, or all others."""
-        from latedrop.cli.feed import Source
-
-        inputs, ignored = split(self.inputs), split(self.ignore)
-        return Source.of(path, inputs, targets, ignored=ignored, record=record, images=self._pictures(record), **others)
-
-    def _pictures(self, record: "Calibration | ClassCalibration | None") -> Any:
-        """Return where images lie and what is made of them, as `record` remembers it; None where there are none."""
-        from latedrop.cli.feed import Pictures
-
-        remembered = ((record.columns if record is not None else None) or {}).get("images")
-        if self.images is not None:
-            column, transform = remembered or ("file", "")
-            transform = transform if self.transform is None else self.transform
-            return Pictures(self.images, self.column or column, transform)
-        if remembered:
-            raise ArgumentError(
-                "expected --images, the folder of the images, as the calibration was made with images; found none."
-            )
-        if self.column or self.transform:
-            raise ArgumentError("expected --images, a folder, with --column and --transform; found none.")
-        return None
-
-    @contextmanager
-    def example(
-        self,
-        network: "nn.Module",
-        data: str | None,
-        shapes: Sequence[str] | None,
-        record: Any = None,
-        target: str | None = None,
-    ) -> Iterator[Any]:
-        """Give rows to run a network on: of a file, random ones, or those of an exported program."""
-        if data is not None and shapes:
-            raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
-        if data is None:
-            yield _random_rows(network, shapes)
-            return
-        source = self.source(data, split(target), record=record)
-        with source.explained():
-            yield source.example(network)
 
 
 class TargetUnit(NamedTuple):
@@ -196,6 +137,7 @@ class Fitting(NamedTuple):
 
         kinds: dict[str, type[Any]] = {kind.name: kind for kind in (Terms, Sampling, FirstOrder, Propagation)}
         name = self.method or ("sample" if self.rates is not None or self.draws is not None else "terms")
+        possible = {field.name for field in fields(kinds[name]) if field.init}
         given: dict[str, Any] = {
             "rates": self.rates and number_list("--rates", self.rates),
             "draws": self.draws,
@@ -204,8 +146,7 @@ class Fitting(NamedTuple):
             "floor": self.floor or None,
         }
         given = {key: value for key, value in given.items() if value is not None}
-        possible = {field.name for field in fields(kinds[name]) if field.init}
-        wrong = [f"--{key.replace('_', '-')}".replace("--guard", "--no-guard") for key in given if key not in possible]
+        wrong = ["--no-guard" if key == "guard" else f"--{key}" for key in given if key not in possible]
         if wrong:
             raise ArgumentError(f"expected options that belong to --method {name}; found {', '.join(wrong)}.")
         given |= {key: value for key, value in {"scale": self.scale, "seed": seed}.items() if key in possible}
@@ -259,25 +200,3 @@ def split(*texts: str | None) -> list[str]:
     """Split names at commas; one that holds a comma stands in double quotes, as in csv."""
     lines = csv.reader([text for text in texts if text], skipinitialspace=True)
     return [name.strip() for line in lines for name in line if name.strip()]
-
-
-def _random_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:
-    """Make random rows of the shapes on the command line, or those of an exported program."""
-    import torch
-
-    from latedrop.data.arrays import place
-    from latedrop.named import example_inputs
-
-    if not shapes:
-        rows = example_inputs(network)
-        if rows is None:
-            raise ArgumentError("expected --data or --input-shape, rows to run the model on; found none.")
-        return place(rows, network)
-    dice = torch.Generator().manual_seed(0)
-    made = []
-    for text in shapes:
-        sizes = [int(part) for part in split(text) if part.isdecimal()]
-        if len(sizes) != len(split(text)) or not sizes or min(sizes) < 1:
-            raise ArgumentError(f"expected --input-shape as the sizes of one row, such as 3,224,224; found {text!r}.")
-        made.append(torch.randn(3, *sizes, generator=dice).numpy())
-    return place(tuple(made) if len(made) > 1 else made[0], network)

@@ -1,4 +1,4 @@
-"""Rows predicted and written, a batch at a time or by the workers of a cluster.
+"""Rows of a file predicted and written, or judged by their targets, a batch at a time; or by a cluster's workers.
 
 Predictions are columns: one value per row and column, or with `flat=False` one array per name. Rows that are not finite
 have no prediction: NaN, or nothing in columns of text.
@@ -10,7 +10,6 @@ import csv
 import io
 import os
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,86 +19,75 @@ import torch
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.cli.feed import Places, Source, arguments
+from latedrop.cli.feed import Places, Source, TableBatches, model_inputs
 from latedrop.cli.options import LEVEL
 from latedrop.cli.tables import Rows
 from latedrop.cli.writing import write_rows
-from latedrop.detection.detector import Detector
 from latedrop.errors import ArgumentError, DataError
+from latedrop.evaluation.judgement import ClassJudgement, Judgement, judge, judge_classes
+from latedrop.metrics.groups import Inputs
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.progress import progress
+from latedrop.report import write_class_report, write_report
 from latedrop.terminal import need, say
 
-__all__ = ["check_ray", "check_sets", "on_ray", "output_names", "predicted", "write_predictions"]
+__all__ = ["check_ray", "checked_sets", "judged", "on_ray", "predicted", "write_page", "write_predictions"]
 
-_MOST_COLUMNS = 16_384  # of a spreadsheet
+_MOST_VALUES, _MOST_COLUMNS = 20_000_000, 200  # of inputs that are remembered for the slices of a judgement
 _RAY_ROWS = 1024  # that a worker runs at once
 
 
-def output_names(c: Calibration | ClassCalibration, level: float | None, *, flat: bool) -> dict[str, list[str]]:
-    """Return the names of the columns that `predicted` gives, by the name of the prediction's array.
-
-    Of numbers mean, std, low and high; of classes label, confidence, entropy, the set where a level is given, and the
-    probability of each.
-    """
-    if isinstance(c, ClassCalibration):
-        check_sets(c, level)
-        asked = {"novelty": c.guard, "mutual_information": c.rate, "set": level, "kept": c.rule}
-        single = ["label", "confidence", "entropy", *(name for name, value in asked.items() if value is not None)]
-        wide = {"probabilities": [f"p_{name}" for name in c.known_names]}
-    else:
-        single = [] if c.terms is None or c.terms.guard is None else ["novelty"]
-        ends = c.output_names or range(prod(c.output_shape))
-        several = prod(c.output_shape) > 1
-        names = ("mean", "std", "low", "high")
-        wide = {name: [f"{name}_{end}" for end in ends] if several else [name] for name in names}
-        if flat and several and len(c.output_shape) > 1:
-            raise ArgumentError(
-                "expected one value or a vector per row for csv or parquet; found outputs of shape "
-                f"{c.output_shape}. Write npz."
-            )
-    if not flat:
-        wide = {name: [name] for name in wide}
-    elif max(map(len, wide.values())) > _MOST_COLUMNS:
-        raise ArgumentError(
-            f"expected at most {_MOST_COLUMNS} outputs for csv or parquet; found {max(map(len, wide.values()))}. "
-            "Write npz."
-        )
-    one = {name: [name] for name in single}
-    return one | wide if isinstance(c, ClassCalibration) else wide | one
-
-
-def check_sets(c: ClassCalibration, level: float | None) -> None:
-    """Raise `ArgumentError` where a level is given for classes without prediction sets."""
+def checked_sets(c: Calibration | ClassCalibration, level: float | None) -> float | None:
+    """Return the level to predict with; `ArgumentError` where classes have no prediction sets for one."""
+    if not isinstance(c, ClassCalibration):
+        return LEVEL if level is None else level
     if level is not None and c.sets is None:
         raise ArgumentError(
             "expected a calibration with prediction sets for --level; found one without. Calibrate with --sets lac."
         )
+    return level
 
 
 def predicted(
     uq: Predictor | ClassPredictor, rows: Rows, level: float | None, *, flat: bool
 ) -> dict[str, npt.NDArray[Any]]:
-    """Predict rows, as columns."""
+    """Predict rows, as columns.
+
+    Of numbers mean, std, low, high and novelty; of classes label, confidence, entropy, the set where a level is given,
+    and the probability of each.
+    """
     c, empty = uq.calibration, ~rows.finite
-    is_class = isinstance(c, ClassCalibration)
-    result = uq.predict(arguments(uq.model, _filled(rows)))
-    named = result.to_dict(level if is_class or level is not None else LEVEL)  # type: ignore[arg-type]
-    arrays = {name: value.cpu().numpy() for name, value in named.items()}
+    result: Any = uq.predict(model_inputs(uq.model, _filled(rows)))
     dtype = np.float64 if any(p.dtype == torch.float64 for p in uq.model.parameters()) else np.float32
     columns: dict[str, npt.NDArray[Any]] = {}
-    for name, names in output_names(c, level, flat=flat).items():
-        values = arrays[name]
-        if name == "label":
-            texts = np.array(c.names)[values] if flat and c.names else np.where(empty, -1, values)  # type: ignore[union-attr]
+    for name, tensor in result.to_dict(level).items():
+        values = tensor.cpu().numpy()
+        if isinstance(c, ClassCalibration) and name == "label":
+            texts = np.array(c.names)[values] if flat and c.names else np.where(empty, -1, values)
             columns[name] = np.ma.masked_array(texts, empty)
-        elif name == "set" and flat:
-            columns[name] = np.ma.masked_array([_listed(c.known_names, row) for row in values], empty)  # type: ignore[union-attr]
+        elif isinstance(c, ClassCalibration) and name == "set" and flat:
+            columns[name] = np.ma.masked_array([_listed(c.known_names, row) for row in values], empty)
         else:
             values = values.astype(values.dtype if values.dtype == bool else dtype)
             values[empty] = False if values.dtype == bool else np.nan
-            columns |= dict(zip(names, values.reshape(len(rows), -1).T, strict=True)) if flat else {name: values}
+            columns |= _flat(name, values, c) if flat else {name: values}
     return columns
+
+
+def _flat(name: str, values: npt.NDArray[Any], c: Calibration | ClassCalibration) -> dict[str, npt.NDArray[Any]]:
+    """Return an array `(N, ...)` as columns: that of one value by its name, others also by those of the outputs."""
+    if values.ndim > 2:
+        raise ArgumentError(
+            "expected one value or a vector per row for csv or parquet; found outputs of shape "
+            f"{values.shape[1:]}. Write npz."
+        )
+    values = values.reshape(len(values), -1)
+    if isinstance(c, ClassCalibration):
+        names = [name] if name != "probabilities" else [f"p_{end}" for end in c.known_names]
+    else:
+        ends = c.output_names or range(values.shape[1])
+        names = [name] if values.shape[1] == 1 else [f"{name}_{end}" for end in ends]
+    return dict(zip(names, values.T, strict=True))
 
 
 def _filled(rows: Rows) -> Any:
@@ -120,43 +108,45 @@ def _listed(names: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
 
 
 def write_predictions(
-    uq: Predictor | ClassPredictor,
-    source: Source,
-    output: str,
-    out: Any,
-    level: float | None,
-    detector: Detector | None,
-    *,
-    flat: bool,
-    drop: bool,
-) -> tuple[int, Places]:
-    """Write batch by batch from the source to the output; returns how many, and which are empty."""
-    path, count, empty = source.table.path, 0, Places(source.table.unit)
+    uq: Predictor | ClassPredictor, source: Source, output: str, out: Any, level: float | None, *, drop: bool
+) -> tuple[int, Places, list[str]]:
+    """Write batch by batch from the source to the output; return how many, which are empty, and the columns' names."""
+    path, count, empty, names = source.table.path, 0, Places(source.table.unit), list[str]()
+    flat = not output.lower().endswith(".npz")
     with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
         for rows in source.read(uq.batch_size):
             empty.add(rows)
             tick(len(rows))
             count += len(rows)
             rows = rows.where(rows.finite) if drop else rows
-            columns = {**rows.kept, **predicted(uq, rows, level, flat=flat)} if len(rows) else {}
-            if detector is not None and columns:
-                p = detector(arguments(uq.model, _filled(rows))).p_value.numpy()
-                columns["p_value"] = np.where(rows.finite, p, np.nan)
-            if columns:
-                append(columns)
+            if len(rows):
+                columns = predicted(uq, rows, level, flat=flat)
+                if not names:
+                    names = list(columns)
+                    _check_kept(source.columns.kept, names)
+                append({**rows.kept, **columns})
         if not count:
             raise DataError(f"expected at least one row in {path}; found none.")
     if empty.count:
         done = "these rows are left out" if drop else "their predictions are left empty"
         say(f"warning: NaN or missing values in {empty.count} of {count} rows, at {empty} of {path}; {done}.")
-    return count - empty.count * drop, empty
+    return count - empty.count * drop, empty, names
 
 
-def check_ray(output: str, *, images: bool, detector: bool, drop: bool) -> None:
+def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
+    """Raise if an output column and a column of the data (`--keep`) have the same name."""
+    both = [name for name in kept if name in names]
+    if both:
+        raise ArgumentError(
+            f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
+            "Rename them in the data."
+        )
+
+
+def check_ray(output: str, *, images: bool, drop: bool) -> None:
     """Raise, before the work, unless the output can be a folder and the other options go with Ray."""
     need("ray", "ray", "pyarrow")
-    alone = {"--detector": detector, "--drop-nan": drop, "--images": images}
-    wrong = [name for name, given in alone.items() if given]
+    wrong = [name for name, given in {"--drop-nan": drop, "--images": images}.items() if given]
     if wrong:
         raise ArgumentError(f"expected {wrong[0]} without --ray; found both. Predict these on one machine.")
     if output == "-" or Path(output).suffix:
@@ -186,3 +176,64 @@ def on_ray(
         batch_size=_RAY_ROWS if size is None else size,
     )
     return predict_folder(asked, source.table.path, output, address=address)
+
+
+class _Noticed:
+    """The places of rows in their file, and their inputs if these are columns of numbers.
+
+    Of very many rows the inputs of every second, fourth, ... are remembered, so that they fit memory.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._places: list[npt.NDArray[Any]] = []
+        self._inputs: list[npt.NDArray[np.float32]] = []
+        self._step, self._count = 1, 0
+
+    def add(self, rows: Rows) -> None:
+        self._places.append(np.asarray(rows.places))
+        if not isinstance(rows.inputs, dict) and len(self._names) <= _MOST_COLUMNS:
+            first = -self._count % self._step
+            self._inputs.append(rows.inputs[first :: self._step].astype(np.float32))
+            if sum(part.size for part in self._inputs) > _MOST_VALUES:
+                self._inputs, self._step = [np.concatenate(self._inputs)[::2]], 2 * self._step
+        self._count += len(rows)
+
+    def places(self) -> list[int | str]:
+        """Return the line or index of every row in its file; in a folder both the file and its line."""
+        places: list[int | str] = np.concatenate(self._places).tolist()
+        return places
+
+    def inputs(self) -> Inputs:
+        """Return the columns, and which rows they are of."""
+        if not self._inputs:
+            return Inputs({})
+        whole = np.concatenate(self._inputs).astype(np.float64)
+        return Inputs(dict(zip(self._names, whole.T, strict=True)), np.arange(0, self._count, self._step))
+
+
+def judged(
+    uq: Predictor | ClassPredictor, rows: TableBatches, level: float | None, units: Sequence[str]
+) -> tuple[Judgement | ClassJudgement, dict[str, Any]]:
+    """Predict the rows of a file and judge them by their targets; return the judgement and facts for a report."""
+    source, noticed = rows.source, _Noticed(rows.source.columns.inputs)
+    rows.notice = noticed.add
+    page: dict[str, Any] = {"place": source.table.unit}
+    with source.explained(), progress("evaluating", source.table.count) as tick:
+        if isinstance(uq, ClassPredictor):
+            probabilities, labels = uq.predict_labelled(rows, tick=tick)
+            page |= {"prediction": probabilities, "labels": labels, "places": noticed.places()}
+            return judge_classes(probabilities, labels, level=level), page
+        prediction, truth = uq.predict_labelled(rows, tick=tick)
+    outputs = prediction.mean.shape[1] if prediction.mean.dim() == 2 else 1
+    names = source.columns.targets if len(source.columns.targets) == outputs else ()
+    about: dict[str, Any] = {"inputs": noticed.inputs(), "places": noticed.places(), "names": names, "units": units}
+    judgement = judge(prediction, truth, **about, level=LEVEL if level is None else level)
+    return judgement, page | {"calibration": uq.calibration, "unit": units}
+
+
+def write_page(path: str, **facts: Any) -> None:
+    """Write a page about a calibration, or about test rows."""
+    classes = isinstance(facts.get("judgement"), ClassJudgement)
+    classes = classes or isinstance(facts.get("calibration"), ClassCalibration)
+    (write_class_report if classes else write_report)(path, **facts)

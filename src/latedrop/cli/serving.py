@@ -25,22 +25,20 @@ _limit, _address = (partial(option, rich_help_panel=name) for name in ("Limits",
 class Bounds(NamedTuple):
     """The options that say what is too much, of one parameter; `serving.Limits` in other units."""
 
-    batch_rows: Annotated[int, _limit("Rows that run at once.")] = 256
+    batch_rows: Annotated[int, _limit("Rows that run at once; 1 runs each request by itself.")] = 256
     wait: Annotated[float, _limit("Milliseconds that a request waits for others to run with.")] = 2.0
     queue_rows: Annotated[int, _limit("Rows that may wait; more are refused with 429.")] = 8192
-    request_rows: Annotated[int, _limit("Rows of one request; more are refused with 413.")] = 4096
     body_megabytes: Annotated[float, _limit("Of one request; more are refused with 413.")] = 16.0
-    timeout: Annotated[float, _limit("Seconds until a request is given up with 503.")] = 30.0
-    requests: Annotated[int, _limit("Requests at once; more are refused with 503.")] = 1024
-    drain: Annotated[float, _limit("Seconds to finish accepted requests after SIGTERM.")] = 30.0
+    timeout: Annotated[float, _limit("Seconds until a request is given up with 503, also after SIGTERM.")] = 30.0
 
     def limits(self) -> "Limits":
         """Convert megabytes and milliseconds."""
         from latedrop.serving import Limits
 
-        given = self._asdict()
-        given["body_bytes"] = int(given.pop("body_megabytes") * (1 << 20))
-        return Limits(**{**given, "wait": self.wait / 1000})
+        megabyte = 1 << 20
+        return Limits(
+            self.batch_rows, self.wait / 1000, self.queue_rows, int(self.body_megabytes * megabyte), self.timeout
+        )
 
 
 def serve(
@@ -56,7 +54,6 @@ def serve(
     stream: Annotated[
         str | None, option("Follow labels, sent to /update; the state is kept in this file.", "--stream")
     ] = None,
-    exact: Annotated[bool, option("Run each request by itself, bit for bit as `predict` does.", "--exact")] = False,
     transform: opt.ImageTransform = None,
     bounds: Bounds,
     loading: opt.Loading,
@@ -74,7 +71,7 @@ def serve(
         check_address(host, token)
         limits = bounds.limits()
         uq = _predictor(model, calibration, loading, limits.batch_rows)
-        service = _service(uq, limits, level=level, stream=stream, exact=exact, transform=transform)
+        service = _service(uq, limits, level=level, stream=stream, transform=transform)
         listen(make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}"))
 
 
@@ -95,9 +92,7 @@ def _predictor(model: str, calibration: str | None, loading: opt.Loading, rows: 
     return loading.load_calibrated(model, calibration, rows)
 
 
-def _service(
-    uq: Any, limits: "Limits", *, level: Any, stream: str | None, exact: bool, transform: str | None
-) -> "Service":
+def _service(uq: Any, limits: "Limits", *, level: Any, stream: str | None, transform: str | None) -> "Service":
     """Make a service of anything with `predict(rows)`; a calibrated model of torch also gives its inputs' order."""
     from latedrop.cli.tables import image_transform
     from latedrop.named import as_arguments
@@ -120,7 +115,7 @@ def _service(
         return as_arguments(uq.model, named) if hasattr(uq, "model") else dict(arrays)
 
     followed = None if stream is None else uq.stream(level, stream)
-    return Service(uq, form, limits, level=level, stream=followed, arrange=arrange, alone=exact)
+    return Service(uq, form, limits, level=level, stream=followed, arrange=arrange)
 
 
 def _inputs(uq: Any) -> dict[str, str]:

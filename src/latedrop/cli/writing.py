@@ -9,13 +9,10 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -24,12 +21,11 @@ import pyarrow
 import pyarrow.parquet
 from pyarrow import compute
 
-from latedrop import files
 from latedrop.cli.tables import STANDARD
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.files import FORMULA, aside, safe_cell
+from latedrop.files import FORMULA, aside, check_apart, safe_cell
 
-__all__ = ["ROW_FILES", "check_apart", "check_output", "check_outputs", "write_rows"]
+__all__ = ["ROW_FILES", "check_output", "check_outputs", "write_rows"]
 
 ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".npz")
 
@@ -55,34 +51,14 @@ def check_outputs(
 ) -> None:
     """Check before the work starts that every output can be written, and is not one of the inputs.
 
-    Keys are names of options. `endings` are the allowed endings of --output; None if it is a folder or checked later.
+    Keys are names of options. `endings` are the allowed endings of --output; None if it is a folder.
     """
-    endings_of = {"--output": endings, "--report": (".html", ".htm"), "--detector": (".json",)}
     for name, path in outputs.items():
-        suffixes = endings_of[name]
+        suffixes = endings if name == "--output" else (".html", ".htm")
         if path is not None and suffixes is not None and not (path == STANDARD and suffixes is ROW_FILES):
             check_output(path, *suffixes)
-    check_apart(outputs, inputs)
-
-
-def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
-    """Raise if an output is also an input, or is given twice; keys are names of options.
-
-    An input `package.module:name` is compared as the file `package/module.py`.
-    """
-    standard = {STANDARD: sys.__stdout__}
     read: dict[str, Any] = {name: sys.stdin if path == STANDARD else path for name, path in inputs.items()}
-    for name, path in inputs.items():
-        if path is not None and ":" in path and not Path(path).exists():
-            read[name] = Path(*path.partition(":")[0].split(".")).with_suffix(".py")
-    files.check_apart({name: standard.get(path or "", path) for name, path in outputs.items()}, read)
-    for name, output in outputs.items():
-        for other, folder in inputs.items():
-            if output and folder and Path(folder).is_dir() and Path(folder).resolve() in Path(output).resolve().parents:
-                raise ArgumentError(
-                    f"expected {name} outside of the folder of {other}, {folder}; found {output}, which would be read "
-                    f"as data the next time. Pass another {name}."
-                )
+    check_apart({name: sys.__stdout__ if path == STANDARD else path for name, path in outputs.items()}, read)
 
 
 @contextmanager
@@ -172,78 +148,48 @@ def _parquet_writer(part: Path) -> Iterator[_Append]:
     """Give a function that appends rows to a parquet file, in row groups of `_GROUP` rows or more."""
     with ExitStack() as stack:
         writer: Any = None
-        schema: Any = None
         waiting: list[Any] = []
 
         def flush() -> None:
             nonlocal writer
-            if waiting:
-                writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(part, schema))
-                writer.write_table(pyarrow.Table.from_batches(waiting).combine_chunks())
-                waiting.clear()
+            rows = pyarrow.concat_tables(waiting).combine_chunks()
+            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(part, rows.schema))
+            writer.write_table(rows)
+            waiting.clear()
 
         def append(columns: Mapping[str, Any]) -> None:
-            nonlocal schema
             _check_flat(columns)
-            batch = pyarrow.record_batch({name: pyarrow.array(value) for name, value in columns.items()})
-            schema = schema or batch.schema
-            waiting.append(batch if batch.schema == schema else _as_before(batch, schema))
+            rows = pyarrow.table({name: pyarrow.array(value) for name, value in columns.items()})
+            before = writer or next(iter(waiting), rows)
+            waiting.append(_as_before(rows, before.schema))
             if sum(map(len, waiting)) >= _GROUP:
                 flush()
 
         yield append
-        flush()
+        if waiting:
+            flush()
 
 
-def _as_before(batch: Any, schema: Any) -> Any:
-    """Cast a batch to the types of the first one, because the files of a folder may differ in types."""
-    columns = []
-    for name, values in zip(schema.names, batch.columns, strict=True):
-        try:
-            columns.append(values.cast(schema.field(name).type))
-        except pyarrow.ArrowException as error:
-            raise DataError(
-                f"expected values of one kind in {name!r}; found {schema.field(name).type} and {values.type}. Write "
-                "csv."
-            ) from error
-    return pyarrow.record_batch(columns, schema=schema)
+def _as_before(rows: Any, schema: Any) -> Any:
+    """Cast rows to the types of the first ones, because the files of a folder may differ in types."""
+    try:
+        return rows.cast(schema)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"expected values of one kind in every column; found others: {error}. Write csv.") from error
 
 
 @contextmanager
 def _npz_writer(part: Path) -> Iterator[_Append]:
-    """Give a function that appends rows to an npz file.
+    """Give a function that appends rows to a npz file, which are held until the end: a npy head counts them."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
 
-    A npy header contains the number of rows, so each array is written to a temporary file until that is known.
-    """
-    with ExitStack() as stack:
-        files: dict[str, IO[bytes]] = {}
-        shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        rows = 0
+    def append(columns: Mapping[str, Any]) -> None:
+        for name, values in columns.items():
+            parts.setdefault(name, []).append(_array(name, values))
 
-        def append(columns: Mapping[str, Any]) -> None:
-            nonlocal rows
-            for name, values in columns.items():
-                array = _array(name, values)
-                if name not in files:
-                    files[name] = stack.enter_context(TemporaryFile(dir=part.parent))
-                    shapes[name] = array.dtype, array.shape[1:]
-                if (array.dtype, array.shape[1:]) != shapes[name]:
-                    raise DataError(
-                        f"expected values of one kind in {name!r}; found {shapes[name][0]} and {array.dtype}. Write "
-                        "csv or parquet."
-                    )
-                files[name].write(array.tobytes())
-            rows += len(array)
-
-        yield append
-        with zipfile.ZipFile(part, "w") as archive:
-            for name, file in files.items():
-                dtype, shape = shapes[name]
-                header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, *shape)}
-                file.seek(0)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array_header_1_0(member, header)
-                    shutil.copyfileobj(file, member)
+    yield append
+    with part.open("wb") as file:
+        np.savez(file, **{name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:

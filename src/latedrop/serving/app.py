@@ -10,67 +10,42 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from latedrop.errors import ArgumentError, DataError, LatedropError, OutputError
-from latedrop.serving.bodies import IMAGES, JSON, NPY, answer_bytes, rows_of
-from latedrop.serving.limits import Limits, RefusalError
+from latedrop.serving.bodies import IMAGES, JSON, NPY, Limits, RefusalError, answer_bytes, rows_of
 from latedrop.serving.service import Service
 from latedrop.terminal import need
-from latedrop.web import is_loopback
+from latedrop.web import bearer_token, foreign_page, from_elsewhere, is_loopback, listening, serve_on
 
 __all__ = ["check_address", "listen", "make_app"]
 
 _log = logging.getLogger(__name__)
 _LARGE = 64 << 10  # bytes; more are read and written in a thread, so that others are heard meanwhile
-_LEAST_TOKEN = 16
-_Handler = Callable[[Any], Awaitable[tuple[bytes, str, int]]]
-_ERROR = {
-    "type": "object",
-    "properties": {"error": {"type": "string"}, "status": {"type": "integer"}},
-    "required": ["error", "status"],
-}
-_STATUSES = {
-    400: "the body is damaged",
-    401: "no token, or another one",
-    408: "the body did not come in time",
-    413: "too many bytes, rows or pixels",
-    415: "an unknown Content-Type",
-    422: "rows that cannot be predicted",
-    429: "the queue is full: ask again after Retry-After seconds",
-    500: "the model failed",
-    503: "too late, too many at once, or stopping",
-}
-_RESPONSES = {
-    status: {"description": text, "content": {JSON: {"schema": _ERROR}}} for status, text in _STATUSES.items()
-}
+_LEAST_TOKEN, _MOST_AT_ONCE = 16, 1024
+_Handler = Callable[[Service, Any], Awaitable[tuple[bytes, str, int]]]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
+_LIST = {"type": "array", "items": {}}
 _ROWS = {
     "type": "object",
     "properties": {
-        "rows": {"type": "array", "items": {}, "description": "lists of numbers, or objects by the names of columns"},
+        "rows": {**_LIST, "description": "lists of numbers, or objects by the names of columns"},
         "inputs": {"type": "object", "description": "instead of rows: several inputs by name"},
         "dtype": {"type": "string", "default": "float64"},
         "level": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-        "ids": {"type": "array", "items": {}, "description": "names of the rows, in a stream"},
+        "ids": {**_LIST, "description": "names of the rows, in a stream"},
     },
     "example": {"rows": [[0.1, -1.2, 3.0]], "level": 0.9},
 }
-_LABELS = {
-    "type": "object",
-    "properties": {"ids": {"type": "array", "items": {}}, "labels": {"type": "array", "items": {}}},
-    "required": ["ids", "labels"],
-}
+_LABELS = {"type": "object", "properties": {"ids": _LIST, "labels": _LIST}, "required": ["ids", "labels"]}
 
 
-def make_app(service: Service, token: str | None = None, *, title: str = "latedrop", local: bool = True) -> Any:
+def make_app(service: Service, token: str | None = None, *, local: bool = True) -> Any:
     """A FastAPI application.
 
     Args:
         service: what answers.
         token: requests need the header `Authorization: Bearer TOKEN`.
-        title: of the description.
         local: where there is no token, answer only requests from this machine that are addressed to it, and none of
             web pages; False leaves it to the application that this one is mounted in.
     """
@@ -83,21 +58,23 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         yield
         await asyncio.to_thread(service.close)
 
-    # FastAPI's own pages of documentation load scripts from the network.
-    app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None)
-    if token is None and local:
-        app.add_middleware(_Local)
-    door = _Door(service, token)
-
-    def respond(status: int, body: bytes, kind: str) -> Response:
-        headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        if status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return Response(body, status, headers, kind)
-
-    def answering(handle: Callable[..., Any]) -> Any:
+    def answering(handle: _Handler) -> Any:
         async def answer(request: Request) -> Response:
-            return respond(*await door.answer(request, partial(handle, service)))
+            start, rows = time.perf_counter(), 0
+            try:
+                if token is not None and not hmac.compare_digest(bearer_token(request), token.encode()):
+                    raise RefusalError(
+                        "expected the header Authorization: Bearer TOKEN, with the service's token; found another.", 401
+                    )
+                body, kind, rows = await handle(service, request)
+                status = 200
+            except Exception as error:
+                status, body, kind = _explained(error)
+            service.counts.answered(request.url.path, status, time.perf_counter() - start, rows)
+            headers = {"Retry-After": "1"} if status in (429, 503) else {}
+            if status == 401:
+                headers["WWW-Authenticate"] = "Bearer"
+            return Response(body, status, headers, kind)
 
         return answer
 
@@ -107,14 +84,24 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
 
     async def other(request: Request, error: Any) -> Response:
         message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
-        return respond(*_error(error.status_code, message))
+        status, body, kind = _error(error.status_code, message)
+        return Response(body, status, media_type=kind)
 
-    words = _described(service.form.transform is not None, service.stream is not None)
-    app.post("/predict", **words["predict"])(answering(_predict))
+    # FastAPI's own pages of documentation load scripts from the network.
+    app = FastAPI(title="latedrop", lifespan=lifespan, docs_url=None, redoc_url=None)
+    if token is None and local:
+        app.add_middleware(_Local)
+    kinds = {JSON: {"schema": _ROWS}, NPY: _BINARY}
+    kinds |= dict.fromkeys(IMAGES, _BINARY) if service.form.transform is not None else {}
+    level = {"name": "level", "in": "query", "required": False, "schema": {"type": "number"}}
+    predicts = {"requestBody": {"required": True, "content": kinds}, "parameters": [level]}
+    summary = "Mean, std, low and high of every row; of classes, their probabilities"
+    app.post("/predict", summary=summary, openapi_extra=predicts)(answering(_predict))
     if service.stream is not None:
-        app.post("/update", **words["update"])(answering(_update))
-    app.get("/metrics", **words["metrics"])(answering(_metrics))
-    app.get("/healthz", **words["healthz"])(healthz)
+        labels = {"requestBody": {"required": True, "content": {JSON: {"schema": _LABELS}}}}
+        app.post("/update", summary="Labels of rows", openapi_extra=labels)(answering(_update))
+    app.get("/metrics", summary="Counts, for Prometheus")(answering(_metrics))
+    app.get("/healthz", summary="200 while requests are taken")(healthz)
     app.head("/healthz", include_in_schema=False)(healthz)
     app.add_exception_handler(HTTPException, other)
     return app
@@ -137,12 +124,10 @@ def check_address(host: str, token: str | None) -> None:
 def listen(app: Any, host: str, port: int, limits: Limits, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what was taken. `ready` is told the address."""
     need("serve", "fastapi", "uvicorn")
-    from latedrop.web.listening import listening, serve_on
-
     wire, address = listening(host, port)
     ready(address.rstrip("/"))
-    patience, most = int(limits.drain) + 1, 4 * limits.requests
-    serve_on(wire, app, patience=patience, timeout_keep_alive=30, limit_concurrency=most, ws="none")
+    more: dict[str, Any] = {"timeout_keep_alive": 30, "limit_concurrency": _MOST_AT_ONCE, "ws": "none"}
+    serve_on(wire, app, patience=int(limits.timeout) + 1, **more)
 
 
 class _Local:
@@ -154,8 +139,6 @@ class _Local:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         from fastapi import Request, Response
 
-        from latedrop.web.access import foreign_page, from_elsewhere
-
         answer = self._app
         if scope["type"] == "http":
             request = Request(scope)
@@ -164,40 +147,6 @@ class _Local:
                 status, body, kind = _error(403, f"{why} Others need a service with a token.")
                 answer = Response(body, status, media_type=kind)
         await answer(scope, receive, send)
-
-
-class _Door:
-    """Check the token and the number of requests at once, turn errors into JSON, and count."""
-
-    def __init__(self, service: Service, token: str | None) -> None:
-        self._service, self._inside = service, 0
-        self._token = None if token is None else token.encode()
-
-    async def answer(self, request: Any, handle: _Handler) -> tuple[int, bytes, str]:
-        start, rows = time.perf_counter(), 0
-        self._inside += 1
-        try:
-            self._check(request)
-            body, kind, rows = await handle(request)
-            answer = (200, body, kind)
-        except Exception as error:
-            answer = _explained(error)
-        finally:
-            self._inside -= 1
-        self._service.counts.answered(request.url.path, answer[0], time.perf_counter() - start, rows)
-        return answer
-
-    def _check(self, request: Any) -> None:
-        from latedrop.web.access import bearer_token
-
-        if self._token is not None and not hmac.compare_digest(bearer_token(request), self._token):
-            raise RefusalError(
-                "expected the header Authorization: Bearer TOKEN, with the service's token; found another.", 401
-            )
-        if self._inside > self._service.limits.requests:
-            raise RefusalError(
-                f"expected at most {self._service.limits.requests} requests at once. Ask again later.", 503
-            )
 
 
 async def _predict(service: Service, request: Any) -> tuple[bytes, str, int]:
@@ -234,18 +183,14 @@ def _kind(request: Any) -> str:
 
 async def _body(request: Any, most: int, timeout: float) -> bytes:
     """The bytes of a request, given up where they are too many or too slow."""
-    too_large = RefusalError(f"expected a body of at most {most} bytes; found more. Send fewer rows.", 413)
-    if int(request.headers.get("content-length", "0")) > most:
-        raise too_large
 
     async def read() -> bytes:
-        parts, size = [], 0
+        body = bytearray()
         async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise too_large
-            parts.append(part)
-        return b"".join(parts)
+            body += part
+            if max(len(body), int(request.headers.get("content-length", "0"))) > most:
+                raise RefusalError(f"expected a body of at most {most} bytes; found more. Send fewer rows.", 413)
+        return bytes(body)
 
     try:
         return await asyncio.wait_for(read(), timeout)
@@ -275,26 +220,3 @@ def _explained(error: Exception) -> tuple[int, bytes, str]:
 
 def _error(status: int, message: str) -> tuple[int, bytes, str]:
     return status, json.dumps({"error": message, "status": status}).encode(), JSON
-
-
-def _described(images: bool, stream: bool) -> dict[str, dict[str, Any]]:
-    """Summary, bodies and answers by path, as FastAPI's decorators take them."""
-    bodies: dict[str, Any] = {JSON: {"schema": _ROWS}, NPY: _BINARY}
-    bodies |= dict.fromkeys(IMAGES, _BINARY) if images else {}
-    level = {"name": "level", "in": "query", "required": False, "schema": {"type": "number"}}
-    predict = {"requestBody": {"required": True, "content": bodies}, "parameters": [level]}
-    described: dict[str, dict[str, Any]] = {
-        "predict": {
-            "name": "predict",
-            "summary": "Mean, std, low and high of every row; of classes, their probabilities",
-            "responses": _RESPONSES,
-            "openapi_extra": predict,
-        },
-        "metrics": {"name": "metrics", "summary": "Counts, for Prometheus"},
-        "healthz": {"summary": "200 while requests are taken"},
-    }
-    if stream:
-        labels = {"requestBody": {"required": True, "content": {JSON: {"schema": _LABELS}}}}
-        described["update"] = {"name": "update", "summary": "Labels of rows", "responses": _RESPONSES}
-        described["update"]["openapi_extra"] = labels
-    return described

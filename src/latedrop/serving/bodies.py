@@ -1,4 +1,4 @@
-"""Convert the bytes of a request to rows, by their Content-Type, and predictions to bytes.
+"""Convert the bytes of a request to rows, by their Content-Type, and predictions to bytes; say what is too much.
 
 JSON: `{"rows": [[1.5, 2], ...]}`, rows by the names of columns `{"rows": [{"a": 1.5, "b": 2}, ...]}`, or several inputs
 `{"inputs": {"x": [...], "mask": [...]}}`. A npy file, or one image. Nothing is evaluated or unpickled.
@@ -15,13 +15,25 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.errors import DataError
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import npy_head
 from latedrop.metrics.levels import checked_level
-from latedrop.serving.limits import Limits, RefusalError
 from latedrop.terminal import listed
 
-__all__ = ["IMAGES", "JSON", "NPY", "Asked", "Form", "answer_bytes", "json_object", "named_columns", "rows_of"]
+__all__ = [
+    "IMAGES",
+    "JSON",
+    "NPY",
+    "Asked",
+    "Form",
+    "Limits",
+    "RefusalError",
+    "answer_bytes",
+    "ids_of",
+    "json_object",
+    "named_columns",
+    "rows_of",
+]
 
 JSON, NPY = "application/json", "application/x-npy"
 IMAGES = ("image/png", "image/jpeg", "image/webp")
@@ -29,6 +41,43 @@ _DTYPES = ("float32", "float64", "int32", "int64", "bool")
 _KEYS = ("rows", "inputs", "dtype", "level", "ids")
 _SHOWN = 6
 Array: TypeAlias = npt.NDArray[Any]
+
+
+class RefusalError(LatedropError):
+    """A request that is not answered with a prediction; `status` is that of HTTP."""
+
+    def __init__(self, message: str, status: int = 422) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Set the limits of a service.
+
+    Attributes:
+        batch_rows: rows that run at once; more requests are not gathered into one batch.
+        wait: seconds that the first request of a batch waits for others.
+        queue_rows: rows that wait at most; more are refused with status 429, and a single request of more with 413.
+        body_bytes: bytes of one request; more are refused with status 413.
+        timeout: seconds until a request is given up, with status 503; also what a service that is told to stop has.
+        pixels: of one image; more are refused with status 413.
+    """
+
+    batch_rows: int = 256
+    wait: float = 0.002
+    queue_rows: int = 8192
+    body_bytes: int = 16 << 20
+    timeout: float = 30.0
+    pixels: int = 64_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("batch_rows", "queue_rows", "body_bytes", "pixels"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"expected {name} to be 1 or more; found {getattr(self, name)}.")
+        for name, least in (("wait", 0.0), ("timeout", 0.001)):
+            if not least <= getattr(self, name) < 1e6:
+                raise ArgumentError(f"expected {name} as seconds, {least:g} or more; found {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -203,8 +252,8 @@ def _check(asked: Asked, limits: Limits) -> None:
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         shapes = ", ".join(str(value.shape) for value in asked.arrays.values())[:200]
         raise RefusalError(f"expected one row or more, the same number in every input; found shapes {shapes}.")
-    if asked.rows > limits.request_rows:
-        raise RefusalError(f"expected at most {limits.request_rows} rows in a request; found {asked.rows}.", 413)
+    if asked.rows > limits.queue_rows:
+        raise RefusalError(f"expected at most {limits.queue_rows} rows in a request; found {asked.rows}.", 413)
     if asked.ids is not None and len(asked.ids) != asked.rows:
         raise RefusalError(f"expected {asked.rows} ids, one for each row; found {len(asked.ids)}.")
     for name, value in asked.arrays.items():

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import dataclass, field
+from threading import Condition, Lock, Thread
 from typing import Any
 
 import numpy as np
 
+from latedrop.errors import FileError
 from latedrop.metrics.levels import checked_level
-from latedrop.serving.batching import Batcher, Job
-from latedrop.serving.bodies import Array, Asked, Form, ids_of, json_object, named_columns
-from latedrop.serving.limits import Limits, RefusalError
+from latedrop.serving.bodies import (
+    Array,
+    Asked,
+    Form,
+    Limits,
+    RefusalError,
+    ids_of,
+    json_object,
+    named_columns,
+)
 
-__all__ = ["Answer", "Counts", "Service"]
-
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+__all__ = ["Answer", "Batcher", "Counts", "Job", "Service"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Service:
     """Predictions for many clients at once.
 
     Batching changes a prediction only by rounding, because matrix products round differently in batches of other sizes.
-    With `alone` every request is a batch of its own, and other requests change no digit.
+    With `batch_rows=1` every request is a batch of its own; so it is if rows of a batch affect each other.
 
     Args:
         predictor: any object with `predict(rows)`, where `rows` is an array `(N, ...)` or the result of `arrange`; the
@@ -45,7 +50,6 @@ class Service:
         level: level of intervals, if a request has none.
         stream: makes the predictions and follows labels, see `Predictor.stream`.
         arrange: maps inputs by name to the argument of `predict`.
-        alone: run every request by itself.
     """
 
     def __init__(
@@ -57,14 +61,12 @@ class Service:
         level: float = 0.9,
         stream: Any = None,
         arrange: Callable[[Mapping[str, Array]], Any] = dict,
-        alone: bool = False,
     ) -> None:
         self.form, self.limits, self.level = form or Form(), limits or Limits(), checked_level(level)
         self.stream, self.counts = stream, Counts()
         self._predictor, self._arrange = predictor, arrange
-        self._alone = alone or _rows_meet(getattr(predictor, "calibration", None))
-        options: dict[str, Any] = {"wait": self.limits.wait, "room": self.limits.queue_rows, "notice": self.counts.ran}
-        self._batcher = Batcher(self._run, most=self.limits.batch_rows, **options)
+        most = 1 if _rows_meet(getattr(predictor, "calibration", None)) else self.limits.batch_rows
+        self._batcher = Batcher(self._run, most=most, wait=self.limits.wait, room=self.limits.queue_rows)
 
     def submit(self, asked: Asked) -> Future[Answer]:
         """Queue a request; the future has its answer, or the error."""
@@ -75,8 +77,8 @@ class Service:
         if asked.level is not None and self.stream is not None and asked.level != self.stream.level:
             raise RefusalError(f"expected level {self.stream.level:g}, which the stream tracks; found {asked.level:g}.")
         like = tuple((name, value.shape[1:], value.dtype.str) for name, value in asked.arrays.items())
-        key = None if self._alone else (like, asked.ids is None)
-        return self._batcher.submit(Job(asked, asked.rows, key, time.monotonic() + self.limits.timeout))
+        late = time.monotonic() + self.limits.timeout
+        return self._batcher.submit(Job(asked, asked.rows, (like, asked.ids is None), late))
 
     def update(self, body: bytes) -> dict[str, Any]:
         """Pass labels, JSON `{"ids": [...], "labels": [...]}`, to the stream; return its state afterwards."""
@@ -113,9 +115,10 @@ class Service:
 
     def close(self) -> None:
         """Finish the accepted requests and accept no more."""
-        self._batcher.close(self.limits.drain)
+        self._batcher.close(self.limits.timeout)
 
     def _run(self, requests: Sequence[Asked]) -> list[Answer]:
+        self.counts.ran()
         names = requests[0].arrays
         arrays = {name: np.concatenate([asked.arrays[name] for asked in requests]) for name in names}
         x = arrays[""] if "" in arrays else self._arrange(arrays)
@@ -165,49 +168,165 @@ class Counts:
     def __init__(self) -> None:
         self._lock = Lock()
         self._requests: dict[tuple[str, int], int] = defaultdict(int)
-        self._seconds, self._batches = _Histogram(_SECONDS), _Histogram(_ROWS)
-        self._rows = 0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._rows = self._batches = 0
 
     def answered(self, path: str, status: int, seconds: float, rows: int = 0) -> None:
         """Count one request by path and status, with its seconds and rows."""
         with self._lock:
             self._requests[path, status] += 1
+            self._seconds[path] += seconds
             self._rows += rows
-            if path == "/predict":
-                self._seconds.add(seconds)
 
-    def ran(self, rows: int) -> None:
-        """Count one batch and its rows."""
+    def ran(self) -> None:
+        """Count one batch."""
         with self._lock:
-            self._batches.add(rows)
+            self._batches += 1
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """Return all counts and the current gauges as text."""
         with self._lock:
-            lines = ["# TYPE latedrop_requests_total counter"]
-            lines += [
-                f'latedrop_requests_total{{path="{path}",status="{status}"}} {count}'
-                for (path, status), count in sorted(self._requests.items())
-            ]
-            lines += ["# TYPE latedrop_rows_total counter", f"latedrop_rows_total {self._rows}"]
-            lines += self._seconds.lines("latedrop_predict_seconds") + self._batches.lines("latedrop_batch_rows")
+            requests = {f'{{path="{path}",status="{status}"}}': n for (path, status), n in self._requests.items()}
+            seconds = {f'{{path="{path}"}}': value for path, value in self._seconds.items()}
+            single = {"rows": {"": self._rows}, "batches": {"": self._batches}}
+        counters: dict[str, Mapping[str, float]] = {"requests": requests, "seconds": seconds, **single}
+        lines = []
+        for name, values in counters.items():
+            lines += [f"# TYPE latedrop_{name}_total counter"]
+            lines += [f"latedrop_{name}_total{label} {value:g}" for label, value in sorted(values.items())]
         for name, value in gauges.items():
             lines += [f"# TYPE {name} gauge", f"{name} {value:g}"]
         return "\n".join(lines) + "\n"
 
 
-class _Histogram:
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds, self._counts = bounds, [0] * (len(bounds) + 1)
-        self._sum = 0.0
+@dataclass(frozen=True)
+class Job:
+    """A request that waits.
 
-    def add(self, value: float) -> None:
-        self._counts[sum(value > bound for bound in self._bounds)] += 1
-        self._sum += value
+    Attributes:
+        content: what `run` is given.
+        rows: how many rows it has.
+        key: jobs of one key can run together.
+        deadline: of `time.monotonic`; later it is not run any more.
+        answer: what `run` returned for it, or the error.
+    """
 
-    def lines(self, name: str) -> list[str]:
-        total, lines = 0, [f"# TYPE {name} histogram"]
-        for bound, count in zip((*map("{:g}".format, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
-        return [*lines, f"{name}_sum {self._sum:g}", f"{name}_count {total}"]
+    content: Any
+    rows: int
+    key: Hashable
+    deadline: float
+    answer: Future[Any] = field(default_factory=Future)
+    born: float = field(default_factory=time.monotonic)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, if there is no answer yet."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Batcher:
+    """Gather requests into batches, in a queue and a thread that empties it.
+
+    The thread takes the oldest request and all later ones of the same `key`, until there are `most` rows or the oldest
+    has waited for `wait` seconds. What arrives while a batch runs waits for the next one: under load batches fill by
+    themselves.
+
+    Args:
+        run: from the contents of some jobs to as many answers. Where it raises for several, each is run by
+            itself, so that the error goes to whom it belongs to; not so `FileError`, which is nobody's.
+        most: rows of a batch; a job with more runs alone.
+        wait: seconds that the oldest job waits for others.
+        room: rows that may wait.
+
+    Attributes:
+        waiting: rows that wait.
+    """
+
+    def __init__(self, run: Callable[[Sequence[Any]], Sequence[Any]], *, most: int, wait: float, room: int) -> None:
+        self._run, self._most, self._wait, self._room = run, most, wait, room
+        self._jobs: deque[Job] = deque()
+        self.waiting = 0
+        self._changed = Condition()
+        self._closed = False
+        self._thread = Thread(target=self._work, name="latedrop-batches", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are taken and run."""
+        return self._thread.is_alive() and not self._closed
+
+    def submit(self, job: Job) -> Future[Any]:
+        """Queue a job, or raise `RefusalError` where there is no room or the batcher is closed."""
+        with self._changed:
+            if self._closed:
+                raise RefusalError("expected a service that runs; it is stopping. Ask again, or another one.", 503)
+            if self.waiting + job.rows > self._room:
+                raise RefusalError(
+                    f"expected room for {job.rows} rows in the queue; {self.waiting} of {self._room} wait. Ask again "
+                    "later, or with fewer rows.",
+                    429,
+                )
+            self._jobs.append(job)
+            self.waiting += job.rows
+            self._changed.notify()
+        return job.answer
+
+    def close(self, timeout: float | None = None) -> None:
+        """Take no more jobs, finish those that wait, and end the thread; what is late by then gets an error."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        with self._changed:
+            left, self.waiting = list(self._jobs), 0
+            self._jobs.clear()
+        for job in left:
+            job.fail(RefusalError("expected to be answered before the service stopped; there was no time.", 503))
+
+    def _work(self) -> None:
+        while batch := self._next():
+            alive = [job for job in batch if self._in_time(job)]
+            if alive:
+                self._answer(alive)
+
+    def _next(self) -> list[Job]:
+        """The jobs to run next; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            if not self._jobs:
+                return []
+            first = self._jobs[0]
+            left = min(first.born + self._wait, first.deadline) - time.monotonic()
+            self._changed.wait_for(lambda: self._closed or self.waiting >= self._most, max(left, 0))
+            chosen, left_over, rows = [], deque[Job](), 0
+            for job in self._jobs:
+                if job is first or (job.key == first.key and rows + job.rows <= self._most):
+                    chosen.append(job)
+                    rows += job.rows
+                else:
+                    left_over.append(job)
+            self._jobs = left_over
+            self.waiting -= rows
+            return chosen
+
+    def _in_time(self, job: Job) -> bool:
+        if not job.answer.set_running_or_notify_cancel():
+            return False
+        if time.monotonic() > job.deadline:
+            job.fail(RefusalError("expected to be answered in time; the queue was too long. Ask again later.", 503))
+            return False
+        return True
+
+    def _answer(self, jobs: list[Job]) -> None:
+        try:
+            answers = self._run([job.content for job in jobs])
+        except Exception as error:
+            for job in jobs:
+                if len(jobs) > 1 and not isinstance(error, FileError):
+                    self._answer([job])
+                else:
+                    job.fail(error)
+            return
+        for job, answer in zip(jobs, answers, strict=True):
+            job.answer.set_result(answer)

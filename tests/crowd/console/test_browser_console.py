@@ -173,7 +173,7 @@ def test_a_shift_at_the_console(demo: Demo) -> None:
 @contextmanager
 def served(folder: Path, sources: dict[str, Any], limits: dict[str, float], **settings: Any) -> Iterator[str]:
     """A console in this process for sources of frames; its address."""
-    from latedrop.web.listening import listening
+    from latedrop.web import listening
     from latedrop_crowd.console.notices import Notices
     from latedrop_crowd.console.server import make_app
     from latedrop_crowd.console.sources import Source

@@ -32,9 +32,7 @@ from starlette.exceptions import HTTPException
 from latedrop import LatedropError
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import csv_line
-from latedrop.web import is_loopback
-from latedrop.web.access import bearer_token, foreign_page, from_elsewhere
-from latedrop.web.listening import listening, serve_on
+from latedrop.web import bearer_token, foreign_page, from_elsewhere, is_loopback, listening, serve_on
 from latedrop_crowd.console.daily import day_page, hours_table
 from latedrop_crowd.console.pictures import density_layer
 from latedrop_crowd.console.watch import View, Watch

@@ -1,9 +1,9 @@
-"""Rows in files, a few at a time: columns of csv and parquet, arrays of npz and pt, images that a table names.
+"""Rows in files, a few at a time: columns of csv and parquet, arrays of npz, images that a table names.
 
 `open_table` looks at a file's names alone; `read_batches` then yields `Rows`, of which it holds one at a time, so that
-the file may be larger than memory. A folder is its files, one after the other. pyarrow reads csv and parquet;
-their inputs are columns of numbers. In a npz or pt file inputs are arrays whose first axis counts the rows. Nothing is
-unpickled. Images need Pillow (`pip install "latedrop[images]"`).
+a table or a set of images may be larger than memory. A folder is its files, one after the other. pyarrow reads csv and
+parquet; their inputs are columns of numbers. In a npz file inputs are arrays whose first axis counts the rows. Nothing
+is unpickled. Images need Pillow (`pip install "latedrop[images]"`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from latedrop.cli.tables.array_files import open_npz, open_pt
+from latedrop.cli.tables.array_files import open_npz
 from latedrop.cli.tables.arrow_files import open_csv, open_parquet
 from latedrop.cli.tables.images import image_transform, open_images
-from latedrop.cli.tables.labels import Labels, distinct
-from latedrop.cli.tables.rows import STANDARD, Block, Columns, Place, Rows, Table, choose, read_batches
+from latedrop.cli.tables.rows import (
+    STANDARD,
+    Block,
+    Columns,
+    Labels,
+    Place,
+    Rows,
+    Table,
+    choose,
+    distinct,
+    read_batches,
+)
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
 from latedrop.terminal import listed
@@ -40,7 +50,6 @@ _OPENERS: dict[str, Callable[[str], Table]] = {
     **dict.fromkeys((".csv", ".tsv", ".csv.gz", ".tsv.gz"), open_csv),
     ".parquet": open_parquet,
     ".npz": open_npz,
-    **dict.fromkeys((".pt", ".pth"), open_pt),
 }
 _log = logging.getLogger(__name__)
 _SHOWN, _SHOWN_FILES = 12, 4
@@ -75,14 +84,11 @@ def _open_folder(path: str) -> Table:
     first = next(tables)
     counts = [first.count]
     for file, other in zip(files[1:], tables, strict=True):
-        both = {"lacks": set(first.names) - set(other.names), "also has": set(other.names) - set(first.names)}
-        differences = [
-            f"{word} {listed(map(repr, sorted(names)), _SHOWN_FILES)}" for word, names in both.items() if names
-        ]
-        if differences:
+        if set(other.names) != set(first.names):
+            differing = listed(map(repr, sorted(set(first.names) ^ set(other.names))), _SHOWN_FILES)
             raise DataError(
-                f"expected the same {first.word}s in all files of {path}; found that {file.name} "
-                f"{' and '.join(differences)}, unlike {files[0].name}."
+                f"expected the same {first.word}s in all files of {path}; found that {file.name} and {files[0].name} "
+                f"differ in {differing}."
             )
         counts.append(other.count)
 
@@ -105,12 +111,8 @@ def _files(path: str) -> list[Path]:
             "Name one of them, or put the files side by side."
         )
     files = [entry for entry in entries if entry.name.lower().endswith(tuple(_OPENERS))]
-    if not files:
-        raise DataError(f"expected files that end in {', '.join(_OPENERS)} in the folder {path}; found none.")
     kinds = {_opener(file.name): file.name for file in reversed(files)}
-    if len(kinds) > 1:
-        raise DataError(
-            f"expected files of one kind in the folder {path}; found {listed(sorted(kinds.values()), _SHOWN_FILES)}. "
-            "Put each kind into a folder of its own."
-        )
+    if len(kinds) != 1:
+        names = listed(sorted(kinds.values()), _SHOWN_FILES)
+        raise DataError(f"expected files of one kind, {', '.join(_OPENERS)}, in the folder {path}; found {names}.")
     return files

@@ -1,8 +1,8 @@
 """Rows of csv and parquet files, read by pyarrow.
 
 pyarrow parses csv in chunks of whole rows that are cut here, so that a row's line number is known and memory does not
-grow with the file. Where a cell is not plainly a number, the column of that chunk is looked at cell by cell, which
-takes what pyarrow does not (`true`, ` NA `, `+5`, `inf`), or says which cell is wrong.
+grow with the file. If a cell is not plainly a number, that chunk is read cell by cell, which takes what pyarrow does
+not (`true`, ` NA `, `+5`, `inf`), or says which cell is wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
-from latedrop.cli.tables.labels import is_number, is_numeric, number_of
-from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table
+from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table, is_number, is_numeric, number_of
 from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = ["open_csv", "open_parquet"]
@@ -37,26 +36,22 @@ _QUOTED = rb'(?:(?<=[%s\n])|\A)"[^"]*(?:""[^"]*)*(?:"|\Z)'
 
 def open_csv(path: str) -> Table:
     """Open a csv file, or csv on standard input: commas, semicolons or tabs, whichever the first line has most of."""
-    stack = ExitStack()
-    with stack:
-        text = _Text(path, stack.enter_context(_opened(path)))
-        names = text.names()
-        if path == STANDARD:
-            stack.pop_all()  # the rows follow in the same stream
-    streams = [text]
+    with _opened(path) as file:  # standard input stays open
+        standard = [_Text(path, file)]
+        names = standard[0].names()
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
-        with ExitStack() as stack:
-            if path != STANDARD:
-                again = _Text(path, stack.enter_context(_opened(path)))
-                again.names()
-            elif streams:
-                again = streams.pop()
-            else:
+        if path == STANDARD:  # the rows follow in the stream that gave the names
+            if not standard:
                 raise ArgumentError(
                     "expected a file to read twice; standard input can be read once. Write it to a file."
                 )
-            yield from _csv_blocks(again, names, columns, size)
+            yield from _csv_blocks(standard.pop(), names, columns, size)
+            return
+        with _opened(path) as file:
+            text = _Text(path, file)
+            text.names()
+            yield from _csv_blocks(text, names, columns, size)
 
     return Table(path, tuple(names), arrays=False, count=None, unit="line", read=read)
 
@@ -87,21 +82,19 @@ class _Text:
 
     def names(self) -> list[str]:
         """Read the first line that is not blank: the names of the columns."""
-        line, text = self.read(_MIN_CHUNK)
+        self._line, text = self.read(_MIN_CHUNK)
         text = text.removeprefix(b"\xef\xbb\xbf")
-        while text and not text.strip(b"\n") and (more := self.read(_MIN_CHUNK)[1]):
-            text += more
         blank = len(text) - len(text.lstrip(b"\n"))
         end = self.masked(text).find(b"\n", blank) + 1 or len(text)
         head, self._rest = text[blank:end], text[end:] + self._rest
-        self._line = line + text.count(b"\n", 0, end)
+        self._line += text.count(b"\n", 0, end)
         if not head:
             raise DataError(f"expected a first line with column names in {self.path}; found nothing.")
         plain = self.masked(head, b"")
         self.between = max(",;\t", key=lambda mark: plain.count(mark.encode()))
         self._quoted = re.compile(_QUOTED % self.between.encode())
-        table = _parse(head, self.between, self.masked(head).count(self.between.encode()) + 1)
-        names = [str(column[0]).strip() for column in table.columns]
+        width = self.masked(head).count(self.between.encode()) + 1
+        names = [str(column[0]).strip() for column in _parse(head, self.between, width, (), range(width)).columns]
         if all(map(is_number, names)):
             raise DataError(
                 f"expected a first line with column names in {self.path}; found only numbers. Put a line of names on "
@@ -169,9 +162,8 @@ def _csv_blocks(text: _Text, names: Sequence[str], columns: Columns, size: int) 
             return
 
 
-def _parse(content: bytes, between: str, width: int, numbers: Iterable[int] = (), texts: Any = None) -> Any:
+def _parse(content: bytes, between: str, width: int, numbers: Iterable[int], texts: Iterable[int]) -> Any:
     """Let pyarrow parse rows of `width` cells; columns are named by their numbers."""
-    texts = range(width) if texts is None else texts
     types = {str(i): pyarrow.float64() for i in numbers} | {str(i): pyarrow.string() for i in texts}
     return pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),
@@ -188,35 +180,40 @@ def _parse(content: bytes, between: str, width: int, numbers: Iterable[int] = ()
 
 def _chunk(text: _Text, line: int, content: bytes, width: int, columns: Columns, at: dict[str, int]) -> Any:
     """Parse some rows: their places, numbers and texts, each column under a name of its own."""
-    both = set(columns.numbers) & set(columns.carried)
-    plain = [name for name in columns.numbers if name not in both]
-    try:
-        parsed = _parse(content, text.between, width, map(at.get, plain), map(at.get, columns.carried))  # type: ignore[arg-type]
-    except pyarrow.ArrowException:
-        plain, parsed = [], None
     places = _places(line, content, text.masked(content))
-    if parsed is None or len(parsed) != len(places):
-        for place, row in zip(places, filter(None, text.masked(content).split(b"\n")), strict=True):
-            cells = row.count(text.between.encode()) + 1
-            if cells != width:
-                raise DataError(f"expected {width} cells in every line of {text.path}; found {cells} in line {place}.")
-        try:
-            parsed = _parse(content, text.between, width, (), map(at.get, columns.all))
-        except pyarrow.ArrowException as error:
-            raise DataError(f"expected csv in {text.path}; from line {line} on found: {error}") from error
-        if len(parsed) != len(places):
-            raise DataError(f"expected csv in {text.path}; from line {line} on found quotes that do not pair up.")
+    plain = {name: at[name] for name in columns.numbers if name not in columns.carried}
+    try:
+        parsed = _parse(content, text.between, width, plain.values(), [at[name] for name in columns.carried])
+    except pyarrow.ArrowException:
+        parsed = None
+    if parsed is None or len(parsed) != len(places) or not all(_is_plain(parsed[str(i)]) for i in plain.values()):
+        plain, parsed = {}, _texts(text, line, content, width, [at[name] for name in columns.all], places)
     made: dict[str, Any] = {"place": np.asarray(places, dtype=np.int64)}
-    made |= {f"text {name}": parsed.column(str(at[name])) for name in columns.carried}
+    made |= {f"text {name}": parsed[str(at[name])] for name in columns.carried}
     for name in columns.numbers:
-        values = parsed.column(str(at[name]))
-        if name in plain and np.count_nonzero(np.isfinite(values.to_numpy())) == len(values) - values.null_count:
-            made[f"number {name}"] = values
-            continue
-        if name in plain:  # such as inf, which pyarrow takes in more ways than Python
-            values = _parse(content, text.between, width, (), [at[name]]).column(0)
-        made[f"number {name}"] = _numbers(text.path, name, values.to_pylist(), places)
+        cells = parsed[str(at[name])]
+        made[f"number {name}"] = cells if name in plain else _numbers(text.path, name, cells.to_pylist(), places)
     return pyarrow.table(made)
+
+
+def _is_plain(column: Any) -> bool:
+    """Return False for numbers such as inf, which pyarrow takes in more ways than Python."""
+    return bool(np.count_nonzero(np.isfinite(column.to_numpy())) == len(column) - column.null_count)
+
+
+def _texts(text: _Text, line: int, content: bytes, width: int, chosen: list[int], places: Sequence[int]) -> Any:
+    """Parse columns as text, or say in which line the cells are too many or too few."""
+    for place, row in zip(places, filter(None, text.masked(content).split(b"\n")), strict=True):
+        cells = row.count(text.between.encode()) + 1
+        if cells != width:
+            raise DataError(f"expected {width} cells in every line of {text.path}; found {cells} in line {place}.")
+    try:
+        parsed = _parse(content, text.between, width, (), chosen)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"expected csv in {text.path}; from line {line} on found: {error}") from error
+    if len(parsed) != len(places):
+        raise DataError(f"expected csv in {text.path}; from line {line} on found quotes that do not pair up.")
+    return parsed
 
 
 def _places(line: int, content: bytes, masked: bytes) -> Sequence[int]:

@@ -2,22 +2,21 @@
 
     value = (pixel / 255 - mean) / std
 
-A transform is a text: settings such as `size=224,normalize=imagenet`, `timm:resnet18`, or `package.module:function`.
-Channels come first. Settings apply in this order: mode, size, crop, mean and std.
+A transform is a text: settings such as `size=224,normalize=imagenet`, or `package.module:function`. Channels come
+first. Settings apply in this order: mode, size, mean and std.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from latedrop.cli.tables.rows import Array, Block, Columns, Table
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.named import load_function
 from latedrop.terminal import need
 
@@ -28,7 +27,7 @@ Transform: TypeAlias = Callable[[Any], Array]
 
 _IMAGENET = {"mean": "0.485/0.456/0.406", "std": "0.229/0.224/0.225"}
 _MODES = {"RGB": 3, "L": 1}
-_KEYS = ("mode", "size", "crop", "mean", "std", "normalize")
+_KEYS = ("mode", "size", "mean", "std", "normalize")
 _DEEP = ("I", "F")  # modes of more than 8 bits begin so, and would be cut off without a word
 
 
@@ -92,10 +91,7 @@ def _image(folder: str, name: Any, place: str, change: Transform) -> Array:
 
 def image_transform(text: str) -> Transform:
     """Return the transform that a text means; the empty text keeps an image as it is, as RGB from 0 to 1."""
-    kind, colon, name = text.partition(":")
-    if kind == "timm" and colon:
-        return _of_timm(name)
-    if not colon:
+    if ":" not in text:
         return _of_settings(text)
     function = load_function(text)
     return lambda image: np.asarray(function(image))
@@ -108,7 +104,7 @@ def _of_settings(text: str) -> Transform:
     if wrong:
         raise ArgumentError(
             f"expected --transform as settings among {', '.join(f'{key}=' for key in _KEYS)} separated by commas, "
-            f"timm:MODEL, or package.module:function; found {wrong[0]!r}."
+            f"or package.module:function; found {wrong[0]!r}."
         )
     mode = settings.get("mode", "RGB")
     if mode not in _MODES:
@@ -117,7 +113,7 @@ def _of_settings(text: str) -> Transform:
         if settings["normalize"] != "imagenet" or "mean" in settings or "std" in settings:
             raise ArgumentError(f"expected normalize=imagenet, or mean= and std=, in --transform; found {text}.")
         settings |= _IMAGENET
-    size, crop = (_size(key, settings.get(key)) for key in ("size", "crop"))
+    size = _size(settings.get("size"))
     mean, std = _numbers(settings.get("mean", "0")), _numbers(settings.get("std", "1"))
     if any(len(values) not in (1, _MODES[mode]) for values in (mean, std)) or min(std) <= 0:
         raise ArgumentError(
@@ -132,8 +128,6 @@ def _of_settings(text: str) -> Transform:
         image = image.convert(mode)
         if size is not None:
             image = image.resize(size[::-1], resample=2)  # bilinear, over all pixels that a new one covers
-        if crop is not None:
-            image = _middle(image, *crop)
         pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1).transpose(2, 0, 1) / 255
         changed: Array = (pixels - shift) / spread
         return changed
@@ -141,22 +135,13 @@ def _of_settings(text: str) -> Transform:
     return transform
 
 
-def _middle(image: Any, height: int, width: int) -> Any:
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    if min(left, top) < 0:
-        raise ValueError(f"{image.height}x{image.width} pixels are too few to crop {height}x{width}")
-    return image.crop((left, top, left + width, top + height))
-
-
-def _size(key: str, text: str | None) -> tuple[int, int] | None:
+def _size(text: str | None) -> tuple[int, int] | None:
     """Return height and width: `224`, or `240x320`."""
     if text is None:
         return None
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ArgumentError(
-            f"expected {key}=224, or {key}=240x320 for height and width, in --transform; found {text!r}."
-        )
+        raise ArgumentError(f"expected size=224, or size=240x320 for height and width, in --transform; found {text!r}.")
     return int(parts[0]), int(parts[-1])
 
 
@@ -168,19 +153,3 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise ArgumentError(
             f"expected numbers with / between, one for each channel, in --transform; found {text!r}."
         ) from None
-
-
-def _of_timm(name: str) -> Transform:
-    """Return the transform of evaluation that belongs to a model of timm; no model is made."""
-    try:
-        data, models = import_module("timm.data"), import_module("timm.models")
-    except Exception as error:  # with a torchvision of another torch, whatever that raises
-        raise LatedropError(
-            f"expected timm and torchvision for --transform timm:{name}; importing them raised "
-            f"{type(error).__name__}: {error}. Install them for your torch."
-        ) from error
-    config = models.get_pretrained_cfg(name)
-    if config is None:
-        raise ArgumentError(f"expected a model of timm in --transform timm:{name}; it knows none of that name.")
-    transform = data.create_transform(**data.resolve_data_config(pretrained_cfg=config.to_dict()))
-    return lambda image: np.asarray(transform(image.convert("RGB")))

@@ -1,22 +1,44 @@
-"""Tables of all kinds: a file with names, what each column is for, and batches of rows."""
+"""Tables of all kinds: a file with names, what each column is for, batches of rows, and labels of classes.
+
+A label is the name of its class. Where no name is a number, it may also be the class's number. Without names it is a
+number from 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import compress
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pyarrow import types
 
-from latedrop.cli.tables.labels import Labels
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
 from latedrop.terminal import listed
 
-__all__ = ["STANDARD", "Array", "Block", "Columns", "Place", "Reader", "Rows", "Table", "choose", "read_batches"]
+__all__ = [
+    "STANDARD",
+    "Array",
+    "Block",
+    "Columns",
+    "Labels",
+    "Place",
+    "Reader",
+    "Rows",
+    "Table",
+    "choose",
+    "distinct",
+    "is_number",
+    "is_numeric",
+    "number_of",
+    "read_batches",
+]
 
 STANDARD = "-"
 """The path of standard input and output."""
@@ -25,9 +47,12 @@ Array: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = int | str
 """A line or an index; in a folder, with the file's name: `part1.csv:7`."""
 Block: TypeAlias = "tuple[Sequence[Place], dict[str, Array], dict[str, Any]]"
-"""Places, numbers by name, and what is carried along by name."""
+"""Places, numbers by name, and unchanged columns by name."""
 Reader: TypeAlias = Callable[["Columns", int], "Iterator[Block]"]
 _SHOWN = 12
+_MOST_CLASSES = 10_000
+_TRUTHS = {"true": 1.0, "false": 0.0}
+_MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Columns:
-    """Name the columns used as inputs, as targets, as row weights, and those copied to the output (`kept`).
+    """Name the columns used as inputs, as targets, and those copied to the output (`kept`).
 
     With `labels` there is one target, which may be text; `labels` maps it to class numbers.
     """
@@ -68,14 +93,12 @@ class Columns:
     inputs: tuple[str, ...]
     targets: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    weight: str | None = None
     labels: Labels | None = None
 
     @property
     def numbers(self) -> list[str]:
-        """Return the columns read as numbers (inputs, targets, weights), without duplicates."""
-        weight = () if self.weight is None else (self.weight,)
-        return list(dict.fromkeys((*self.inputs, *(() if self.labels else self.targets), *weight)))
+        """Return the columns read as numbers (inputs and targets), without duplicates."""
+        return list(dict.fromkeys((*self.inputs, *(() if self.labels else self.targets))))
 
     @property
     def carried(self) -> list[str]:
@@ -99,7 +122,6 @@ class Rows:
             no target was asked for.
         kept: columns copied to the output, by name, N values each.
         finite: `(N,)`, whether a row has neither NaN nor inf.
-        weights: `(N,)`, what each row counts; None where all count the same.
     """
 
     places: Sequence[Place]
@@ -107,7 +129,6 @@ class Rows:
     target: Array | None
     kept: dict[str, Any]
     finite: npt.NDArray[np.bool_]
-    weights: Array | None = None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -122,7 +143,7 @@ class Rows:
                 return {name: chosen(part) for name, part in values.items()}
             return None if values is None else values.filter(mask) if hasattr(values, "filter") else values[mask]
 
-        others = (self.inputs, self.target, self.kept, self.finite, self.weights)
+        others = (self.inputs, self.target, self.kept, self.finite)
         return Rows(list(compress(self.places, mask)), *map(chosen, others))
 
 
@@ -132,10 +153,9 @@ def choose(
     targets: Sequence[str] = (),
     kept: Sequence[str] = (),
     ignored: Sequence[str] = (),
-    weight: str | None = None,
 ) -> Columns:
     """Choose the columns by use; without `inputs`, take all columns that have no other use, or the array `x`."""
-    others = [*targets, *kept, *ignored, *([] if weight is None else [weight])]
+    others = [*targets, *kept, *ignored]
     _check_names(table, [*inputs, *others])
     if not inputs:
         inputs = ["x"] if table.arrays else [name for name in table.names if name not in others]
@@ -150,7 +170,7 @@ def choose(
     both = [name for name in inputs if name in targets]
     if both:
         raise ArgumentError(f"expected inputs and targets to differ; found {listed(map(repr, both), _SHOWN)} in both.")
-    return Columns(tuple(inputs), tuple(targets), tuple(kept), weight)
+    return Columns(tuple(inputs), tuple(targets), tuple(kept))
 
 
 def _check_names(table: Table, asked: Sequence[str]) -> None:
@@ -180,8 +200,7 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
                     finite &= np.isfinite(value).reshape(len(value), -1).all(1)
             values = {name: numbers[name] for name in columns.inputs}
             inputs = values if table.arrays else np.column_stack(list(values.values()))
-            copied = {name: carried[name] for name in columns.kept}
-            yield Rows(places, inputs, target, copied, finite, _weights(table, columns, numbers))
+            yield Rows(places, inputs, target, {name: carried[name] for name in columns.kept}, finite)
 
 
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
@@ -198,13 +217,140 @@ def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array 
     return np.column_stack(values)
 
 
-def _weights(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
-    if columns.weight is None:
-        return None
-    values = numbers[columns.weight]
-    if values[:1].size > 1:
-        raise ArgumentError(
-            f"expected one weight per row in {columns.weight!r} of {table.path}; found values of shape "
-            f"{values.shape[1:]}. Name another: --row-weights."
+@dataclass(frozen=True)
+class Labels:
+    """How the labels in a column are read.
+
+    Attributes:
+        column: its name, for messages.
+        names: of the classes, in the order of the model's outputs; empty where labels are numbers.
+        sure: whether it is known that they are classes; else any numbers may do.
+    """
+
+    column: str
+    names: tuple[str, ...] = ()
+    sure: bool = False
+
+    def codes(self, values: Any, places: Sequence[str]) -> npt.NDArray[Any]:
+        """Return numbers `(N,)` in double precision, NaN where a label is missing; `places` says where each row is.
+
+        Arrays of other shapes are returned unchanged: whoever uses them says what is wrong.
+        """
+        labels = _plain(values, self.column)
+        if labels.dtype.kind != "U" and labels[:1].size != 1:
+            return labels
+        labels = labels.reshape(len(labels))
+        if self.names or labels.dtype.kind == "U":
+            classes = [self._code(label) for label in labels.tolist()]
+            if None in classes:
+                self._refuse(labels, classes.index(None), places)
+            codes = np.array(classes, np.float64)
+        else:
+            codes = labels.astype(np.float64)
+        broken = np.flatnonzero(np.isfinite(codes) & (codes != np.round(codes)))
+        if self.sure and len(broken):
+            self._refuse(labels, int(broken[0]), places)
+        return codes
+
+    def _code(self, label: str | float) -> float | None:
+        """Return the number of a label's class, NaN where the label is missing, None where there is no such class."""
+        number: float | None
+        if isinstance(label, str):
+            if label.strip() in self._by_name:
+                return self._by_name[label.strip()]
+            number = number_of(label)
+        else:
+            number = float(label)
+        if number is None or math.isnan(number) or not self._by_number:
+            return number
+        return self._by_number.get(number)
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {name: code for code, name in enumerate(self.names)}
+
+    @cached_property
+    def _by_number(self) -> dict[float, int]:
+        return {float(name): code for code, name in enumerate(self.names) if is_number(name)}
+
+    def _refuse(self, labels: npt.NDArray[Any], index: int, places: Sequence[str]) -> NoReturn:
+        label = str(labels[index])
+        where = f"found {label[:40]!r} at {places[index]}"
+        if self.names:
+            raise DataError(
+                f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; {where}. Leave "
+                "such rows out, or name all classes in the order of the model's outputs: --class-names."
+            )
+        if number_of(label) is None:
+            raise DataError(
+                f"expected numbers in {self.column!r}; {where}. Text needs the classes' names, in the order of the "
+                "model's outputs: --class-names."
+            )
+        raise DataError(
+            f"expected labels as whole numbers in {self.column!r}; {where}. Numbers that are no classes are "
+            "--task regression."
         )
-    return values.reshape(len(values)).astype(np.float64)
+
+
+def distinct(column: str, parts: Iterable[Any]) -> tuple[str, ...] | bool:
+    """Return the different texts of a column, sorted, if it holds text; of numbers, whether all are whole.
+
+    The answer is also False for more than ten thousand values, and for arrays with several numbers in a row.
+    """
+    seen: set[str] = set()
+    for values in parts:
+        labels = _plain(values, column)
+        if labels.dtype.kind != "U":
+            if labels[:1].size != 1:
+                return False
+            labels = labels[np.isfinite(labels)] if labels.dtype.kind == "f" else labels
+        seen |= {str(value).strip() for value in np.unique(labels)}
+        if len(seen) > _MOST_CLASSES:
+            return False
+    numbers = [number_of(value) for value in seen]
+    if None in numbers:
+        return tuple(sorted(seen - {""}))
+    return all(math.isnan(number) or number.is_integer() for number in numbers if number is not None)
+
+
+def _plain(values: Any, column: str) -> npt.NDArray[Any]:
+    """Return an array of numbers, or of texts, which are empty where they are missing."""
+    if isinstance(values, np.ndarray):
+        return values
+    if types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if types.is_string(values.type) or types.is_large_string(values.type):
+        return np.array([value or "" for value in values.to_pylist()], dtype=np.str_)
+    if not is_numeric(values.type):
+        raise DataError(f"expected labels as text or numbers in {column!r}; its type is {values.type}. Convert it.")
+    numbers: npt.NDArray[Any] = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def is_numeric(kind: Any) -> bool:
+    """Return True if a type of pyarrow holds numbers, truth values or nothing."""
+    tests = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null
+    return any(test(kind) for test in tests)
+
+
+def number_of(cell: str) -> float | None:
+    """Return the number in a cell, NaN for a missing value, or None for text.
+
+    >>> number_of(" 2.5"), number_of("true"), number_of("1_0")
+    (2.5, 1.0, None)
+    """
+    plain = cell.strip().lower()
+    if plain in _MISSING:
+        return math.nan
+    if plain in _TRUTHS:
+        return _TRUTHS[plain]
+    return float(cell) if is_number(cell) else None
+
+
+def is_number(cell: str) -> bool:
+    """Return True if a cell reads as a number; Python would take `1_0` for 10, in a file it is a name."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
