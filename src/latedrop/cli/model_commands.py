@@ -168,7 +168,7 @@ def predict(
         if ray is not None:
             given = {**loading._asdict(), "model": model, "calibration": calibration}
             count = on_ray(ray, uq, source, output, level, batch_size, **given)
-            empty, names = Places("index"), []
+            empty, names = Places("index"), list[str]()
         else:
             count, empty, names = write_predictions(uq, source, output, out, level, drop=drop_nan)
         if as_json:

@@ -189,7 +189,8 @@ def _npz_writer(part: Path) -> Iterator[_Append]:
 
     yield append
     with part.open("wb") as file:
-        np.savez(file, **{name: np.concatenate(arrays) for name, arrays in parts.items()})
+        whole: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        np.savez(file, **whole)
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:
