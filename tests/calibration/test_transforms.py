@@ -156,7 +156,7 @@ def test_wrong_arguments(attempt: Any, message: str) -> None:
 
 def test_a_forgotten_transform_is_noticed() -> None:
     model = network()
-    x, t = rows(model)
+    _, t = rows(model)
     with pytest.warns(
         latedrop.LatedropWarning, match=r"no better than.*pass target=Standardized\(mean, std\) or Log\(\)"
     ):

@@ -277,6 +277,6 @@ def losses(error: Tensor, variance: Tensor, tail: Tail | None = None) -> Tensor:
 
 
 def correlation(error: Tensor, variance: Tensor) -> float:
-    """Return the rank correlation of standard deviation and size of the error, averaged over outputs, whose units may differ."""
+    """Return the rank correlation of deviation and size of the error, averaged over outputs, whose units may differ."""
     several = error.dim() == 2 and error.shape[1] > 1
     return float(rank_correlation(torch.zeros_like(error), variance, error, per_output=several).mean())

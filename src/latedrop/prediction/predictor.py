@@ -28,10 +28,10 @@ from latedrop.calibration.class_sets import ClassSets, Score, checked_score, rej
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
-from latedrop.calibration.scale import conformal, residuals
 from latedrop.calibration.measure_classes import largest_logit
 from latedrop.calibration.rates import moments
 from latedrop.calibration.record import CALIBRATION, Calibration, Choice
+from latedrop.calibration.scale import conformal, residuals
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.calibration.targets import as_labels, as_logits
 from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating, place
