@@ -119,8 +119,7 @@ class FirstOrder:
     """The variance to first order in the masks, for all rates at once and without draws.
 
     Attributes:
-        floor: also fit a constant, `scale · variance + floor`.
-        scale: which scale predictions use, see `Sampling`.
+        floor, scale: see `Sampling`.
     """
 
     floor: bool = False
@@ -140,12 +139,9 @@ class Propagation:
     """Mean and variance carried through the layers in one pass, for dense outputs.
 
     Attributes:
-        rates: the rates to try, see `Sampling`.
-        criterion: by what the rate is picked, see `Sampling`.
+        rates, criterion, floor, scale: see `Sampling`.
         mean: `"draws"`: the mean that is carried through the layers, which stands for that over draws; `"model"`: the
             model's own prediction.
-        floor: also fit a constant, `scale · variance + floor`.
-        scale: which scale predictions use, see `Sampling`.
     """
 
     rates: Sequence[Rate] | None = None
@@ -199,18 +195,6 @@ class Classification:
 Task: TypeAlias = "Literal['auto', 'regression', 'classification'] | Classification"
 
 
-def checked_task(task: Any) -> Literal["auto", "regression"] | Classification:
-    """Return the task, `"classification"` without options of its own; else `ArgumentError`."""
-    if isinstance(task, Classification) or (isinstance(task, str) and task in ("auto", "regression")):
-        return task  # type: ignore[return-value]
-    if isinstance(task, str) and task == "classification":
-        return Classification()
-    raise ArgumentError(
-        "expected task to be 'auto', 'regression', 'classification' or Classification(names, ...); found "
-        f"{shown(task)}. Leave it out to let the targets tell."
-    )
-
-
 @dataclass(frozen=True)
 class Plan:
     """All that one calibration was asked for; `calibrate` says what each is."""
@@ -227,12 +211,17 @@ class Plan:
     batches: Batches = field(default_factory=Batches)
     engine: Engine = "auto"
     progress: bool = True
-    columns: Names | None = None
-    """The names of the columns of the data, where it has any."""
+    columns: Names | None = None  # of the data, where it has any
 
     def __post_init__(self) -> None:
-        _set(self, method=checked_method(self.method), task=checked_task(self.task))
-        _set(self, target=checked_transform(self.target))
+        _set(self, method=checked_method(self.method), target=checked_transform(self.target))
+        task = Classification() if isinstance(self.task, str) and self.task == "classification" else self.task
+        _set(self, task=task)
+        if not isinstance(task, Classification) and not (isinstance(task, str) and task in ("auto", "regression")):
+            raise ArgumentError(
+                "expected task to be 'auto', 'regression', 'classification' or Classification(names, ...); found "
+                f"{shown(task)}. Leave it out to let the targets tell."
+            )
         check_options(self, "latedrop.calibrate")
         terms = isinstance(self.method, Terms)
         if self.intervals is None and not isinstance(self.task, Classification):
@@ -253,7 +242,7 @@ class Plan:
             )
 
     def for_numbers(self) -> Plan:
-        """Check the plan of a regression; `ArgumentError` where the reference rows would be left unheard."""
+        """Return the plan of a regression; `ArgumentError` where the method would not look at the reference rows."""
         if self.reference is not None and not isinstance(self.method, Terms):
             raise ArgumentError(
                 f"expected reference= with method=Terms(...), the default; found it with {type(self.method).__name__}, "
@@ -263,15 +252,14 @@ class Plan:
 
     def for_classes(self, task: Classification) -> Plan:
         """Return the plan for classes; `ArgumentError` where an option has no meaning for them."""
+        kind, advice = type(self.method), "Numbers that are no classes are task='regression'."
         wrong = [name for name in ("target", "row_weights", "per_output") if getattr(self, name) is not None]
         wrong += ["intervals"] if self.intervals == "isotonic" else []
-        advice = "Numbers that are no classes are task='regression'."
         if wrong:
             raise ArgumentError(
                 f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. {advice}"
             )
         unused = {Sampling: ("criterion", "mean", "floor", "scale", "shared"), Terms: ("mean",)}
-        kind = type(self.method)
         wrong = [f"{name}=" for name in unused.get(kind, ()) if getattr(self.method, name) != getattr(kind, name)]
         if wrong or kind not in unused:
             raise ArgumentError(
@@ -327,25 +315,24 @@ def _set(options: Any, **values: Any) -> None:
 
 
 def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
+    """Return rates as a tuple; `ArgumentError` unless each is inside (0, 1), or maps names to such numbers."""
     if rates is None:
         return None
     if isinstance(rates, (Real, Mapping)):
         rates = [rates]
     if isinstance(rates, str) or not isinstance(rates, Iterable):
         raise ArgumentError(f"expected a sequence of rates; found {shown(rates)}.")
-    checked = tuple(_checked_rate(rate) for rate in rates)
+    checked: list[Rate] = []
+    for rate in rates:
+        named = rate if isinstance(rate, Mapping) else {"": rate}
+        try:
+            values = {name: math.nan if isinstance(v, (bool, str)) else float(v) for name, v in named.items()}
+        except (TypeError, ValueError, OverflowError):
+            values = {}
+        usable = all(isinstance(name, str) and 0 <= value < 1 for name, value in values.items())
+        if not usable or not any(values.values()):
+            raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
+        checked.append(values if isinstance(rate, Mapping) else values[""])
     if not checked:
         raise ArgumentError("expected at least one rate; found none.")
-    return checked
-
-
-def _checked_rate(rate: Any) -> Rate:
-    named = rate if isinstance(rate, Mapping) else {"": rate}
-    try:
-        values = {name: math.nan if isinstance(value, (bool, str)) else float(value) for name, value in named.items()}
-    except (TypeError, ValueError, OverflowError):
-        values = {}
-    usable = all(isinstance(name, str) and 0 <= value < 1 for name, value in values.items())
-    if not usable or not any(values.values()):
-        raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
-    return values if isinstance(rate, Mapping) else values[""]
+    return tuple(checked)

@@ -8,8 +8,7 @@ increases, the original target has
 and its mean and variance are those of `f^{-1}(t)`: a log-normal has the mean `exp(m + v/2)` and the variance
 `(exp(v) - 1) exp(2m + v)`.
 
-Both transforms have four methods: `forward` takes targets `(N, ...)` to the model's unit, in float64; `inverse` takes
-values back; `moments` gives mean and variance in the original unit; `log_slope` is `log f'(y)`.
+`forward` takes targets `(N, ...)` to the model's unit, in float64, and `inverse` takes values back.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LARGE = 500.0  # beyond, exp(v) - 1 is exp(v)
 
 
 def capped(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """In that dtype, at most its largest number: a model's logarithm of 1000 is no infinity."""
+    """Convert to a dtype, at most its largest number: a model's logarithm of 1000 is no infinity."""
     most = torch.finfo(dtype).max
     return values.clamp(-most, most).to(dtype)
 

@@ -14,8 +14,7 @@ The room may import `dropout`, `network`, `data` and `metrics`.
 
 from latedrop.terms.dropout import Dropout
 from latedrop.terms.forest import ErrorForest
-from latedrop.terms.leverage import GradientLeverage, Leverage
-from latedrop.terms.neighbours import Neighbours
+from latedrop.terms.leverage import GradientLeverage, Leverage, Neighbours
 from latedrop.terms.term import BatchContext, Term
 from latedrop.terms.variance_head import Size, VarianceHead
 

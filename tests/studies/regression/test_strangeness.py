@@ -6,7 +6,7 @@ from torch import nn
 from latedrop import Network
 from latedrop.network.find_sites import find_sites
 from latedrop.terms.features import Features
-from latedrop.terms.neighbours import Neighbours
+from latedrop.terms.leverage import Neighbours
 from latedrop.terms.term import BatchContext
 from rounding import assert_same_up_to_rounding
 from studies.regression.methods import leverage, neighbours, network
