@@ -51,13 +51,6 @@ def test_bins_of_equal_mass_by_hand() -> None:
     assert count.tolist() == [2.0, 2.0]
 
 
-def test_classwise_error_is_the_mean_over_classes() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
-    p, y = _case(k=3)
-    each = [torchmetrics.binary_calibration_error(p[:, k].contiguous(), (y == k).long(), n_bins=15) for k in range(3)]
-    assert float(metrics.classwise_ece(p, y)) == pytest.approx(float(sum(each)) / 3, rel=rounding(torch.float64))
-
-
 def test_area_under_risk_coverage_is_the_mean_risk() -> None:
     p, y = _case()
     doubt, wrong = 1 - p.amax(1), (p.argmax(1) != y).double()

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 import sys
 from dataclasses import replace
@@ -135,14 +134,14 @@ def test_compare_of_one_output(per_output: bool) -> None:
     p, target = predicted(outputs=2, per_output=per_output, held=data(80, 2))
     rows = [compare(p, target, output=k) for k in (0, 1)]
     ends = p.interval(0.9)
-    for k, found in enumerate(rows):
-        for row, choice in zip(found[1:3], ("optimal", "relaxed"), strict=True):
+    for k, of_output in enumerate(rows):
+        for row, choice in zip(of_output[1:3], ("optimal", "relaxed"), strict=True):
             scales = p.calibration.chosen(choice)[0]
             variance = p.calibration.variance(p.raw_variance, choice)[:, k]
             assert row.scale == (scales[k if per_output else 0],)
             assert row.nll == pytest.approx(float(metrics.nll(p.mean[:, k], variance, target[:, k])))
-        assert found[3].label == "conformal"
-        assert found[3].width == pytest.approx(float((ends[1] - ends[0])[:, k].mean()))
+        assert of_output[3].label == "conformal"
+        assert of_output[3].width == pytest.approx(float((ends[1] - ends[0])[:, k].mean()))
     together = compare(p, target)
     assert together[0].nll == pytest.approx((rows[0][0].nll + rows[1][0].nll) / 2, rel=rounding())
 
@@ -222,23 +221,19 @@ def test_verdict_comes_first_with_a_word_beside_each_colour(tmp_path: Path) -> N
 def test_a_constant_is_in_every_table_of_scores_and_every_figure(tmp_path: Path, settings: dict[str, Any]) -> None:
     prediction, target = predicted(**settings)
     page = page_of(tmp_path / "report.html", prediction, target, inputs=data(60)[0])
-    for figure in re.findall(r"<figure>.*?</figure>", page, re.DOTALL):
+    for figure in re.findall(r"<figure><h3>(?!Shares).*?</figure>", page, re.DOTALL):
         assert "constant" in figure, re.search("<h3>(.*?)</h3>", figure)
-    scores = {"NLL", "level", "inside", "predicted deviation", "candidate", "term", "rate", "row"}
+    scores = {"NLL", "90\xa0%", "inside", "candidate", "rate", "row"}
     tables = [table for table in Outline(page).tables if set(table[0]) & scores]
-    assert len(tables) >= 6
-    for table_found in tables:
-        assert any("constant" in cell for line in table_found for cell in line), table_found[0]
+    assert len(tables) >= 4
+    for lines in tables:
+        assert any("constant" in cell for line in lines for cell in line), lines[0]
 
 
-def test_many_methods_are_drawn_apart_from_the_one_in_use(tmp_path: Path) -> None:
-    prediction, target = predicted(scale=3.0, held=data(40))
-    page = page_of(tmp_path / "report.html", prediction, target)
-    first, every = page.split("Show all 6 methods")
-    first = first[first.index("What the intervals hold") :]
-    assert "<li>" in first
-    assert "relaxed" not in first
-    assert "relaxed" in every[: every.index("</details>")]
+def test_of_many_methods_the_one_in_use_and_the_constant_are_drawn(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "report.html", *predicted(scale=3.0, held=data(40)))
+    (figure,) = re.findall(r"<figure><h3>What the intervals hold.*?</figure>", page, re.DOTALL)
+    assert re.findall(r"</svg>([a-z ]+)</li>", figure) == ["scaled", "conformal", "constant"]
 
 
 def test_an_rmse_without_the_weights_of_rows_says_so(tmp_path: Path) -> None:
@@ -253,7 +248,7 @@ def test_worst_rows_are_those_furthest_off(tmp_path: Path) -> None:
     prediction, target = predicted()
     target[17] += 50
     page = page_of(tmp_path / "report.html", prediction, target, inputs={"weight": torch.arange(60.0)})
-    (worst,) = [found for found in Outline(page).tables if "deviations off" in found[0]]
+    (worst,) = [lines for lines in Outline(page).tables if "deviations off" in lines[0]]
     assert worst[1][0] == "17"
     assert worst[1][-1] == "17"  # its weight
 
@@ -271,21 +266,20 @@ def test_rows_far_off_do_not_squash_the_others(tmp_path: Path) -> None:
         ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
         assert max(ticks) < 10 * usual
         assert "beyond the figure" in figure
-    for title in ("How wide they are", "What can be set aside"):
-        (figure,) = re.findall(rf"<figure><h3>{re.escape(title)}.*?</figure>", page, re.DOTALL)
-        ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
-        assert max(ticks) > 50 * min(ticks) > 0
+    (figure,) = re.findall(r"<figure><h3>What can be set aside.*?</figure>", page, re.DOTALL)
+    ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
+    assert max(ticks) > 50 * min(ticks) > 0
 
 
-def test_facts_of_the_slider_are_those_of_the_evaluation(tmp_path: Path) -> None:
+def test_levels_are_those_of_the_evaluation(tmp_path: Path) -> None:
     prediction, target = predicted()
     page = page_of(tmp_path / "report.html", prediction, target)
-    (content,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
-    record, rows = json.loads(content), compare(prediction, target)
-    assert record["shares"] == pytest.approx(rows[0].levels)
-    for k, row in enumerate(rows):
-        shown = [float(text.partition(" %")[0]) for text in record["rows"][str(k)]["inside"]]
-        assert shown == pytest.approx([100 * share for share in row.observed], abs=0.051)
+    (levels,) = [lines for lines in Outline(page).tables if "68\xa0%" in lines[0]]
+    assert len(levels[0]) == 7
+    for line, row in zip(levels[1:], compare(prediction, target), strict=True):
+        shown = [float(cell.partition(" %")[0]) for cell in line[1:]]
+        places = [row.levels.index(pytest.approx(float(head.partition("\xa0")[0]) / 100)) for head in levels[0][1:]]
+        assert shown == pytest.approx([100 * row.observed[k] for k in places], abs=0.051)
 
 
 def test_long_names_do_not_leave_their_axis(tmp_path: Path) -> None:

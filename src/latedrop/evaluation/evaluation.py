@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import TradeoffPoint, along_outputs
@@ -84,19 +83,6 @@ class Evaluation:
     gain_error: float | None = None
     widths: tuple[float, ...] = ()
 
-    def observed_errors(self) -> tuple[float, ...]:
-        """Standard errors of the calibration curve, `(L,)`: binomial, times what values of one row have in common."""
-        common = 1.0
-        if self.coverage_error is not None and 0 < self.coverage < 1 and self.rows > 1:
-            common = self.coverage_error / math.sqrt(self.coverage * (1 - self.coverage) / (self.rows - 1))
-        return tuple(common * _binomial_error(share, self.rows) for share in self.observed)
-
-
-def _binomial_error(share: float, rows: int) -> float:
-    if not 0 < share < 1 or rows < 2:
-        return share_error(torch.full((rows,), round(share), dtype=torch.float64))
-    return math.sqrt(share * (1 - share) / (rows - 1))
-
 
 _LEVELS: list[float] = even_levels(99).tolist()
 
@@ -136,51 +122,53 @@ def evaluate(
     truth, centre = (aim, mean) if unit is None else (truth, unit.moments(mean, variance)[0])
     error, deviation, counts = (aim - mean).double(), variance.double().sqrt(), _counts(weights, len(mean))
     left = CrossValidation(weights=counts)
-    size, mean_deviation = error.abs(), _average(_of(deviation, output), counts)
+
+    def by_row(values: Tensor) -> Tensor:
+        return _of(values, output).double().reshape(len(mean), -1).mean(1)
+
+    def mean_of(values: Tensor) -> float:
+        return float(average(by_row(values), counts))
+
+    mean_deviation = mean_of(deviation)
 
     def judged_at(level: float) -> tuple[Tensor, float]:
         """Return which share of each row the intervals of a level hold, `(N,)`, and their mean width."""
-        reach = student_quantile((1 + level) / 2, degrees)
         if interval is None:
-            inside = size <= reach * deviation
+            half = student_quantile((1 + level) / 2, degrees)
+            inside = by_row(error.abs() <= half * deviation)
+            if unit is None:
+                return inside, 2 * half * mean_deviation
+            low, high = mean - half * deviation, mean + half * deviation
         else:
             low, high = interval(level)
-            inside = (low <= aim) & (aim <= high)
-        share = _of(inside.double(), output).reshape(len(mean), -1).mean(1)
-        if interval is None and unit is None:
-            return share, 2 * reach * mean_deviation
-        if interval is None:
-            low, high = mean - reach * deviation, mean + reach * deviation
+            inside = by_row((low <= aim) & (aim <= high))
         low, high = (low, high) if unit is None else (unit.inverse(low), unit.inverse(high))
-        return share, _average(_of((high - low).double(), output), counts)
+        return inside, mean_of(high - low)
 
     scores: dict[str, Any] = {"nll": None}
     if interval is None:
         by_value = Tail.unit(degrees).nll(error, variance)
-        shift = 0.0 if unit is None else -_average(_of(unit.log_slope(truth), output), counts)
-        scores["nll"] = _average(_of(by_value, output), counts) + shift
+        scores["nll"] = mean_of(by_value) - (0.0 if unit is None else mean_of(unit.log_slope(truth)))
         scores["correlation"] = correlation(_of(error, output), _of(variance, output))
         if constant is not None:
-            trivial = Tail.unit(constant[1]).nll(error, constant[0].to(error))
-            by_row = _of(trivial - by_value, output).reshape(len(mean), -1).mean(1)
-            scores |= {"gain": float(average(by_row, counts)), "gain_error": standard_error(by_row, left)}
+            gain = by_row(Tail.unit(constant[1]).nll(error, constant[0].to(error)) - by_value)
+            scores |= {"gain": float(average(gain, counts)), "gain_error": standard_error(gain, left)}
     inside, width = judged_at(level)
     curve = [(float(average(share, counts)), wide) for share, wide in map(judged_at, levels)]
     observed, widths = zip(*curve, strict=True)
-    centre, truth = _of(centre, output), _of(truth, output)
     return Evaluation(
         label=label,
         rows=len(mean),
         rate=rate,
         scale=None if scale is None else tuple(scale),
-        rmse=float(metrics.rmse(centre, None, truth, weights=weights)),
+        rmse=math.sqrt(mean_of((truth - centre).double().square())),
         ma=float((torch.tensor(observed) - torch.tensor(levels)).abs().mean()),
         level=level,
         coverage=float(average(inside, counts)),
         width=width,
         levels=tuple(levels),
         observed=observed,
-        mae=_average((truth - centre).abs().double(), counts),
+        mae=mean_of((truth - centre).abs()),
         coverage_error=share_error(inside, left),
         widths=widths,
         **scores,
@@ -200,38 +188,35 @@ def compare(
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
     where None. RMSE, NLL and width are in the unit of `target`. `weights` `(N,)` say what each row counts.
     """
-    target = in_order(target, prediction.calibration.columns, "targets")
+    calibration = prediction.calibration
+    target = in_order(target, calibration.columns, "targets")
     plain, aim = in_model_unit(prediction, target)
     record = replace(plain.calibration, intervals=None)
     if output is None:
         warn_of_poor_fit(plain.mean, aim, "test rows", per_output=record.per_output, stacklevel=2)
         warn_of_seen(record.seen, plain.mean, aim, stacklevel=2)
-    options: dict[str, Any] = {"level": level, "weights": weights, "output": output, "rate": record.rate}
-    options["unit"] = prediction.calibration.target
     constant = None if record.constant is None else (constant_of(plain), record.constant_degrees)
-    rows = [
-        evaluate(
-            plain.mean,
-            variant.variance(plain.raw_variance),
-            target,
-            label=label,
-            scale=_scale_of(variant.chosen()[0], output),
-            degrees=record.degrees,
-            constant=constant,
-            **options,
-        )
-        for label, variant in _variants(record).items()
-    ]
-    fitted = prediction.calibration.intervals
+
+    def row(label: str, variance: Tensor, **options: Any) -> Evaluation:
+        options |= {"level": level, "weights": weights, "output": output, "unit": calibration.target}
+        return evaluate(plain.mean, variance, target, label=label, **options)
+
+    def scale_of(scales: tuple[float, ...]) -> tuple[float, ...]:
+        return scales if output is None or len(scales) == 1 else (scales[output],)
+
+    rows = []
+    for label, variant in _variants(record).items():
+        options: dict[str, Any] = {"rate": record.rate, "scale": scale_of(variant.chosen()[0])}
+        options |= {"degrees": record.degrees, "constant": constant}
+        rows.append(row(label, variant.variance(plain.raw_variance), **options))
+    fitted = calibration.intervals
     if fitted is not None:
         # n conformal scores reach levels up to n / (n + 1).
         reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, ConformalScores) else 1.0
-        about = options | {"label": fitted.kind, "scale": _scale_of(fitted.scale, output)}
-        about |= {"interval": plain.interval, "levels": [a for a in _LEVELS if a <= reach]}
-        rows.append(evaluate(plain.mean, plain.variance, target, **about))
+        options = {"rate": record.rate, "scale": scale_of(fitted.scale), "interval": plain.interval}
+        rows.append(row(fitted.kind, plain.variance, levels=[a for a in _LEVELS if a <= reach], **options))
     if constant is not None:
-        about = options | {"label": "constant", "rate": None, "degrees": constant[1]}
-        rows.append(evaluate(plain.mean, constant[0], target, constant=constant, **about))
+        rows.append(row("constant", constant[0], degrees=constant[1], constant=constant))
     return tuple(rows)
 
 
@@ -313,18 +298,9 @@ def _counts(weights: Array | None, rows: int) -> Tensor | None:
     return None if weights is None else checked_weights(weights, rows)
 
 
-def _average(values: Tensor, counts: Tensor | None) -> float:
-    """Return the mean of `(N, ...)`, each row counted as its weight says."""
-    return float(average(values.reshape(len(values), -1).mean(1), counts))
-
-
 def _name_of(choice: Choice) -> str:
     return f"scale {choice:g}" if isinstance(choice, float) else "step between the scales"
 
 
 def _of(values: Tensor, output: int | None) -> Tensor:
     return values if output is None else values[:, output]
-
-
-def _scale_of(scales: tuple[float, ...], output: int | None) -> tuple[float, ...]:
-    return scales if output is None or len(scales) == 1 else (scales[output],)

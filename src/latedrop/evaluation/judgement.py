@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -27,33 +27,15 @@ from latedrop.data.names import in_order
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import Evaluation, compare, constant_of, in_use, verdict
 from latedrop.metrics import auroc
-from latedrop.metrics.classes import (
-    accuracy,
-    brier,
-    classwise_ece,
-    cross_entropy,
-    ece,
-    selective_risk,
-    set_coverage,
-)
-from latedrop.metrics.groups import (
-    Floats,
-    Group,
-    Inputs,
-    Outcomes,
-    by_deviation,
-    by_input,
-    by_novelty,
-    input_columns,
-)
+from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, selective_risk, set_coverage
+from latedrop.metrics.groups import Floats, Group, Inputs, Outcomes, by_deviation, by_input, by_novelty, input_columns
 from latedrop.numerals import plain
 from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.quantiles import student_quantile
 
 __all__ = [
-    *("CLASS_MEASURES", "MEASURES", "ClassJudgement", "ClassScores", "JudgedOutput", "Judgement", "Requirement"),
-    *("RuleScores", "SetScores", "Values", "checked_requirements", "findings_of", "judge", "judge_classes", "level_of"),
-    *("output_names", "output_units", "parsed_requirements"),
+    *("ClassJudgement", "ClassScores", "JudgedOutput", "Judgement", "Requirement", "RuleScores", "SetScores", "Values"),
+    *("findings_of", "judge", "judge_classes", "output_names", "output_units", "parsed_requirements"),
 ]
 
 _MOST_VALUES = 200_000
@@ -66,20 +48,12 @@ GAIN_GOOD = 0.01
 RANKING_GOOD, RANKING_BAD = 0.8, 0.65
 """AUROC of telling right from wrong rows by the confidence."""
 _LEVEL = 0.9
-MEASURES = ("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll", "ma", "rows")
-"""What can be required; coverage and width at any level in percent, from 1 to 99."""
-CLASS_MEASURES = (
-    *("accuracy", "nll", "brier", "ece", "classwise_ece", "gain", "auroc", "selective_risk", "coverage90", "size90"),
-    *("kept", "kept_error", "rows"),
+_MEASURES = (
+    *("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll", "ma", "rows", "accuracy", "brier", "ece"),
+    *("auroc", "selective_risk", "size90", "kept", "kept_error"),
 )
-"""What can be required of a classifier; coverage and size of sets at any level in percent."""
-
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+"""What can be required, of numbers or of classes; coverage, width and size at any level in percent, from 1 to 99."""
+_SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _ONE = re.compile(r"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>[-+\d.eE]+)\s*")
 _LEVELLED = re.compile(r"(coverage|width|size)(?P<level>[1-9]\d?)")
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
@@ -104,15 +78,18 @@ class Requirement:
     @property
     def met(self) -> bool:
         """Return True if the bound is kept; not where the measure is NaN."""
-        return self.found is not None and _COMPARE[self.sign](self.found, self.bound)
+        return self.found is not None and bool(_SIGNS[self.sign](self.found, self.bound))
 
     def __str__(self) -> str:
         measured = "" if self.found is None else f"; found {plain(self.found)}"
         return f"required {self.measure} {self.sign} {self.bound:g}{measured}"
 
 
-def parsed_requirements(text: str) -> tuple[Requirement, ...]:
-    """Read requirements separated by commas; `ArgumentError` where one cannot be read, or no measure has its name."""
+def parsed_requirements(text: str, measures: Mapping[str, float] | None = None) -> tuple[Requirement, ...]:
+    """Read requirements separated by commas, as in `"coverage90>=0.85, gain>=0"`, with what was measured.
+
+    `ArgumentError` where one cannot be read, or no measure has its name; before the measures are known, too.
+    """
     requirements = []
     for part in _BETWEEN.split(text):
         match = _ONE.fullmatch(part)
@@ -124,36 +101,22 @@ def parsed_requirements(text: str) -> tuple[Requirement, ...]:
             raise ArgumentError(
                 f"expected requirements as NAME>=NUMBER (or >, <=, <), separated by commas; found {part.strip()!r}."
             )
-        name = match["name"].partition("[")[0]
-        known = dict.fromkeys((*MEASURES, *CLASS_MEASURES))
-        if not _LEVELLED.fullmatch(name) and (name not in known or name.endswith("90")):
+        name, kind = match["name"], match["name"].partition("[")[0]
+        if not _LEVELLED.fullmatch(kind) and kind not in _MEASURES:
             raise ArgumentError(
-                f"expected a measure to require among {', '.join(known)}, with coverage, width and size at any level "
-                f"from 1 to 99; found {name!r}."
+                f"expected a measure to require among {', '.join(_MEASURES)}, with coverage, width and size at any "
+                f"level from 1 to 99; found {kind!r}."
             )
-        requirements.append(Requirement(match["name"], match["sign"], bound))
-    return tuple(requirements)
-
-
-def checked_requirements(text: str, measures: Mapping[str, float]) -> tuple[Requirement, ...]:
-    """Return requirements with their measured values; `ArgumentError` where a measure is not among these."""
-    requirements = parsed_requirements(text)
-    for item in requirements:
-        if item.measure not in measures:
-            outputs = sorted({name.partition("[")[2][:-1] for name in measures if "[" in name})
-            alike = [name for name in dict.fromkeys((*MEASURES, *CLASS_MEASURES)) if name in measures]
+        if measures is not None and name not in measures:
+            outputs = sorted({known.partition("[")[2][:-1] for known in measures if "[" in known})
             of = f"; of one output with its name, as in gain[{outputs[0]}], among {outputs}" if outputs else ""
             raise ArgumentError(
-                f"expected a measure of these rows to require; found {item.measure!r}. Known: {', '.join(alike)}{of}. "
+                f"expected a measure of these rows to require; found {name!r}. Known: "
+                f"{', '.join(known for known in _MEASURES if known in measures)}{of}. "
                 "coverage, width and size take a level in percent."
             )
-    return tuple(replace(item, found=measures[item.measure]) for item in requirements)
-
-
-def level_of(measure: str) -> float | None:
-    """Return the level of a measure such as `coverage90`; None of others."""
-    match = _LEVELLED.fullmatch(measure)
-    return None if match is None else int(match["level"]) / 100
+        requirements.append(Requirement(name, match["sign"], bound, None if measures is None else measures[name]))
+    return tuple(requirements)
 
 
 @dataclass(frozen=True)
@@ -280,7 +243,7 @@ class Judgement:
 
     def require(self, text: str) -> tuple[Requirement, ...]:
         """Hold measures against bounds, as in `"coverage90>=0.85, gain>=0"`; `met` says whether each is kept."""
-        return checked_requirements(text, self.measures())
+        return parsed_requirements(text, self.measures())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -314,18 +277,26 @@ def judge(
         evaluations: in the place of those of `compare`, for all outputs together.
         weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
-    mean = prediction.mean
-    target = as_output(mean, in_order(target, prediction.calibration.columns, "targets"))
-    several = _several(mean)
-    known = output_names(prediction.calibration, mean.shape[1] if several else 1, names)
+    mean, calibration = prediction.mean, prediction.calibration
+    several = mean.dim() == 2 and mean.shape[1] > 1  # a map has one unit
+    known = output_names(calibration, mean.shape[1] if several else 1, names)
     unit = output_units(len(known), units)
-    columns = input_columns(inputs, len(mean))
-    about = _Rows(prediction, target, level, columns, places, weights)
-    name, shared = (known[0], unit[0]) if not several else ("all outputs together", "")
-    together = about.judged(None, name, shared, evaluations)
-    outputs = tuple(about.judged(k, known[k], unit[k]) for k in range(len(known))) if several else (together,)
-    strange = prediction.novelty
-    share = None if strange is None else float((strange > 1).double().mean())
+    rows = _Rows(
+        prediction,
+        as_output(mean, in_order(target, calibration.columns, "targets")),
+        level,
+        input_columns(inputs, len(mean)),
+        places,
+        weights,
+        None if prediction.novelty is None else prediction.novelty.detach().cpu().double().numpy(),
+    )
+    if several:
+        together = rows.judged(None, "all outputs together", "", evaluations, pooled=True)
+        outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(len(known)))
+    else:
+        together = rows.judged(None, known[0], unit[0], evaluations)
+        outputs = (together,)
+    share = None if rows.novelty is None else float((rows.novelty > 1).mean())
     return Judgement(level, len(mean), together, outputs, share)
 
 
@@ -360,58 +331,62 @@ class _Rows:
     columns: Inputs
     places: Sequence[int | str] | None
     weights: Any
+    novelty: Floats | None
 
     def judged(
-        self, output: int | None, name: str, unit: str, evaluations: Sequence[Evaluation] | None = None
+        self,
+        output: int | None,
+        name: str,
+        unit: str,
+        evaluations: Sequence[Evaluation] | None = None,
+        *,
+        pooled: bool = False,
     ) -> JudgedOutput:
-        """One index of axis 1, or all of them."""
-        p, known = self.prediction, self.prediction.calibration.constant is not None
-        pooled = output is None and _several(p.mean)  # over units that may differ
-        rows = evaluations
-        if rows is None:
-            rows = compare(p, self.target, level=self.level, output=output, weights=self.weights)
+        """Judge one index of axis 1, or all of them; `pooled` over units that may differ."""
+        p, calibration = self.prediction, self.prediction.calibration
+        options: dict[str, Any] = {"output": output, "weights": self.weights}
         parts = self._parts(output)
-        values = self._chosen(parts)
+        values = self._values(parts)
         error = values.target - values.mean
         inside = (values.low <= values.target) & (values.target <= values.high)
-        z = student_quantile((1 + self.level) / 2, p.calibration.constant_degrees)
+        z = student_quantile((1 + self.level) / 2, calibration.constant_degrees)
         same = None if values.constant is None else np.abs(error) <= z * values.constant
-        blank = np.full_like(error, np.nan)
-        by_value = Outcomes(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
-        strange = None if p.novelty is None else p.novelty.detach().cpu().double().numpy()
+        sizes = (np.full_like(error, np.nan),) * 2 if pooled else (error, values.std)
+        by_value = Outcomes(self.level, values.rows, *sizes, inside, same)
         deciles = () if pooled else by_deviation(by_value)
         inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})
-        worth = verdict(p, self.target, output=output, weights=self.weights) if known else None
-        if worth is not None and self.level == 0.9:
+        worth = None if calibration.constant is None else verdict(p, self.target, **options)
+        if worth is not None and self.level == _LEVEL:
             worth = replace(worth, slices=off_slices([group for part in (deciles, *inputs) for group in part]))
         return JudgedOutput(
             name=name,
             unit=unit,
             verdict=worth,
-            evaluations=tuple(rows),
-            label=in_use(p.calibration),
+            evaluations=tuple(evaluations or compare(p, self.target, level=self.level, **options)),
+            label=in_use(calibration),
             deciles=deciles,
             inputs=inputs,
-            strange=() if strange is None else by_novelty(by_value, strange),
-            worst=() if pooled else tuple(self._worst(parts, strange)),
+            strange=() if self.novelty is None else by_novelty(by_value, self.novelty),
+            worst=() if pooled else tuple(self._worst(parts)),
             kept=() if pooled else _SHARES,
-            kept_rmse=() if pooled else _kept(error, values.std),
-            ideal_rmse=() if pooled else _kept(error, np.abs(error)),
+            kept_rmse=() if pooled else _kept_rmse(error, values.std),
+            ideal_rmse=() if pooled else _kept_rmse(error, np.abs(error)),
             values=values,
         )
 
     def _parts(self, output: int | None) -> dict[str, Tensor]:
         """Return predictions, ends, targets and constant of an output, each of one shape `(N, ...)`."""
-        p = self.prediction
+        p, unit = self.prediction, self.prediction.calibration.target
         low, high = p.interval(self.level)
         parts = {"mean": p.mean, "std": p.std, "low": low, "high": high, "target": self.target}
         if p.calibration.constant is not None:
-            in_training, unit = p.in_model_unit(), p.calibration.target
-            variance = constant_of(in_training)
-            parts["constant"] = (variance if unit is None else unit.moments(in_training.mean, variance)[1]).sqrt()
+            plain = p.in_model_unit()
+            variance = constant_of(plain)
+            parts["constant"] = (variance if unit is None else unit.moments(plain.mean, variance)[1]).sqrt()
         return {name: part if output is None else part[:, output] for name, part in parts.items()}
 
-    def _chosen(self, parts: Mapping[str, Tensor]) -> Values:
+    def _values(self, parts: Mapping[str, Tensor]) -> Values:
+        """Return the values of all rows, or of very many an even choice."""
         size = parts["mean"].numel()
         flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
         index = torch.from_numpy(flat)
@@ -419,36 +394,28 @@ class _Rows:
         rows, constant = flat // max(1, size // len(parts["mean"])), chosen.pop("constant", None)
         return Values(rows=rows, **chosen, constant=constant, of=size, weighted=self.weights is not None)
 
-    def _worst(self, parts: Mapping[str, Tensor], strange: Floats | None) -> list[dict[str, Any]]:
-        """The rows furthest from their prediction, in predicted deviations, each once; of all rows."""
-        error = (parts["target"] - parts["mean"]).abs().flatten()
-        off = error / parts["std"].flatten()
-        width = max(1, len(off) // len(self.target))
+    def _worst(self, parts: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
+        """Yield the rows furthest from their prediction, in predicted deviations, each once; of all rows."""
+        flat = {name: part.flatten() for name, part in parts.items()}
+        error = (flat["target"] - flat["mean"]).abs()
+        off, width = error / flat["std"], max(1, len(error) // len(self.target))
         first: dict[int, int] = {}
         for index in off.topk(min(len(off), 50 * _WORST)).indices.tolist():
             first.setdefault(index // width, index)
-        records = []
         for row, index in list(first.items())[:_WORST]:
             record: dict[str, Any] = {"row": row if self.places is None else self.places[row]}
-            record |= {name: float(parts[name].flatten()[index]) for name in ("target", "mean", "low", "high")}
+            record |= {name: float(flat[name][index]) for name in ("target", "mean", "low", "high")}
             record["deviations"] = float(off[index])
-            if "constant" in parts:
-                record["constant_deviations"] = float(error[index] / parts["constant"].flatten()[index])
-            if strange is not None:
-                record["novelty"] = float(strange[row])
+            if "constant" in flat:
+                record["constant_deviations"] = float(error[index] / flat["constant"][index])
+            if self.novelty is not None:
+                record["novelty"] = float(self.novelty[row])
             at = np.array([row])
-            record["inputs"] = {name: float(self.columns.at(name, at)[0]) for name in self.columns.columns}
-            records.append(record)
-        return records
+            yield {**record, "inputs": {name: float(self.columns.at(name, at)[0]) for name in self.columns.columns}}
 
 
-def _several(mean: Tensor) -> bool:
-    """Whether each index of axis 1 is an output of its own; a map has one unit."""
-    return mean.dim() == 2 and mean.shape[1] > 1
-
-
-def _kept(error: Floats, by: Floats) -> tuple[float, ...]:
-    """RMSE of the rows that are kept, at every share, where those of largest `by` go first."""
+def _kept_rmse(error: Floats, by: Floats) -> tuple[float, ...]:
+    """Return the RMSE of the rows that are kept, at every share, where those of largest `by` go first."""
     if np.ptp(by) <= 1e-6 * by.max():  # nothing to choose by
         return (float(np.sqrt(np.square(error).mean())),) * len(_SHARES)
     squares = np.square(error)[np.argsort(by, kind="stable")]
@@ -467,7 +434,6 @@ class ClassScores:
         brier: the Brier score, from 0 to 2.
         accuracy: share of labels that are the likeliest class.
         ece: expected calibration error, 15 bins of equal mass.
-        classwise_ece: that of every class's probability, averaged over the classes.
         selective_risk: mean error rate over all shares of rows that are kept, the surest first.
     """
 
@@ -476,7 +442,6 @@ class ClassScores:
     brier: float
     accuracy: float
     ece: float
-    classwise_ece: float
     selective_risk: float
 
 
@@ -542,12 +507,16 @@ class ClassJudgement:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Calibration, worth and ranking, each with a grade."""
-        return *findings_of(self.verdict), *_ranking(self.ranking), *_sets(self.sets), *_rule(self.rule)
+        """Return calibration, worth, ranking, sets and rule, each with a grade, as far as they are known."""
+        findings = [*findings_of(self.verdict)]
+        findings += [] if self.ranking is None else [_ranking(self.ranking)]
+        findings += [] if self.sets is None else [_sets(self.sets)]
+        findings += [] if self.rule is None else [_rule(self.rule)]
+        return tuple(findings)
 
     @property
     def grade(self) -> Grade:
-        """The grade of the calibration; bad where one temperature is better. To be no better than it is no fault."""
+        """Return the grade of the calibration; bad where one temperature is better. To be no better is no fault."""
         calibration, worth, *_ = self.findings
         return "bad" if worth.grade == "bad" else calibration.grade
 
@@ -576,8 +545,8 @@ class ClassJudgement:
 
     def require(self, text: str) -> tuple[Requirement, ...]:
         """Hold measures against bounds, as in `"accuracy>=0.9, ece<=0.05"`; `met` says whether each is kept."""
-        levels = [level_of(item.measure) for item in parsed_requirements(text)]
-        return checked_requirements(text, self.measures(level for level in levels if level is not None))
+        named = [_LEVELLED.fullmatch(item.measure) for item in parsed_requirements(text)]
+        return parsed_requirements(text, self.measures(int(match["level"]) / 100 for match in named if match))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; all but the probabilities of every row."""
@@ -608,25 +577,27 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
     gain = losses(alone, y) - losses(prediction.log_probabilities, y)
     scores = tuple(_scored(label, logs.exp(), y) for label, logs in ways.items())
     right = prediction.label == y
-    ranking = None
-    if bool(right.any()) and not bool(right.all()):
-        ranking = float(auroc(prediction.confidence, right))
-    used = scores[0]
+    both = bool(right.any()) and not bool(right.all())
     seen = prediction.calibration.seen
     warn_of_seen(seen, prediction.logits, y, stacklevel=2)
-    verdict = ClassVerdict(
-        rows=len(y),
-        fitted="own rows" if fitted_to(seen, prediction.logits, y) else "other rows",
-        gain=float(gain.mean()),
-        gain_error=standard_error(gain),
-        nll=used.nll,
-        accuracy=used.accuracy,
-        ece=used.ece,
+    judgement = ClassJudgement(
+        verdict=ClassVerdict(
+            rows=len(y),
+            fitted="own rows" if fitted_to(seen, prediction.logits, y) else "other rows",
+            gain=float(gain.mean()),
+            gain_error=standard_error(gain),
+            nll=scores[0].nll,
+            accuracy=scores[0].accuracy,
+            ece=scores[0].ece,
+        ),
+        scores=scores,
+        ranking=float(auroc(prediction.confidence, right)) if both else None,
+        probabilities={label: logs.exp() for label, logs in ways.items()},
+        labels=y,
+        strange=None if prediction.novelty is None else float((prediction.novelty > 1).double().mean()),
+        prediction=prediction,
+        rule=_ruled(prediction, right),
     )
-    strange = None if prediction.novelty is None else float((prediction.novelty > 1).double().mean())
-    rule = _ruled(prediction, right)
-    probabilities = {label: logs.exp() for label, logs in ways.items()}
-    judgement = ClassJudgement(verdict, scores, ranking, probabilities, y, strange, prediction=prediction, rule=rule)
     try:
         return replace(judgement, sets=judgement.sets_at(_LEVEL if level is None else level))
     except ArgumentError:
@@ -644,16 +615,15 @@ def _ruled(prediction: ClassPrediction, right: Tensor) -> RuleScores | None:
     return RuleScores(rule.risk, len(wrong) / len(right), errors, (errors * (1 - errors) / max(len(wrong), 1)) ** 0.5)
 
 
-def findings_of(verdict: ClassVerdict) -> tuple[Finding, Finding]:
-    """Calibration and worth, each with a grade."""
-    return _calibration(verdict), _worth(verdict)
-
-
 def _scored(label: str, p: Tensor, y: Tensor) -> ClassScores:
     risk = selective_risk(-p.amax(1), p.argmax(1) != y)
-    errors = ece(p, y, mass=True), classwise_ece(p, y, mass=True)
-    parts = (cross_entropy(p, y), brier(p, y), accuracy(p, y), *errors, risk)
-    return ClassScores(label, *map(float, parts))
+    scores = cross_entropy(p, y), brier(p, y), accuracy(p, y), ece(p, y, mass=True), risk
+    return ClassScores(label, *map(float, scores))
+
+
+def findings_of(verdict: ClassVerdict) -> tuple[Finding, Finding]:
+    """Return calibration and worth, each with a grade."""
+    return _calibration(verdict), _worth(verdict)
 
 
 def _calibration(v: ClassVerdict) -> Finding:
@@ -681,38 +651,29 @@ def _worth(v: ClassVerdict) -> Finding:
     return Finding(about, "bad", f"worse than one temperature by {size}", value, "Calibrate on rows like these.")
 
 
-def _ranking(ranking: float | None) -> tuple[Finding, ...]:
-    if ranking is None:
-        return ()
+def _ranking(ranking: float) -> Finding:
     grade: Grade = "good" if ranking >= RANKING_GOOD else "weak" if ranking >= RANKING_BAD else "bad"
     words = {"good": "it tells", "weak": "it hardly tells", "bad": "it does not tell"}
     advice = {"good": "Reject or check rows of low confidence first.", "weak": "Low confidence is a hint, no more."}
     text = f"{words[grade]} right rows from wrong ones: AUROC {ranking:.2f}"
-    return (Finding("Does it find errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
+    return Finding("Does it find errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it."))
 
 
-def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
-    if sets is None:
-        return ()
+def _sets(sets: SetScores) -> Finding:
     value = f"{100 * sets.coverage:.1f} % (± {100 * sets.coverage_error:.1f})"
     text = f"{100 * sets.level:g} % sets hold {value} of the labels, with {sets.size:.2f} classes on average"
     short, error = sets.level - sets.coverage, sets.coverage_error
     grade: Grade = "good" if short <= 2 * error else "weak" if short <= 0.05 + 2 * error else "bad"
-    advice = {"good": "They can be taken as they are."}
-    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Use conformal() on rows like these.")),)
+    advice = "They can be taken as they are." if grade == "good" else "Use conformal() on rows like these."
+    return Finding("Do the sets hold?", grade, text, value, advice)
 
 
-def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
-    if rule is None:
-        return ()
+def _rule(rule: RuleScores) -> Finding:
     about, value = "Does the rule hold?", f"{100 * rule.errors:.2f} % (± {100 * rule.errors_error:.2f})"
     if not rule.kept:
-        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Use reject() on more rows."),)
+        return Finding(about, "weak", "the rule keeps no row", "0 %", "Use reject() on more rows.")
     text = f"{100 * rule.kept:.1f} % of the rows are kept, {value} of them wrong; promised: below {100 * rule.risk:g} %"
     over = rule.errors - rule.risk
     grade: Grade = "good" if over <= 0 else "weak" if over <= 2 * rule.errors_error else "bad"
-    advice = {
-        "good": "The model can decide on kept rows.",
-        "weak": "It may be chance: evaluate on more rows.",
-    }
-    return (Finding(about, grade, text, value, advice.get(grade, "Use reject() on rows like these.")),)
+    advice = {"good": "The model can decide on kept rows.", "weak": "It may be chance: evaluate on more rows."}
+    return Finding(about, grade, text, value, advice.get(grade, "Use reject() on rows like these."))

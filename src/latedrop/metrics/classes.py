@@ -24,7 +24,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import Array
 
 __all__ = [
-    *("accuracy", "aupr", "brier", "classwise_ece", "cross_entropy", "ece", "fpr_at", "reliability", "risk_coverage"),
+    *("accuracy", "aupr", "brier", "cross_entropy", "ece", "fpr_at", "reliability", "risk_coverage"),
     *("selective_risk", "set_coverage"),
 ]
 
@@ -67,19 +67,8 @@ def ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = 
     >>> ece([[0.2, 0.8], [0.2, 0.8]], [1, 0])
     tensor(0.3000)
     """
-    p, y = _checked(probabilities, labels)
-    sure, place = p.max(1)
-    return _gap(sure, place == y, bins, mass)
-
-
-def classwise_ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False) -> Tensor:
-    """Return the mean over classes of the calibration error of each class's probability (Nixon et al. 2019).
-
-    >>> classwise_ece([[0.2, 0.8], [0.2, 0.8]], [1, 0])
-    tensor(0.3000)
-    """
-    p, y = _checked(probabilities, labels)
-    return torch.stack([_gap(p[:, k], y == k, bins, mass) for k in range(p.shape[1])]).mean()
+    confidence, share, count = reliability(probabilities, labels, bins=bins, mass=mass)
+    return (count * (confidence - share).abs()).sum() / count.sum()
 
 
 def reliability(
@@ -92,8 +81,17 @@ def reliability(
     tensor([3.])
     """
     p, y = _checked(probabilities, labels)
-    sure, place = p.max(1)
-    return _binned(sure, place == y, bins, mass)
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ArgumentError(f"expected at least 1 bin; found {bins!r}.")
+    sure, label = p.max(1)
+    if mass:
+        place = sure.argsort(stable=True).argsort() * bins // len(sure)
+    else:
+        place = (sure * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (0, 1/b], (1/b, 2/b], ...
+    count = torch.bincount(place, minlength=bins).to(sure)
+    used = count > 0
+    confidence, right = (torch.zeros_like(count).index_add_(0, place, part.to(sure)) for part in (sure, label == y))
+    return confidence[used] / count[used], right[used] / count[used], count[used]
 
 
 def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
@@ -172,24 +170,6 @@ def _checked(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     if not bool(((p >= 0) & (p <= 1 + 1e-4)).all()) or not bool(((p.sum(1) - 1).abs() < 1e-2).all()):
         raise DataError("expected rows of probabilities that sum to 1; found others. Pass a softmax of logits.")
     return p, y.long().to(p.device)
-
-
-def _gap(sure: Tensor, right: Tensor, bins: int, mass: bool) -> Tensor:
-    confidence, share, count = _binned(sure, right, bins, mass)
-    return (count * (confidence - share).abs()).sum() / count.sum()
-
-
-def _binned(sure: Tensor, right: Tensor, bins: int, mass: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ArgumentError(f"expected at least 1 bin; found {bins!r}.")
-    if mass:
-        place = sure.argsort(stable=True).argsort() * bins // len(sure)
-    else:
-        place = (sure * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (0, 1/b], (1/b, 2/b], ...
-    count = torch.bincount(place, minlength=bins).to(sure)
-    used = count > 0
-    total = [torch.zeros_like(count).index_add_(0, place, part.to(sure)) for part in (sure, right)]
-    return total[0][used] / count[used], total[1][used] / count[used], count[used]
 
 
 def _thresholds(positive: Array, negative: Array) -> tuple[Tensor, Tensor]:

@@ -1,28 +1,4 @@
 "use strict";
-// The slider: numbers of the chosen level, and a line at it in the figures of its section. All texts come with the page.
-for (const box of document.querySelectorAll(".levels")) {
-  const data = JSON.parse(box.querySelector("script").textContent);
-  const slider = box.querySelector("input"), now = box.querySelector("output");
-  const marks = [];
-  for (const line of box.querySelectorAll("line.now")) {
-    const [x, , width] = line.closest("[data-box]").dataset.box.split(" ").map(Number);
-    marks.push((share) => {
-      line.setAttribute("x1", x + share * width);
-      line.setAttribute("x2", x + share * width);
-    });
-  }
-  const show = () => {
-    const index = Number(slider.value);
-    now.textContent = data.levels[index];
-    for (const cell of box.querySelectorAll("[data-of]")) {
-      cell.textContent = data.rows[cell.dataset.of][cell.dataset.what][index] ?? "-";
-    }
-    for (const move of marks) move(data.shares[index]);
-  };
-  slider.addEventListener("input", show);
-  box.querySelector(".slider").hidden = false;
-  show();
-}
 // Pointing at a mark: its title as a note of our own, at once, and on touch screens too.
 const tip = document.createElement("div");
 tip.className = "tip";

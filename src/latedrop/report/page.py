@@ -1,8 +1,8 @@
 """Everything about a calibration in one HTML file: `write_report` of numbers, `write_class_report` of classes.
 
 A page says in plain words what the uncertainty is worth, on rows that it was not fitted to and beside one
-constant variance, and shows on what grounds. The page needs nothing beside itself: no network, no other file. A slider
-and notes need scripts; where these are not allowed, the same facts stand in tables.
+constant variance, and shows on what grounds. The page needs nothing beside itself: no network, no other file. Notes
+beside the pointer need a script; where it is not allowed, browsers show them as titles.
 """
 
 from __future__ import annotations
@@ -24,29 +24,19 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import Finding, Grade
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import Evaluation
-from latedrop.evaluation.judgement import ClassJudgement, JudgedOutput, Judgement, findings_of, judge, judge_classes
+from latedrop.evaluation.judgement import ClassJudgement, Judgement, findings_of, judge, judge_classes
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
 from latedrop.numerals import percent
 from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
-from latedrop.report.sections import (
-    fitting,
-    made_of,
-    on_rows,
-    opening,
-    overview_of_outputs,
-    strange_rows,
-    test_rows,
-)
+from latedrop.report.numbers import fitting, made_of, on_test_rows, opening, test_rows
 from latedrop.report.svg import SHARES, Axis, Plot
 from latedrop.report.tables import class_candidates, class_table
 
 __all__ = ["page_of", "write_class_report", "write_report"]
 
-_SHOWN = 6
 _WORST, _GROUPS = 8, 5
-_GRADES = {"bad": 0, "weak": 1, "good": 2}
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -116,8 +106,8 @@ def write_report(
     body = [
         heading(title, 1),
         opening(verdict, about),
-        *([] if judgement is None else _tests(judgement, calibration, place, notes or {})),
-        made_of(calibration, judgement),
+        "" if judgement is None else on_test_rows(judgement, calibration, place, notes or {}),
+        made_of(calibration),
         fitting(calibration, units[0] if len(units) == 1 else ""),
         _reproduction(calibration, reproduce or {}),
     ]
@@ -133,24 +123,6 @@ def page_of(title: str, body: Sequence[str]) -> str:
     return _PAGE.format(
         title=escape(title), policy=policy, style=style, script=script, body="\n".join(filter(None, body))
     )
-
-
-def _tests(judgement: Judgement, c: Calibration, place: str, notes: Mapping[str, str]) -> list[str]:
-    """The sections about test rows."""
-    several = len(judgement.outputs) > 1
-    if not several:
-        return [on_rows(judgement.together, place, notes), strange_rows(judgement, c)]
-    shown = sorted(sorted(judgement.outputs, key=_order)[:_SHOWN], key=judgement.outputs.index)
-    parts = [overview_of_outputs(judgement, shown)]
-    parts += [on_rows(output, place, notes, number=judgement.outputs.index(output)) for output in shown]
-    return [*parts, strange_rows(judgement, c)]
-
-
-def _order(output: JudgedOutput) -> tuple[int, float]:
-    """The worst verdicts first."""
-    if output.verdict is None:
-        return 0, 0.0
-    return _GRADES[output.verdict.grade], output.verdict.gain
 
 
 def _reproduction(c: Calibration | ClassCalibration, extra: Mapping[str, str]) -> str:
@@ -243,9 +215,7 @@ def _scores(judged: ClassJudgement) -> str:
         else f" {percent(judged.strange, 0)} of them lie beyond 95 % of the reference rows."
     )
     said = f"{test_rows(judged.verdict.rows, judged.verdict)}; the one in use is marked.{strange}"
-    said += (
-        " ECE: the calibration error, by how much probabilities are off on average; class-wise: that of every class."
-    )
+    said += " ECE: the calibration error, by how much probabilities are off on average."
     return table(class_table(judged.scores), said, marked=judged.scores[0].label)
 
 

@@ -119,19 +119,12 @@ class Plot:
         """Draw a line from left to right."""
         self.segment((self.x.low, y), (self.x.high, y), f"line {series}", name)
 
-    def upright(self, x: float, series: str, name: str = "") -> None:
-        """Draw a line from bottom to top."""
-        self.segment((x, self.y.low), (x, self.y.high), f"line {series}", name)
-
-    def svg(self, words: str, *, moving: bool = False) -> str:
-        """Return the SVG; `words` describe it for screen readers. With `moving` it has a line for the slider."""
+    def svg(self, words: str) -> str:
+        """Return the SVG; `words` describe it for screen readers."""
         full, high = self.size
         bottom, right = high - _BOTTOM, full - _RIGHT
         clip = f"{self.left:g} {_TOP:g} {right - self.left:g} {bottom - _TOP:g}"
-        html = [
-            f'<svg class="figure" viewBox="0 0 {full:g} {high:g}" role="img" aria-label="{escape(words)}" '
-            f'data-box="{clip}">'
-        ]
+        html = [f'<svg class="figure" viewBox="0 0 {full:g} {high:g}" role="img" aria-label="{escape(words)}">']
         for value, text in self.y.marks():
             y = self.place(self.x.low, value)[1]
             html.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>')
@@ -152,8 +145,7 @@ class Plot:
         )
         places = zip(("x", "y", "width", "height"), clip.split(), strict=True)
         html.append(f'<svg {" ".join(f"{name}={chr(34)}{value}{chr(34)}" for name, value in places)} viewBox="{clip}">')
-        now = f'<line class="now" x1="-9" x2="-9" y1="{_TOP:g}" y2="{bottom:g}"/>' if moving else ""
-        return "".join([*html, *self.parts, now, "</svg></svg>"])
+        return "".join([*html, *self.parts, "</svg></svg>"])
 
 
 def robust_limit(values: Sequence[float], share: float = 0.9) -> float | None:

@@ -152,10 +152,10 @@ def class_candidates(c: ClassCalibration) -> list[list[str]]:
 
 def class_table(scores: Sequence[ClassScores]) -> list[list[str]]:
     """The scores of several ways to probabilities on test rows, header first."""
-    lines = [["", "accuracy", "NLL", "Brier", "ECE", "class-wise ECE", "risk over coverage"]]
+    lines = [["", "accuracy", "NLL", "Brier", "ECE", "risk over coverage"]]
     for row in scores:
         shares = [f"{row.accuracy:.1%}", f"{row.nll:.4f}", f"{row.brier:.4f}", f"{row.ece:.1%}"]
-        lines.append([row.label, *shares, f"{row.classwise_ece:.1%}", f"{row.selective_risk:.2%}"])
+        lines.append([row.label, *shares, f"{row.selective_risk:.2%}"])
     return lines
 
 

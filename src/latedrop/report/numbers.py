@@ -1,0 +1,419 @@
+"""Write the sections of a page about numbers, with their figures: what test rows say, and how the model was fitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from latedrop.calibration.class_record import ClassVerdict
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.verdict import GAIN_GOOD, Verdict
+from latedrop.evaluation.evaluation import Evaluation
+from latedrop.evaluation.judgement import JudgedOutput, Judgement
+from latedrop.metrics.groups import Floats, Group
+from latedrop.metrics.levels import central_quantile
+from latedrop.numerals import percent, plain
+from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
+from latedrop.report.svg import SHARES, SMALL, Axis, Plot, robust_limit, spread
+from latedrop.report.tables import (
+    candidate_table,
+    group_table,
+    number,
+    output_table,
+    rate_table,
+    site_table,
+    with_unit,
+    worst_table,
+)
+from latedrop.report.tables import table as evaluation_table
+
+__all__ = ["fitting", "made_of", "on_test_rows", "opening", "test_rows"]
+
+_SHOWN = 6  # outputs that have sections
+_FEW = 4  # curves that can be told apart
+_BARS, _DOTS = 40, 500
+_PARTS = 12  # of the variance that are drawn
+_GRADES = {"bad": 0, "weak": 1, "good": 2}
+_LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
+_USED, _CONSTANT = "used", "constant"
+_NOTES = {
+    "terms": "the variance of the fitted terms, the default of calibrate.",
+    "constant": "one variance for all rows, the mean squared error of the validation rows: what has to be beaten.",
+    "raw": "the variance under dropout as it is, at the chosen rate.",
+    "scaled": "the same, times the scale of least NLL on the validation rows.",
+    "relaxed": "the variance times the scale that balances the calibration curve of the validation rows.",
+    "isotonic": "intervals as wide as the errors of the validation rows were at each level.",
+    "conformal": "intervals from the ranked errors of rows used for nothing else.",
+}
+_WORDS = (
+    "RMSE: root mean squared error. NLL: Gaussian negative log-likelihood, lower is better. Gain: how far the NLL is "
+    f"below that of the constant; {GAIN_GOOD:g} nats and more are worth having. MA: miscalibration area, between the "
+    "calibration curve and the diagonal; 0 is calibrated. Rank correlation: of predicted deviation and size of the "
+    "error, 0 where it does not tell. After ± stands one standard error."
+)
+_FLOOR = "Floor: the part of the variance that is the same for all rows."
+_RELAXED = "Relaxed: the scale balances the calibration curve."
+_NATS = (
+    "Nats measure how likely the true values were: a gain of 0.1 nats means 10 % more likely per row than under one "
+    "constant variance."
+)
+
+
+def test_rows(rows: int, verdict: Verdict | ClassVerdict | None) -> str:
+    """Say how many test rows there are, and whether the calibration was fitted to them."""
+    used = "that the calibration was fitted to" if verdict and verdict.fitted == "own rows" else "used for nothing else"
+    return f"{rows:,} test rows, {used}"
+
+
+def opening(verdict: Verdict | None, about: str = "") -> str:
+    """Write the verdict in words, and a light for each of its parts."""
+    if verdict is None:
+        return paragraph("The calibration does not know its constant variance: calibrate again for a verdict.")
+    top = f'<p class="verdict">{light(verdict.grade)} · {escape(verdict.sentence)}</p>'
+    return f"{top}{lights(verdict.findings)}{paragraph(_NATS, 'soft')}{paragraph(about, 'soft')}"
+
+
+def on_test_rows(judgement: Judgement, c: Calibration, place: str, notes: Mapping[str, str]) -> str:
+    """Write all about test rows: of several outputs an overview, and sections of those with the worst verdicts."""
+    outputs = judgement.outputs
+    if len(outputs) == 1:
+        return _of_output(judgement.together, place, notes, 2) + _strange_rows(judgement, c)
+    worst = sorted(range(len(outputs)), key=lambda k: _order(outputs[k]))[:_SHOWN]
+    links = "".join(f'<li><a href="#output-{k}">{escape(outputs[k].name)}</a></li>' for k in sorted(worst))
+    more = len(outputs) - len(worst)
+    note = f"{more} outputs are in this table alone; those of the worst verdict have sections." if more else ""
+    html = [heading("Every output"), table(output_table(outputs)), paragraph(note, "soft")]
+    html.append(f"<nav><ul>{links}</ul></nav>")
+    for k in sorted(worst):
+        name, verdict = with_unit(outputs[k].name, outputs[k].unit), outputs[k].verdict
+        html.append(f'<h2 class="output" id="output-{k}">{escape(name)}</h2>')
+        html.append("" if verdict is None else lights(verdict.findings))
+        html.append(_of_output(outputs[k], place, notes, 3, words=not k))
+    return "".join([*html, _strange_rows(judgement, c)])
+
+
+def _order(output: JudgedOutput) -> tuple[int, float]:
+    """Return what sorts the worst verdicts first."""
+    return (0, 0.0) if output.verdict is None else (_GRADES[output.verdict.grade], output.verdict.gain)
+
+
+def _of_output(output: JudgedOutput, place: str, notes: Mapping[str, str], level: int, *, words: bool = True) -> str:
+    """Write all about one output; with `words` also what the columns and rows of its table are."""
+    rows, known = output.evaluations, {**_NOTES, **notes}
+    explained = [[row.label, known[row.label]] for row in rows if row.label in known]
+    relaxed = f" {_RELAXED}" if any(row.label == "relaxed" for row in rows) else ""
+    details = f"<details><summary>What each row is</summary>{table(explained, head=False, texts=True)}</details>"
+    unweighted = "From here on every row counts once: row weights are for the scores above."
+    caption = f"{test_rows(output.used.rows, output.verdict)}; the one in use is marked."
+    html = [
+        heading("On test rows", level),
+        table(evaluation_table(rows, output.unit), caption, marked=output.used.label),
+        paragraph(f"{_WORDS}{relaxed}", "soft") + details if words else "",
+        _level_table(output),
+        heading("In figures", level),
+        paragraph(unweighted if output.values.weighted else ""),
+        figures([_curves(output), _intervals(output), _errors(output), _kept(output)]),
+        heading("Where it holds less", level),
+        *_groups(output),
+    ]
+    lines = worst_table(output, place)
+    if lines:
+        said = "The rows furthest from their prediction, in predicted deviations, and in deviations of the constant. "
+        count = len(output.worst[0]["inputs"])
+        said += f"The first 8 of {count} inputs are shown." if count > 8 else ""
+        html += [heading("The worst rows", level), paragraph(said), table(lines)]
+    return "".join(html)
+
+
+def _level_table(output: JudgedOutput) -> str:
+    """Write what the intervals hold at some levels, and how wide they are."""
+    lines = [["", *(percent(level, 0) for level in _LEVELS)]]
+    for row in output.evaluations:
+        at_levels = zip(row.levels, row.observed, row.widths, strict=True)
+        cells = {round(level, 6): f"{percent(share)} · {plain(width, 3)}" for level, share, width in at_levels}
+        lines.append([row.label, *(cells.get(level, "-") for level in _LEVELS)])
+    said = f"Share of rows inside · {with_unit('mean width', output.unit)} of the intervals, by their level."
+    return table(lines, said, marked=output.used.label)
+
+
+def _looks(rows: Sequence[Evaluation], used: str) -> dict[str, str]:
+    """Return the look of each label: the one in use, the constant, and others."""
+    others = iter(["other0", "other1", "other2", "other3"] * len(rows))
+    looks = {"constant": _CONSTANT, "relaxed": "relaxed", "raw": "raw", used: _USED}
+    return {row.label: looks.get(row.label) or next(others) for row in rows}
+
+
+def _curves(output: JudgedOutput) -> Figure:
+    """Draw what the intervals hold at every level."""
+    rows = output.evaluations
+    if len(rows) > _FEW:
+        rows = tuple(row for row in rows if row.label in (output.used.label, "scaled", "constant"))
+    looks = _looks(output.evaluations, output.used.label)
+    plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), Axis(0, 1, "share of rows inside", ticks=SHARES))
+    plot.line([0, 1], [0, 1], "ideal", "exact: as many inside as the level says")
+    for row in reversed(rows):
+        plot.line(row.levels, row.observed, looks[row.label], f"{row.label}: area {row.ma:.3f} beside the diagonal")
+    areas = ", ".join(f"{row.label} {row.ma:.3f}" for row in rows)
+    words = f"Share of rows inside against level of the interval. Area between curve and diagonal: {areas}."
+    said = "On the diagonal the intervals hold what they say; below it they are too narrow, above too wide."
+    return Figure("What the intervals hold", said, plot.svg(words), {looks[row.label]: row.label for row in rows})
+
+
+def _intervals(output: JudgedOutput) -> Figure:
+    """Draw some rows with their intervals and targets."""
+    values, level = output.values, output.used.level
+    some = np.argsort(values.mean, kind="stable")[spread(len(values.mean), _BARS)]
+    constant = _constant(output)
+    reach = 0.0 if constant is None else central_quantile(level) * constant
+    ends = np.concatenate([values.low[some], values.high[some]])
+    low, high = _limits(
+        np.concatenate([values.target[some], values.mean[some] - reach, values.mean[some] + reach]), ends
+    )
+    plot = Plot(
+        Axis(-1, len(some), f"{len(some)} of {values.of:,} rows, in order of their prediction", ticks=((-9, ""),)),
+        Axis.around([low, high], with_unit(output.name, output.unit)),
+    )
+    for k, i in enumerate(some.tolist()):
+        mean, target = float(values.mean[i]), float(values.target[i])
+        inside = values.low[i] <= target <= values.high[i]
+        words = f"row {values.rows[i]}: target {plain(target)}, prediction {plain(mean)}, "
+        words += f"interval {plain(float(values.low[i]))} to {plain(float(values.high[i]))}"
+        plot.segment((k, float(values.low[i])), (k, float(values.high[i])), "bar", words)
+        if constant is not None:
+            plot.segment((k, mean - reach), (k, mean + reach), "bar constant", words)
+        (plot.dot if inside else plot.cross)(k, target, "target", words)
+    shown = np.concatenate([ends, values.target[some]])
+    beyond = int(((shown < low) | (shown > high)).sum())
+    cut = f" {beyond} ends and targets lie beyond the figure." if beyond else ""
+    missed = int(((values.target < values.low) | (values.target > values.high))[some].sum())
+    said = f"{percent(level, 0)} intervals with the true values; {missed} of these {len(some)} are missed.{cut}"
+    legend = {"bar": f"{output.used.label}, {percent(level, 0)}"}
+    legend |= {} if constant is None else {"bar constant": "constant"}
+    legend |= {"dot target": "target", **({"cross": "missed target"} if missed else {})}
+    return Figure("Intervals of some rows", said, plot.svg(said), legend)
+
+
+def _errors(output: JudgedOutput) -> Figure:
+    """Draw errors against predicted deviations."""
+    values, level = output.values, output.used.level
+    error = np.abs(values.target - values.mean)
+    some = spread(len(error), _DOTS)
+    std, size = values.std[some], error[some]
+    log = 1000 >= float(std.max()) / float(std.min()) > 10
+    constant = _constant(output)
+    wide = [float(std.min()), float(std.max()), *([] if constant is None else [constant])]
+    cut_x = None if log else robust_limit([*std.tolist(), *wide[2:]])
+    cut = robust_limit(size.tolist())
+    x = Axis.around(wide if cut_x is None else [wide[0], cut_x], with_unit("predicted deviation", output.unit), log=log)
+    y = Axis.around(
+        [0.0, float(size.max()) if cut is None else cut], with_unit("size of the error", output.unit), zero=True
+    )
+    plot = Plot(x, y)
+    z = central_quantile(level)
+    across = np.geomspace(x.low, x.high, 40) if log else np.linspace(max(x.low, 0.0), x.high, 2)
+    for a, e, i in zip(std.tolist(), size.tolist(), some.tolist(), strict=True):
+        plot.dot(a, e, "faint", f"row {values.rows[i]}: error {plain(e)}, deviation {plain(a)}", 2.2)
+    legend = {_USED: f"end of the {percent(level, 0)} interval"}
+    plot.line(across.tolist(), (z * across).tolist(), _USED, legend[_USED])
+    if constant is not None:
+        plot.segment((constant, y.low), (constant, y.high), "line constant", f"constant: {plain(constant)} for all")
+        legend[_CONSTANT] = "deviation of the constant"
+    ranking = output.used.correlation if output.verdict is None else output.verdict.correlation
+    beyond = int((size > y.high).sum() + (std > x.high).sum())
+    shown = f"{len(some)} of {values.of:,} values, evenly chosen. " if len(some) < values.of else ""
+    note = f" {beyond} lie beyond the figure." if beyond else ""
+    said = (
+        f"{shown}Dots above the line are outside their interval.{note} Rank correlation {ranking or 0:.2f}: at 0 the "
+        "deviation does not tell which rows to trust."
+    )
+    return Figure("Are the uncertain rows the wrong ones?", said, plot.svg(said), legend)
+
+
+def _kept(output: JudgedOutput) -> Figure:
+    """Draw the RMSE of the most certain rows."""
+    all_rows, label = output.kept_rmse[0], with_unit("RMSE of these", output.unit)
+    far = max(output.kept_rmse) > 10 * min(output.kept_rmse) > 0
+    ticks = tuple((k / 5, f"{20 * k} %") for k in range(1, 6))
+    plot = Plot(
+        Axis(1.0, 0.0999, "share of rows kept, the most certain ones", ticks=ticks),
+        Axis.around([*([] if far else [0.0]), *output.kept_rmse], label, zero=not far, log=far),
+    )
+    plot.line(output.kept, output.ideal_rmse, "ideal", "if the errors were known")
+    plot.across(all_rows, _CONSTANT, f"constant: it cannot choose, {plain(all_rows)}")
+    plot.line(output.kept, output.kept_rmse, _USED)
+    for share, rmse in zip(output.kept, output.kept_rmse, strict=True):
+        plot.dot(share, rmse, _USED, f"{percent(share, 0)} kept: RMSE {plain(rmse)}", 2)
+    half = output.kept_rmse[int(np.argmin(np.abs(np.asarray(output.kept) - 0.5)))]
+    change = 1 - half / all_rows if all_rows else 0.0
+    rmse_name = "unweighted RMSE" if output.values.weighted else "RMSE"
+    said = f"Without the less certain half of the rows the {rmse_name} is {plain(half)} instead of {plain(all_rows)} "
+    said += f"({percent(abs(change), 0)} {'less' if change >= 0 else 'more'})."
+    if len(set(output.kept_rmse)) == 1:
+        said = "The deviation is the same for all rows: there is nothing to choose by."
+    legend = {_USED: output.used.label, _CONSTANT: "constant", "ideal": "if the errors were known"}
+    return Figure("What can be set aside", said, plot.svg(said), legend)
+
+
+def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
+    """Return the ends of an axis: of targets and the constant, unless they are far off, and of intervals nearby."""
+    middle = float(np.median(usual))
+    far = robust_limit(np.abs(usual - middle).tolist())
+    near = usual if far is None else usual[np.abs(usual - middle) <= far]
+    low, high = float(near.min()), float(near.max())
+    room = 0.5 * (high - low)
+    return min(low, max(float(ends.min()), low - room)), max(high, min(float(ends.max()), high + room))
+
+
+def _constant(output: JudgedOutput) -> float | None:
+    """Return the standard deviation of the constant."""
+    known = output.values.constant
+    return None if known is None else float(known[0])
+
+
+def _groups(output: JudgedOutput) -> Iterator[str]:
+    """Write where the intervals hold less: by deviation, and along the inputs."""
+    shown, all_values = len(output.values.mean), output.values.of
+    said = "Coverage by predicted deviation, prediction and inputs, the largest difference first. Inside the grey band "
+    said += "it differs from the level by no more than chance (two standard errors)."
+    some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
+    every = [groups for groups in (output.deciles, *output.inputs) if groups]
+    if every:
+        yield paragraph(said + some)
+    if not output.deciles:
+        few = output.used.rows < 20
+        yield paragraph(
+            "The rows are too few to be split."
+            if few
+            else "The predicted deviation is the same for all rows: there is nothing to split them by."
+        )
+    yield figures([_coverage(output, groups) for groups in every], small=True)
+    off = [(_name(groups), group) for groups in every for group in groups if group.off]
+    if off:
+        lines = [["input", *group_table([group for _, group in off], "range", output.unit)[0]]]
+        for name, group in off:
+            lines.append([name, *group_table([group], "range", output.unit)[1]])
+        yield table(lines, "Ranges in which the intervals hold more or less than chance explains.")
+
+
+def _name(groups: Sequence[Group]) -> str:
+    return "predicted deviation" if groups[0].name == "std" else groups[0].name
+
+
+def _coverage(output: JudgedOutput, groups: Sequence[Group]) -> Figure:
+    """Draw the share of rows inside their intervals, and inside those of the constant, group by group."""
+    name, level, xs = _name(groups), output.used.level, list(range(1, len(groups) + 1))
+    constants = [group.constant for group in groups if group.constant is not None]
+    bands = [level + sign * 2 * groups[0].coverage_error for sign in (-1, 1)]
+    least = min([group.coverage for group in groups] + constants + bands)
+    low = max(0.0, math.floor(10 * (least - 0.02)) / 10)
+    step = 0.1 if low >= 0.5 else 0.2 if low >= 0.2 else 0.25
+    ticks = [1 - k * step for k in range(round((1 - low) / step) + 1) if 1 - k * step >= low - 1e-9]
+    middles = tuple((float(k), plain((group.low + group.high) / 2, 3)) for k, group in zip(xs, groups, strict=True))
+    plot = Plot(
+        Axis(0.5, len(groups) + 0.5, "middle of each part", ticks=middles),
+        Axis(low, 1.02, "share inside", ticks=tuple((tick, percent(tick, 0)) for tick in sorted(ticks))),
+        SMALL,
+    )
+    plot.band(bands[0], min(bands[1], 1.02), "two standard errors to either side of the level")
+    plot.across(level, "ideal", f"level {percent(level, 0)}")
+
+    def words(group: Group, share: float) -> str:
+        span = f"{plain(group.low)} to {plain(group.high)}"
+        return f"{span}: {percent(share)} of {group.rows:,} rows, ± {percent(group.coverage_error)}"
+
+    if len(constants) == len(groups):
+        plot.line(xs, constants, _CONSTANT)
+        for x, group, share in zip(xs, groups, constants, strict=True):
+            plot.dot(x, share, _CONSTANT, f"constant, {words(group, share)}", 2.5)
+    plot.line(xs, [group.coverage for group in groups], _USED)
+    for x, group in zip(xs, groups, strict=True):
+        plot.dot(x, group.coverage, _USED, words(group, group.coverage), 3.5)
+    off = [f"{group.off} from {plain(group.low)} to {plain(group.high)}" for group in groups if group.off]
+    ends = [percent(end([group.coverage for group in groups]), 0) for end in (min, max)]
+    chance = f"{ends[0]} to {ends[1]}: no more than chance explains among so many parts."
+    said = f"Holds {' and '.join(off)}." if off else chance
+    legend = {_USED: output.used.label, **({_CONSTANT: "constant"} if constants else {}), "ideal": "level"}
+    return Figure(name, said, plot.svg(f"Coverage along {name}. {said}"), legend)
+
+
+def _strange_rows(judgement: Judgement, c: Calibration) -> str:
+    """Write how many rows are unlike the validation rows, and what their intervals hold."""
+    output = judgement.together
+    if judgement.novelty is None or not output.strange:
+        return ""
+    grows = c.terms is not None and c.terms.guard is not None and c.terms.guard.grows
+    said = (
+        f"{percent(judgement.novelty)} of the test rows have a novelty above 1, as 5 % of the reference rows have. "
+        f"Their intervals {'are wider' if grows else 'stay as they are'}."
+    )
+    lines = group_table(output.strange, "novelty", output.unit)
+    if len(judgement.outputs) > 1:  # of several units an RMSE says nothing
+        lines = [[cell for k, cell in enumerate(line) if k != 2] for line in lines]
+    return heading("Rows unlike the others") + paragraph(said) + table(lines)
+
+
+def made_of(c: Calibration) -> str:
+    """Write the shares of the terms or sites, and where dropout goes."""
+    html = [heading("What the variance is made of")]
+    shares = c.shares if c.terms is None else c.terms.shares
+    if shares:
+        html.append(figures([_share_bars(dict(sorted(shares.items(), key=lambda item: -item[1])))]))
+    return "".join([*html, table(site_table(c.sites), "Dropout goes on the input of these layers.")])
+
+
+def _share_bars(shares: Mapping[str, float]) -> Figure:
+    """Draw what the variance is made of, the largest share first."""
+    shown = list(shares.items())[:_PARTS]
+    names = [f"{name if len(name) <= 18 else f'{name[:8]}…{name[-9:]}'} · {percent(share)}" for name, share in shown]
+    plot = Plot(
+        Axis(0, 1.02 * max(shares.values()), "share of the variance", ticks=((0.0, ""),)),
+        Axis(0.6 - len(shown), 0.6, ticks=tuple((float(-k), name) for k, name in enumerate(names))),
+    )
+    for k, (name, share) in enumerate(shown):
+        plot.segment((0.0, -k), (share, -k), "share", f"{name}: {percent(share)}")
+    note = f" The {len(shares) - len(shown)} smallest are left out." if len(shares) > len(shown) else ""
+    floor = f" {_FLOOR}" if "floor" in shares else ""
+    return Figure("Shares", f"Averages over the validation rows.{floor}{note}", plot.svg(", ".join(names)), {})
+
+
+def fitting(c: Calibration, unit: str) -> str:
+    """Write the section about the validation rows."""
+    rows = f"{c.rows:,} validation rows"
+    if c.terms is None:
+        words = f"{_RELAXED} {_FLOOR}" if any(any(row.floor) for row in c.table) else _RELAXED
+        name, lines, said = "Every rate", rate_table(c, unit), f"{rows}; the fit has seen them. {words}"
+    else:
+        said = f"{rows}, each left out of the fit that it was scored with. 0.1 nats: 10 % more likely per row."
+        name, lines = "Candidates", candidate_table(c.terms)
+    return heading("How it was fitted") + paragraph(_summary(c)) + heading(name, 3) + table(lines, said)
+
+
+def _summary(c: Calibration) -> str:
+    """Say how the variance was fitted, in a few sentences."""
+    sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
+    if c.terms is not None:
+        guard = c.terms.guard
+        grows = " The variance grows for rows unlike these." if guard is not None and guard.grows else ""
+        terms = [f"dropout at {sites}" if term.name == "dropout" else term.name for term in c.terms.terms]
+        listed = " and ".join([*([", ".join(terms[:-1])] if len(terms) > 1 else []), *terms[-1:]]) or "no terms"
+        usual = f"{c.terms.reference_rows:,} reference" if c.terms.reference_rows else "the validation"
+        return (
+            f"The variance was fitted to {c.rows:,} validation rows as a floor plus {listed}; the candidate in "
+            f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
+        )
+    rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
+    done = {
+        "sample": f"Dropout was injected at {sites}, and {c.draws} thinned networks were run at {rates}",
+        "linear": f"The variance that dropout at {sites} would give was worked out to first order, without draws,",
+        "propagate": f"Mean and variance under dropout at {sites} were carried through its layers at {rates}",
+    }[c.method]
+    chosen = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
+    floor = f" plus {number(c.floors)}" if any(c.floors) else ""
+    mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
+    return (
+        f"{done} on {c.rows:,} validation rows. {chosen} {number(c.rate)}; the predicted mean is {mean}, the predicted "
+        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.row.relaxed_scale)})."
+    )
