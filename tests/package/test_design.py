@@ -30,7 +30,6 @@ ROOMS = [
     {"streams"},
     {"onnx_files"},
     {"calibration"},
-    {"detection"},
     {"prediction"},
     {"boxes", "evaluation", "named"},
     {"report"},

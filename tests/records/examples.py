@@ -11,8 +11,8 @@ from torch import nn
 import latedrop
 from latedrop.calibration.class_record import CLASSES
 from latedrop.calibration.record import CALIBRATION
-from latedrop.detection.detector import DETECTOR
 from latedrop.onnx_files.metadata import METADATA, Metadata
+from latedrop.prediction.detector import DETECTOR
 from latedrop.prediction.exporting import _record
 from latedrop.records import Format
 from latedrop.stored_tensors import inline

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import latedrop
-from latedrop.detection.detector import Detector
 from latedrop.errors import DataError, FileError
+from latedrop.prediction.detector import Detector
 from latedrop.records import FORMAT, Format, checksum_of, plain
 from latedrop.stored_tensors import inline
 from records.examples import GOLDEN, KINDS, by_rates, by_terms, classifier, rows

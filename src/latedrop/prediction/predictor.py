@@ -39,7 +39,6 @@ from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.data.names import in_order, index_of, pair_in_order
 from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
-from latedrop.detection.detector import Detector, detector
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import Engine, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -51,6 +50,7 @@ from latedrop.network.network import Network, Readout, check_finite, part_of
 from latedrop.network.sites import missing_sites, odds_by_site
 from latedrop.prediction.acquiring import Uncertainty, acquired
 from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
+from latedrop.prediction.detector import Detector, detector
 from latedrop.prediction.exporting import export
 from latedrop.prediction.joint import Joint, JointPrediction, check_outputs, correlation_of, fit_joint
 from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
@@ -198,22 +198,19 @@ class Calibrated(Generic[_Record, _Made]):
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""
         write_aside(path, self.calibration.to_json())
 
-    def detector(
-        self, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
-    ) -> Detector:
+    def detector(self, usual: Any, scores: Sequence[str] | None = None, *, seed: int = 0) -> Detector:
         """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
 
         Args:
             usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows used
                 for nothing else make p-values exact; with validation rows they are nearly so. With several
-                scores one half, at random, fits their combination, the other gives the p-values.
+                scores one half, at random, puts them on one scale, the other gives the p-values.
             scores: names; by default `"novelty"` and what costs nothing more: `"entropy"`, `"confidence"` and
-                `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), `"sites"` (a score for
-                every site, by a backward pass for each output), and `"mutual_information"` for classes.
-            strange: rows known to be strange, if there are any: the combination is fitted to tell these.
+                `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), and for classes
+                `"mutual_information"`.
             seed: fixes the halves.
         """
-        return detector(self, usual, scores, strange=strange, seed=seed)
+        return detector(self, usual, scores, seed=seed)
 
     def acquire(
         self, pool: Any, count: int, *, score: Uncertainty | None = None, diverse: bool = True, seed: int = 0
