@@ -49,7 +49,7 @@ def test_a_reading_says_what_the_core_says(trained: Trained, scenes: CrowdSet, f
     assert float(reading.count.mean) == pytest.approx(float(own.sum()), rel=rounding())
     expected = latedrop.Predictor(trained.model, free.count, trained.count_of).predict(x[None])
     assert_same_up_to_rounding(reading.count.variance, expected.variance)
-    assert reading.strangeness >= float(expected.strangeness)  # type: ignore[arg-type]
+    assert reading.strangeness >= float(expected.novelty)  # type: ignore[arg-type]
     assert free.count.terms is not None
     assert {name.partition(":")[0] for name in free.count.terms.columns} == {"dropout", "size", "leverage"}
 

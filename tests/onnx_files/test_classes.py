@@ -50,7 +50,7 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
     options = {"method": latedrop.Sampling(rates=[0.2], draws=6)} if way == "draws" else {}
     uq = latedrop.calibrate(model, (x[:300], y[:300]), task="classification", progress=False, **options)
     if way == "draws":  # in use, whatever the rows ask for
-        uq = uq._with(replace(uq.calibration, rate=0.2, draws=6))
+        uq = uq._as(type(uq), calibration=replace(uq.calibration, rate=0.2, draws=6))
     prediction = same(uq, tmp_path / "model.onnx", x[300:])
     assert ("mutual_information" in prediction.outputs) == (way == "draws")
     assert prediction.novelty is not None

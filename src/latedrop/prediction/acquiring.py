@@ -17,21 +17,30 @@ from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.measure_classes import largest_logit
-from latedrop.data.arrays import place
-from latedrop.data.batches import row_batches
 from latedrop.data.datasets import gives_batches
-from latedrop.data.names import in_order
 from latedrop.data.rows import as_items, rows_are_nodes
 from latedrop.errors import ArgumentError, DataError
 from latedrop.terms import BatchContext
 
-__all__ = ["Uncertainty", "acquired", "spread_out"]
+__all__ = ["Uncertainty", "acquire", "spread_out"]
 
 Uncertainty: TypeAlias = Literal["std", "novelty", "entropy"]
 
 
-def acquired(uq: Any, pool: Any, count: int, score: Uncertainty | None, diverse: bool, seed: int) -> Tensor:
-    """Return the places of rows to label, `(count,)`; see `Calibrated.acquire`."""
+def acquire(
+    uq: Any, pool: Any, count: int, *, score: Uncertainty | None = None, diverse: bool = True, seed: int = 0
+) -> Tensor:
+    """Return the places of `count` rows of a pool without labels that are worth a label, `(count,)`.
+
+    Args:
+        uq: a calibrated model.
+        pool: inputs, whose rows have places.
+        count: how many rows are labelled together.
+        score: `"novelty"`; `"entropy"` of classes, or `"std"` of numbers. By default entropy of classes, and of numbers
+            novelty, where the calibration can tell it.
+        diverse: rows that differ from each other; False: those of the largest scores, in that order.
+        seed: of the choice among rows that differ.
+    """
     if not isinstance(pool, Tensor) and uq.collate is None and gives_batches(pool):
         raise ArgumentError(
             f"expected a pool whose rows have places: a tensor, an array or a table; found {type(pool).__name__}. Pass "
@@ -97,10 +106,9 @@ def spread_out(vectors: Tensor, count: int, seed: int = 0) -> Tensor:
 def _directions(uq: Any, pool: Any, classes: bool) -> Tensor:
     """Return mask gradients of length 1, `(N, D)`, each unit in units of its root mean square in the pool."""
     c = uq.calibration
-    placed = place(as_items(in_order(pool, c.columns), uq.collate, c.sites), uq.network.weight, cut=True)
     of = largest_logit if classes else None
     parts = []
-    for x in row_batches(placed, uq.batch_size):
+    for x in uq.batches(pool):
         rows = BatchContext(uq.network, x, c.sites, uq.readout, None, gradients=True, of=of)
         parts.append(rows.gradients.detach().double().cpu().flatten(1))
     phi = torch.cat(parts)

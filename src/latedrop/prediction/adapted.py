@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 from warnings import warn
 
 import torch
@@ -144,10 +144,6 @@ class AdaptedPrediction(Prediction):
 
     features: Tensor
     shift: Shift
-    other_scale: ClassVar[str] = (
-        "expected the scale that was adapted to the target; found a call for another one. Call uq.scaled(...) first, "
-        "then adapted(x_target, rows)."
-    )
 
     @property
     def weight(self) -> Tensor:

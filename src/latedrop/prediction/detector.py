@@ -29,11 +29,6 @@ from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.data.arrays import place
-from latedrop.data.batches import row_batches
-from latedrop.data.datasets import inputs_in, is_loader
-from latedrop.data.names import in_order
-from latedrop.data.rows import as_items
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Format, Via, match, record
 from latedrop.stored_tensors import StoredTensor, inline
@@ -231,7 +226,17 @@ class Detector:
 
 
 def detector(uq: Any, usual: Any, scores: Sequence[str] | None = None, *, seed: int = 0) -> Detector:
-    """Make a `Detector` from rows known to be usual; see `Calibrated.detector`."""
+    """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
+
+    Args:
+        uq: a calibrated model.
+        usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows used for
+            nothing else make p-values exact; with validation rows they are nearly so. With several scores one half, at
+            random, puts them on one scale, the other gives the p-values.
+        scores: names; by default `"novelty"` and what costs nothing more: `"entropy"`, `"confidence"` and `"energy"`
+            for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), and for classes `"mutual_information"`.
+        seed: fixes the halves.
+    """
     names, c = _checked(uq.calibration, scores), uq.calibration
     measured = _measured(uq, usual, names)
     rows = len(next(iter(measured.values())))
@@ -254,13 +259,10 @@ def detector(uq: Any, usual: Any, scores: Sequence[str] | None = None, *, seed: 
 
 def _measured(uq: Any, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return scores `(N,)` by name, in double precision on the CPU; of neighbours the features `(N, F)`."""
-    several = not isinstance(x, Tensor) and uq.collate is None and is_loader(x)
     parts: list[dict[str, Tensor]] = []
-    for part in inputs_in(x, uq.model, uq.batch_size, None, uq.collate) if several or hasattr(x, "__next__") else [x]:
-        items = as_items(in_order(part, uq.calibration.columns), uq.collate, uq.calibration.sites)
-        for rows in row_batches(place(items, uq.model, cut=True), uq.batch_size):
-            scores = _scores(uq, rows, names)
-            parts.append({name: scores[name].detach().cpu() for name in names})
+    for rows in uq.batches(x):
+        scores = _scores(uq, rows, names)
+        parts.append({name: scores[name].detach().cpu() for name in names})
     if not parts:
         raise DataError("expected at least one row to score; found none.")
     joined = {name: torch.cat([part[name] for part in parts]) for name in names}

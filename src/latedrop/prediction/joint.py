@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,10 +143,6 @@ class JointPrediction(Prediction):
 
     by_row: Tensor
     joint: Joint
-    other_scale: ClassVar[str] = (
-        "expected the scale that regions and bands were made with; found a call for another one. Call uq.scaled(...) "
-        "or uq.conformal(...) first, then joint(rows)."
-    )
 
     @property
     def correlation(self) -> Tensor:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-from warnings import warn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,16 +17,15 @@ from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.transforms import capped
-from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.levels import checked_level
 from latedrop.quantiles import student_quantile
 from latedrop.torch_private import being_traced
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
-__all__ = ["ClassPrediction", "Explanation", "Predicted", "Prediction", "frame_of", "warn_of_overflow"]
+__all__ = ["ClassPrediction", "Explanation", "Predicted", "Prediction"]
 
 _ROUNDING = 1e-6  # of summed probabilities
 
@@ -37,11 +35,6 @@ class Predicted:
 
     novelty: Tensor | None
     index: Any
-
-    @property
-    def strangeness(self) -> Tensor | None:
-        """Novelty, by its name of earlier versions."""
-        return self.novelty
 
     @classmethod
     def joined(cls, parts: Sequence[_Same]) -> _Same:
@@ -66,6 +59,15 @@ class Predicted:
     def _unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
         raise NotImplementedError
 
+    def _frame(self, columns: Mapping[str, Tensor]) -> pandas.DataFrame:
+        """Return a data frame of pandas with the index of the one that was predicted."""
+        try:
+            frame = import_module("pandas").DataFrame
+        except ImportError as error:
+            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
+        table: pandas.DataFrame = frame({k: v.cpu().numpy() for k, v in columns.items()}, index=self.index)
+        return table
+
 
 _Same = TypeVar("_Same", bound=Predicted)
 
@@ -81,15 +83,6 @@ def _each(parts: Sequence[_Same], made: Callable[[list[Tensor]], Tensor], **othe
             others[name] = made(values)
     same: _Same = replace(first, **others)
     return same
-
-
-def frame_of(library: str, columns: Mapping[str, Any], **options: Any) -> Any:
-    """A data frame of pandas or polars."""
-    try:
-        module = import_module(library)
-    except ImportError as error:
-        raise LatedropError(f"expected {library}; it is not installed. Run: pip install {library}") from error
-    return module.DataFrame(columns, **options)
 
 
 @dataclass(frozen=True)
@@ -124,8 +117,6 @@ class Prediction(Predicted):
     novelty: Tensor | None = None
     index: Any = None
     shares: dict[str, Tensor] | None = field(default=None, repr=False)
-    other_scale: ClassVar[str] = ""
-    """Why another scale is refused, where it is."""
 
     @property
     def mean(self) -> Tensor:
@@ -188,8 +179,11 @@ class Prediction(Predicted):
 
     def scaled(self, choice: Choice) -> Prediction:
         """Return this prediction with another scale; nothing is run again."""
-        if self.other_scale:
-            raise ArgumentError(self.other_scale)
+        if type(self) is not Prediction:
+            raise ArgumentError(
+                f"expected a Prediction for another scale; found {type(self).__name__}, fitted with one. Call "
+                "uq.scaled(...) first, and make its predictor again."
+            )
         return replace(self, calibration=self.calibration.with_choice(choice))
 
     def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
@@ -204,13 +198,13 @@ class Prediction(Predicted):
         The columns are those of `to_dict`. Of several outputs each has its own, with the name of its target column
         where the calibration knows it, else with its number: `mean_height`, or `mean_0`.
         """
-        frame: pandas.DataFrame = frame_of("pandas", self._columns(level), index=self.index)
-        return frame
-
-    def to_polars(self, level: float = 0.9) -> polars.DataFrame:
-        """Return a data frame of polars with these columns; it has no index."""
-        frame: polars.DataFrame = frame_of("polars", self._columns(level))
-        return frame
+        columns: dict[str, Tensor] = {}
+        names = self.calibration.output_names
+        for name, value in self.to_dict(level).items():
+            flat = value.reshape(len(value), -1).unbind(1)
+            ends = names if names is not None and len(names) == len(flat) else range(len(flat))
+            columns |= {name if len(flat) == 1 else f"{name}_{end}": each for end, each in zip(ends, flat, strict=True)}
+        return self._frame(columns)
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -221,16 +215,6 @@ class Prediction(Predicted):
             f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
             f"{float(std.max()):.4g} (scale {c.choice}, {c.kind} intervals)"
         )
-
-    def _columns(self, level: float) -> dict[str, Any]:
-        columns: dict[str, Any] = {}
-        names = self.calibration.output_names
-        for name, value in self.to_dict(level).items():
-            flat = value.reshape(len(value), -1).cpu().numpy()
-            count = flat.shape[1]
-            ends = names if names is not None and len(names) == count else range(count)
-            columns |= {name if count == 1 else f"{name}_{end}": flat[:, k] for k, end in enumerate(ends)}
-        return columns
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
@@ -252,21 +236,6 @@ def _known(values: Tensor, sign: float = 1) -> Tensor:
         return values
     most = torch.finfo(values.dtype).max
     return values.nan_to_num(nan=math.copysign(most, sign) if sign else math.nan)
-
-
-def warn_of_overflow(prediction: Prediction, stacklevel: int) -> None:
-    """Warn where numbers of the model's unit are too large in the original one, as the exponential of 1000 is."""
-    ends = torch.stack([prediction.mean, prediction.std, *(end.abs() for end in prediction.interval(0.9))])
-    most = torch.finfo(ends.dtype).max
-    rows = int((ends >= most).any(0).reshape(len(prediction), -1).any(1).sum())
-    if rows:
-        warn(
-            f"the prediction of {rows} of {len(prediction)} rows is too large a number in the unit of the targets, and "
-            f"is cut at {most:.2g}: the model's output there is far beyond those of the validation rows. Look at "
-            "novelty, and leave such rows out.",
-            LatedropWarning,
-            stacklevel=stacklevel,
-        )
 
 
 @dataclass(frozen=True)
@@ -385,15 +354,12 @@ class ClassPrediction(Predicted):
         Of maps one row per image, with its scores.
         """
         if self.calibration.maps:
-            return frame_of("pandas", {name: value.cpu().numpy() for name, value in self.image_scores.items()})
+            return self._frame(self.image_scores)
         named = self.to_dict()
         probabilities = named.pop("probabilities")
-        frame = frame_of("pandas", {name: value.cpu().numpy() for name, value in named.items()}, index=self.index)
-        if self.calibration.names:
-            frame["label"] = self.names
-        for k, name in enumerate(self.calibration.known_names):
-            frame[f"p_{name}"] = probabilities[:, k].cpu().numpy()
-        return frame
+        classes = zip(self.calibration.known_names, probabilities.unbind(1), strict=True)
+        frame = self._frame({**named, **{f"p_{name}": values for name, values in classes}})
+        return frame.assign(label=self.names) if self.calibration.names else frame
 
     def _unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
         """Make all classes of some rows as likely as each other."""

@@ -1,6 +1,7 @@
 """Calibrated models: `calibrate` makes them, `load` brings them back from a file, `predict` uses them.
 
-`Calibrated` has what numbers and classes share; `Predictor` gives numbers, `ClassPredictor` probabilities of classes.
+`Batched` reads and predicts; `Calibrated` adds what numbers and classes share. `Predictor` gives numbers,
+`ClassPredictor` probabilities of classes.
 
 Some rows are beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32. They are
 left out while their batch is predicted, so that all others are answered as ever; of the rows themselves the prediction
@@ -12,12 +13,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, get_args
 from warnings import warn
 
 import torch
@@ -34,51 +34,62 @@ from latedrop.calibration.record import CALIBRATION, Calibration, Choice
 from latedrop.calibration.scale import conformal, residuals
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.calibration.targets import as_labels, as_logits
-from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating, place
+from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating, map_values, place
 from latedrop.data.batches import Batches, row_batches
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
-from latedrop.data.names import in_order, index_of, pair_in_order
+from latedrop.data.names import Names, in_order, index_of, pair_in_order
 from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
 from latedrop.dropout.first_order import unit_variances
-from latedrop.dropout.moments import Engine, out_of_memory
+from latedrop.dropout.moments import Engine, Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates, try_prefix
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
-from latedrop.network.sites import missing_sites, odds_by_site
-from latedrop.prediction.acquiring import Uncertainty, acquired
+from latedrop.network.sites import Sites, missing_sites, odds_by_site
+from latedrop.prediction.acquiring import acquire
 from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
-from latedrop.prediction.detector import Detector, detector
+from latedrop.prediction.detector import detector
 from latedrop.prediction.exporting import export
 from latedrop.prediction.joint import Joint, JointPrediction, check_outputs, correlation_of, fit_joint
-from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction, warn_of_overflow
+from latedrop.prediction.prediction import ClassPrediction, Explanation, Predicted, Prediction
 from latedrop.prediction.whole import predicted_whole
 from latedrop.quantiles import ConformalScores
 from latedrop.records import naming, plain
 from latedrop.streams import Stream
-from latedrop.streams.tracking import STEP
 from latedrop.terms import BatchContext, Term
 from latedrop.terms.features import Features
 from latedrop.weights import Weights, fingerprint
 
 __all__ = [
-    *("AdaptedPredictor", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "check_belongs"),
-    *("checked_novelty", "explain_failure", "load"),
+    *("AdaptedPredictor", "Batched", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "check_belongs"),
+    *("explain_failure", "load"),
 ]
 
 _OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
-_Record = TypeVar("_Record", Calibration, ClassCalibration)
-_Made = TypeVar("_Made", Prediction, ClassPrediction)
-_Predicted = TypeVar("_Predicted")
-_Kind = TypeVar("_Kind", bound="Predictor")
-_Own = TypeVar("_Own", bound="Calibrated[Any, Any]")
+_Record = TypeVar("_Record", bound="Record")
+_Made = TypeVar("_Made", bound=Predicted)
+_Kind = TypeVar("_Kind", bound="Batched[Any, Any]")
 
 
-class Calibrated(Generic[_Record, _Made]):
-    """A model with its calibration. The model itself is untouched.
+class Record(Protocol):
+    """What every calibration says of its model."""
+
+    @property
+    def sites(self) -> Sites: ...
+    @property
+    def columns(self) -> Names | None: ...
+    @property
+    def readout(self) -> str | int | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def to_json(self) -> str: ...
+
+
+class Batched(Generic[_Record, _Made]):
+    """A model with its calibration, which predicts data of any form in batches that fit memory.
 
     Attributes:
         model: as the user has it.
@@ -88,7 +99,7 @@ class Calibrated(Generic[_Record, _Made]):
             after `load`, as a file holds no rows.
     """
 
-    kind: ClassVar[type[Prediction] | type[ClassPrediction]]
+    kind: ClassVar[type[Any]]
     """The type of its predictions."""
 
     def __init__(
@@ -104,7 +115,7 @@ class Calibrated(Generic[_Record, _Made]):
         cross_validated: Any = None,
     ) -> None:
         self.model = model
-        self.calibration: _Record = calibration
+        self.calibration = calibration
         self.readout = calibration.readout if readout is None else readout
         self.batch_size = batch_size
         self.chunk = chunk
@@ -131,43 +142,46 @@ class Calibrated(Generic[_Record, _Made]):
         (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
         where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
+        if self.engine not in get_args(Engine):
+            raise ArgumentError(f"expected engine to be one of {get_args(Engine)}; found {self.engine!r}.")
         index, beyond = None, None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
-                return self._joined(
-                    [self.predict(part, **options) for part in inputs_in(x, self.model, self.batch_size)]
-                )
-            rows, sites = in_order(x, self.calibration.columns), self.calibration.sites
-            index, x = index_of(x), as_items(rows, self.collate, sites)
+                parts = inputs_in(x, self.model, self.batch_size)
+                return self._joined([self.predict(part, **options) for part in parts])
+            index, x = index_of(x), self._rows(x)
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
             self._weights.check(self.model)
         x = place(x, self._network.weight, check=False, cut=True)
-        step = partial(self._step, **options) if options else self._step
-        run = step
+        run = step = partial(self._step, **options) if options else self._step
         if self.engine == "compiled" and self._is_whole(**options):
             run = partial(
                 predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
             )
         try:
             try:
-                whole = 0 < row_count(x) <= self.batch_size
-                parts = [run(part) for part in ([x] if whole else row_batches(x, self.batch_size))]
+                made = [run(part) for part in row_batches(x, self.batch_size)]
             except LatedropError as error:
                 coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
                 if error.rows is None or coupled:
                     raise
-                parts, beyond = _without_rows_beyond(run, x, self.batch_size, step)
+                made, beyond = _without_rows_beyond(run, x, self.batch_size, step)
         except Exception as error:
-            explain_failure(error, x, self.model)
+            explain_failure(error, x, self.model, step)
             raise
-        prediction = replace(parts[0] if len(parts) == 1 else self._joined(parts), index=index)
+        prediction: Any = replace(self._joined(made), index=index)  # type: ignore[type-var]
         if beyond is not None:
             prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
-            _warn_of_rows_beyond(beyond, stacklevel=3)
-        elif isinstance(prediction, Prediction) and prediction.calibration.target is not None:
-            warn_of_overflow(prediction, stacklevel=3)
-        return prediction
+            warn(
+                f"nothing is known of {int(beyond.sum())} of {len(beyond)} rows: what the network makes of their "
+                "inputs fits no number. Their novelty is the largest number, and their interval the widest. Look at "
+                "their inputs, and leave such rows out.",
+                LatedropWarning,
+                stacklevel=2,
+            )
+        result: _Made = prediction
+        return result
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
@@ -194,56 +208,19 @@ class Calibrated(Generic[_Record, _Made]):
             tick(len(y))
         return self._joined(parts), torch.cat(targets)
 
+    def batches(self, x: Any) -> Iterator[Any]:
+        """Yield the rows of inputs in any form as `predict` runs them, batch by batch."""
+        several = self.collate is None and gives_batches(x)
+        for part in inputs_in(x, self.model, self.batch_size) if several else [x]:
+            yield from row_batches(place(self._rows(part), self.network.weight, cut=True), self.batch_size)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""
         write_aside(path, self.calibration.to_json())
 
-    def detector(self, usual: Any, scores: Sequence[str] | None = None, *, seed: int = 0) -> Detector:
-        """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
-
-        Args:
-            usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows used
-                for nothing else make p-values exact; with validation rows they are nearly so. With several
-                scores one half, at random, puts them on one scale, the other gives the p-values.
-            scores: names; by default `"novelty"` and what costs nothing more: `"entropy"`, `"confidence"` and
-                `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), and for classes
-                `"mutual_information"`.
-            seed: fixes the halves.
-        """
-        return detector(self, usual, scores, seed=seed)
-
-    def acquire(
-        self, pool: Any, count: int, *, score: Uncertainty | None = None, diverse: bool = True, seed: int = 0
-    ) -> Tensor:
-        """Return the places of `count` rows of a pool without labels that are worth a label, `(count,)`.
-
-        Args:
-            pool: inputs, whose rows have places.
-            count: how many rows are labelled together.
-            score: `"novelty"`; `"entropy"` of classes, or `"std"` of numbers. By default entropy of classes, and of
-                numbers novelty, where the calibration can tell it.
-            diverse: rows that differ from each other; False: those of the largest scores, in that order.
-            seed: of the choice among rows that differ.
-        """
-        return acquired(self, pool, count, score, diverse, seed)
-
-    def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
-        """Write one ONNX file that `latedrop.load_onnx` reads without torch.
-
-        It gives `mean`, `std`, `low` and `high`; of classes `probabilities`, `label` and scores.
-
-        Args:
-            path: of the file.
-            example: inputs of a few rows, or a loader that has them. The file takes any number of rows, and all other
-                sizes as they are here.
-            level: probability content of `low` and `high`.
-        """
-        example = first_inputs(example, self.model, self.collate)
-        self.predict(example)  # also tells what is wrong with the example
-        placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
-        if isinstance(self.calibration, Calibration) and self.calibration.method == "sample":
-            try_prefix(self._network, placed, self.calibration.sites, self.readout)
-        return export(path, self.model, self.calibration, self._step, placed, level)
+    def _rows(self, x: Any) -> Any:
+        """Return inputs with their columns in order, and lists of items or graphs as such."""
+        return as_items(in_order(x, self.calibration.columns), self.collate, self.calibration.sites)
 
     def _step(self, x: Any, **options: Any) -> _Made:
         """Predict one batch, which was placed, step by step."""
@@ -251,7 +228,7 @@ class Calibrated(Generic[_Record, _Made]):
 
     def _is_whole(self, **options: Any) -> bool:
         """Return True if a whole prediction can be a program; draws are one by themselves."""
-        raise NotImplementedError
+        return False
 
     def _truth(self, prediction: _Made, y: Tensor) -> Tensor:
         """Return the targets of rows that were predicted; an error where they do not fit."""
@@ -271,15 +248,39 @@ class Calibrated(Generic[_Record, _Made]):
 
     def __repr__(self) -> str:
         note = getattr(self.calibration, "verdict_of_other", "")
-        return f"{type(self).__name__} of {type(self.model).__name__}: {self.calibration.verdict}{note and '. ' + note}"
+        says = getattr(self.calibration, "verdict", self.calibration)
+        return f"{type(self).__name__} of {type(self.model).__name__}: {says}{note and '. ' + note}"
 
-    def _with(self: _Own, calibration: Any) -> _Own:
-        """Return this predictor with another record."""
-        if refusal := getattr(self.kind, "other_scale", ""):
-            raise ArgumentError(refusal)
-        other = copy(self)
-        other.calibration = calibration
-        return other
+    def _as(self, kind: type[_Kind], **changes: Any) -> _Kind:
+        """Return a predictor of some kind with the state of this one, but for the changes."""
+        made = kind.__new__(kind)
+        vars(made).update(vars(self) | changes)
+        return made
+
+
+class Calibrated(Batched[_Record, _Made]):
+    """What predictors of numbers and of classes share."""
+
+    detector = detector
+    acquire = acquire
+
+    def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
+        """Write one ONNX file that `latedrop.load_onnx` reads without torch.
+
+        It gives `mean`, `std`, `low` and `high`; of classes `probabilities`, `label` and scores.
+
+        Args:
+            path: of the file.
+            example: inputs of a few rows, or a loader that has them. The file takes any number of rows, and all other
+                sizes as they are here.
+            level: probability content of `low` and `high`.
+        """
+        example = first_inputs(example, self.model, self.collate)
+        self.predict(example)  # also tells what is wrong with the example
+        placed, calibration = place(self._rows(example), self.model), self.calibration
+        if isinstance(calibration, Calibration) and calibration.method == "sample":
+            try_prefix(self._network, placed, calibration.sites, self.readout)
+        return export(path, self.model, calibration, self._step, placed, level)  # type: ignore[arg-type]
 
 
 class Predictor(Calibrated[Calibration, Prediction]):
@@ -300,25 +301,25 @@ class Predictor(Calibrated[Calibration, Prediction]):
 
         `choice` is `"optimal"`, `"relaxed"`, a number, or a step of `predictor.calibration.tradeoff()`.
         """
-        return self._with(self.calibration.with_choice(choice))
+        return self._as(Predictor, calibration=self.calibration.with_choice(choice))
 
     def conformal(self, data: Any, unpack: Unpack | None = None) -> Predictor:
         """Return this predictor with split-conformal intervals from `data`, which must have served for nothing else."""
-        calibration = self.calibration
-        if len(calibration.output_shape) > 1:
+        c = self.calibration
+        if len(c.output_shape) > 1:
             raise ArgumentError(
                 f"expected one value or a vector per example for conformal intervals; found outputs of shape "
-                f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
+                f"{c.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         prediction, target = self.predict_labelled(data, unpack)
         prediction = prediction.in_model_unit()
-        target = target if calibration.target is None else calibration.target.forward(target)
+        target = target if c.target is None else c.target.forward(target)
         marks = marks_of(prediction.mean, target)
-        if not isinstance(calibration.intervals, ConformalScores):  # whose rows may come again
-            warn_of_fitted_rows(calibration.seen, marks, stacklevel=2)
+        if not isinstance(c.intervals, ConformalScores):  # whose rows may come again
+            warn_of_fitted_rows(c.seen, marks, stacklevel=2)
         scores = residuals(prediction.mean, prediction.variance, target, per_output=prediction.mean.dim() > 1)
-        fitted = conformal(scores, *calibration.chosen())
-        return self._with(replace(calibration, intervals=fitted, seen=merged(calibration.seen, sketch(marks))))
+        c = replace(c, intervals=conformal(scores, *c.chosen()), seen=merged(c.seen, sketch(marks)))
+        return self._as(Predictor, calibration=c)
 
     def joint(self, data: Any, unpack: Unpack | None = None, *, seed: int = 0) -> JointPredictor:
         """Describe several outputs together: predictions then have `region(level)` and `bands(level)`.
@@ -329,7 +330,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
             seed: divides the rows: one half tells how errors go together, the other how far they reach.
         """
         check_outputs(self.calibration)
-        made = self._become(JointPredictor)
+        made = self._as(JointPredictor)
         made.joint_errors = fit_joint(made, data, unpack, seed)
         return made
 
@@ -345,7 +346,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
             unpack: from a batch of these to `(inputs, targets)`.
         """
         check_adaptable(self.calibration)
-        made = self._become(AdaptedPredictor)
+        made = self._as(AdaptedPredictor)
         made.shift, made.calibration = fit_shift(made, x_target, data, unpack)
         return made
 
@@ -360,8 +361,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
             most: how many units to list.
         """
         c, network = self.calibration, self.network
-        x = first_inputs(x, self.model, self.collate)
-        x = as_items(in_order(x, c.columns), self.collate, c.sites)
+        x = self._rows(first_inputs(x, self.model, self.collate))
         mean, columns = unit_variances(network, x, c.sites, self.readout)
         if not 0 <= output < len(columns):
             raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
@@ -369,8 +369,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
         others: dict[str, float] = {}  # the floor, and terms other than dropout to first order
         if c.terms is not None:
             odds = c.terms.odds([site.name for site in c.sites], output // prod(c.output_shape[1:]))
-            rows = BatchContext(network, place(x, network.copy), c.sites, self.readout, c.terms.features)
-            added = c.terms.parts(rows)
+            added = c.terms.parts(self._context(place(x, network.copy)))
             others = {name: float(part[0].flatten()[output]) for name, part in added.items() if not is_site(name)}
         by_unit = {s.name: columns[output][s.name].double() * o for s, o in zip(c.sites, odds, strict=True)}
         amounts = {name: float(units.sum()) for name, units in by_unit.items()} | others
@@ -385,34 +384,33 @@ class Predictor(Calibrated[Calibration, Prediction]):
             values, places = (part.tolist() for part in by_unit[site.name].topk(min(most, by_unit[site.name].numel())))
             largest += [(site.name, site.place(k), value / total) for value, k in zip(values, places, strict=True)]
         largest.sort(key=lambda unit: -unit[2])
-        own = mean if c.target is None else c.target.inverse(mean)
+        original = mean if c.target is None else c.target.inverse(mean)
         shares = {name: amount / total for name, amount in amounts.items()}
-        return Explanation(float(own.flatten()[output]), shares, tuple(largest[:most]))
+        return Explanation(float(original.flatten()[output]), shares, tuple(largest[:most]))
 
-    def stream(
-        self,
-        level: float = 0.9,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        alarm: float = 0.01,
-        waiting: int = 1000,
-        step: float = STEP,
-        watch_every: int = 1,
-    ) -> Stream:
-        """Return intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
+    def stream(self, level: float = 0.9, path: str | os.PathLike[str] | None = None, **options: Any) -> Stream:
+        """Return intervals that follow the errors as labels arrive, and alarms.
+
+        `options` are those of `latedrop.streams.Stream`: `alarm`, `waiting`, `step` and `watch_every`.
+        """
         c = self.calibration
-        options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(plain(c.target))}"
         return Stream(self.predict, level, path, usual=c.usual(), made_with=made_with, unit=c.target, **options)
 
-    def _step(self, x: Any, rows: BatchContext | None = None, **options: Any) -> Prediction:
-        """Predict one batch; of `rows`, where these were measured for something else, too."""
-        c = self.calibration
+    def _context(self, x: Any) -> BatchContext:
+        """Return what is measured of a batch, each part when it is first asked for."""
+        c, terms = self.calibration, self.calibration.terms
+        features, gradients = (None, False) if terms is None else (terms.features, terms.needs_gradients)
+        return BatchContext(self._network, x, c.sites, self.readout, features, gradients=gradients)
+
+    def _described(self, prediction: Prediction, rows: BatchContext) -> Prediction:
+        """Return a prediction of rows with what else this kind of predictor says of them."""
+        return prediction
+
+    def _step(self, x: Any, **options: Any) -> Prediction:
+        c, rows = self.calibration, self._context(x)
         if c.terms is not None:
             check_inputs(floating(x))
-            rows = rows or BatchContext(
-                self._network, x, c.sites, self.readout, c.terms.features, gradients=c.terms.needs_gradients
-            )
             mean, variance, novelty, shares = c.terms.predicted(rows)
         else:
             draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
@@ -427,7 +425,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; "
                 f"found {tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
-        return Prediction(mean, variance, c, novelty, shares=shares)
+        return self._described(Prediction(mean, variance, c, novelty, shares=shares), rows)
 
     def _is_whole(self, **options: Any) -> bool:
         return type(self) is Predictor and self.calibration.method != "sample"
@@ -435,20 +433,22 @@ class Predictor(Calibrated[Calibration, Prediction]):
     def _truth(self, prediction: Prediction, y: Tensor) -> Tensor:
         return align_target(prediction.mean, y)
 
-    def _become(self, kind: type[_Kind]) -> _Kind:
-        """Return the same calibrated model as a predictor of another kind."""
-        if type(self) is not Predictor:
-            raise ArgumentError(
-                f"expected a predictor as calibrate() or load() gives it; found {type(self).__name__}. Start again "
-                "from that one."
-            )
-        made = kind.__new__(kind)
-        vars(made).update(vars(self))
-        return made
+
+class _Derived(Predictor):
+    """A predictor that other rows were added to: it has one scale, and no file holds it."""
+
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        """Refuse: call it on the predictor that this one was made from."""
+        raise ArgumentError(
+            f"expected a predictor as calibrate() or load() gives it; found {type(self).__name__}, which has one scale "
+            "and which no file holds. Call this on the predictor that it was made from, and make it again."
+        )
+
+    save = to_onnx = scaled = conformal = joint = adapted = _refuse
 
 
-class JointPredictor(Predictor):
-    """A predictor of several outputs together, which `Predictor.joint` makes; `save` writes the calibration alone.
+class JointPredictor(_Derived):
+    """A predictor of several outputs together, which `Predictor.joint` makes; no file holds it.
 
     Its predictions are `JointPrediction`s, which also have `covariance`, `region` and `bands`.
 
@@ -459,22 +459,17 @@ class JointPredictor(Predictor):
     kind = JointPrediction
     joint_errors: Joint = None  # type: ignore[assignment]  # until it is fitted
 
-    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
-        """Refuse: a file has an interval for each output alone."""
-        raise ArgumentError(
-            "expected a predictor of each output for an ONNX file; found one of several together, whose regions no "
-            "file holds. Write the file from the predictor that joint(...) was called on."
-        )
+    def _context(self, x: Any) -> BatchContext:
+        rows = super()._context(x)
+        _ = rows.gradients  # whose pass gives all else, too
+        return rows
 
-    def _step(self, x: Any, rows: BatchContext | None = None, **options: Any) -> JointPrediction:
-        c = self.calibration
-        features = c.terms.features if c.terms is not None else None
-        rows = BatchContext(self._network, x, c.sites, self.readout, features, gradients=True)
+    def _described(self, prediction: Prediction, rows: BatchContext) -> JointPrediction:
         by_row = correlation_of(rows.gradients)
-        return JointPrediction(**vars(super()._step(x, rows, **options)), by_row=by_row, joint=self.joint_errors)
+        return JointPrediction(**vars(prediction), by_row=by_row, joint=self.joint_errors)
 
 
-class AdaptedPredictor(Predictor):
+class AdaptedPredictor(_Derived):
     """A predictor for rows of a target, which `Predictor.adapted` makes; no file holds it.
 
     Its predictions are `AdaptedPrediction`s, which also have `weight`.
@@ -491,32 +486,23 @@ class AdaptedPredictor(Predictor):
         """How many rows of one weight tell as much as the labelled rows do about the target."""
         return self.shift.effective_rows
 
-    def save(self, path: Any) -> NoReturn:
-        """Refuse: a file would have other intervals."""
-        raise ArgumentError(
-            "expected a predictor without a target for a file; found an adapted one, whose weights no file holds. Save "
-            "the predictor that adapted(...) was called on, and call it again after loading."
-        )
+    def _context(self, x: Any) -> BatchContext:
+        rows = super()._context(x)
+        if rows.has_features:
+            return rows
+        which = Features.all(self.calibration.sites)
+        return BatchContext(self._network, x, rows.sites, self.readout, which, gradients=rows.wants_gradients)
 
-    def to_onnx(self, path: Any, example: Any, *, level: float = 0.9) -> NoReturn:
-        """Refuse likewise."""
-        self.save(path)
-
-    def _step(self, x: Any, rows: BatchContext | None = None, **options: Any) -> AdaptedPrediction:
-        c = self.calibration
-        which = (c.terms and c.terms.features) or Features.all(c.sites)
-        gradients = c.terms is not None and c.terms.needs_gradients
-        rows = BatchContext(self._network, x, c.sites, self.readout, which, gradients=gradients)
-        p = super()._step(x, rows, **options)
+    def _described(self, prediction: Prediction, rows: BatchContext) -> AdaptedPrediction:
         compared = [rows.features] if rows.has_features else []
-        compared += [] if rows.table is None else [rows.table.to(p.output)]
+        compared += [] if rows.table is None else [rows.table.to(prediction.output)]
         if not compared:
             raise ArgumentError(
                 "expected a model with features, or inputs that are a table, to compare rows by; found neither. "
                 "Calibrate with labelled rows of the target."
             )
         features = torch.cat([part.float() for part in compared], 1)
-        return AdaptedPrediction(**vars(p), features=features, shift=self.shift)
+        return AdaptedPrediction(**vars(prediction), features=features, shift=self.shift)
 
 
 class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
@@ -557,9 +543,9 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
             per_class: sets that hold each class as often as they say, and not only the labels as a whole.
             unpack: from a batch to `(inputs, labels)`.
         """
-        prediction, labels = self._held_out(data, unpack)
+        prediction, labels = self._unseen(data, unpack)
         sets = ClassSets.fit(prediction.probabilities, labels, checked_score(score), per_class=per_class)
-        return self._with(replace(self.calibration, sets=sets))
+        return self._as(ClassPredictor, calibration=replace(self.calibration, sets=sets))
 
     def reject(
         self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
@@ -569,11 +555,11 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
         Predictions then have `kept()`; the rule is `calibration.rule`, and saved with it.
         """
-        prediction, labels = self._held_out(data, unpack)
+        prediction, labels = self._unseen(data, unpack)
         rule = rejection(prediction.confidence, prediction.label == labels, risk, confidence)
-        return self._with(replace(self.calibration, rule=rule))
+        return self._as(ClassPredictor, calibration=replace(self.calibration, rule=rule))
 
-    def _held_out(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
+    def _unseen(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
         """Predict rows with labels, and warn where these are the validation rows."""
         prediction, labels = self.predict_labelled(data, unpack)
         warn_of_fitted_rows(self.calibration.seen, marks_of(prediction.logits, labels), stacklevel=3)
@@ -602,14 +588,22 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
                 "readout that the calibration was made with."
             )
         logits = logits.float() if c.maps else logits.double()
-        novelty = None if novelty is None else checked_novelty(novelty).to(logits)
-        temperature = c.fit.temperatures(novelty, logits)
-        logs = torch.log_softmax(logits / temperature.reshape(-1, *[1] * (logits.dim() - 1)), 1)
+        if novelty is not None:
+            beyond = ~(novelty < LARGEST)
+            if any_true(beyond):
+                raise DataError(
+                    f"expected inputs whose features fit a number; found {int(beyond.sum())} of {len(beyond)} rows "
+                    "whose do not. Leave these rows out.",
+                    rows=beyond,
+                )
+            novelty = novelty.to(logits)
+        temperatures = c.fit.temperatures(novelty, logits)
+        logs = torch.log_softmax(logits / temperatures.reshape(-1, *[1] * (logits.dim() - 1)), 1)
         rate = c.rate if c.rate is not None else rate
         if rate is None:
             return ClassPrediction(logs, logits, c, novelty)
-        mean, information = (self._draw_maps if c.maps else self._draw)(x, rate, novelty, logits)
-        return ClassPrediction(logs if c.rate is None else mean, logits, c, novelty, information)
+        mean, doubt = self._draw_maps(x, rate, temperatures, logits) if c.maps else self._draw(x, rate, novelty, logits)
+        return ClassPrediction(logs if c.rate is None else mean, logits, c, novelty, doubt)
 
     # The mutual information is taken at one temperature for all rows: at that of a strange one all draws would agree
     # that nothing is known.
@@ -617,59 +611,46 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
     def _draw(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log of the mean softmax of thinned networks, `(N, K)`, and their mutual information, `(N,)`."""
         c = self.calibration
-        (moments,) = sample_rates(self._network, x, [rate], c.sites, self._options(self.readout, keep=True))
-        assert moments.outputs is not None
-        draws = torch.stack([as_logits(part) for part in moments.outputs]).to(logits)
+        outputs = self._drawn(x, rate, self.readout, keep=True).outputs
+        assert outputs is not None
+        draws = torch.stack([as_logits(part) for part in outputs]).to(logits)
         return c.fit.log_probabilities(draws, novelty), information(torch.log_softmax(draws / c.alone, 2))
 
-    def _draw_maps(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both for maps, image by image: of the draws means are kept, `H(mean p) - mean H(p)`."""
+    def _draw_maps(self, x: Any, rate: float, temperatures: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both for maps, image by image: of the draws means are stored, `H(mean p) - mean H(p)`."""
         c, least = self.calibration, torch.finfo(logits.dtype).tiny
-        means, disagreement = [], []
-        for i, t in enumerate(c.fit.temperatures(novelty, logits).tolist()):
+        means, doubts = [], []
+        for i, t in enumerate(temperatures.tolist()):
 
             def read(output: Any, t: float = t) -> Tensor:
                 drawn = as_logits(part_of(output, self.readout), maps=True).to(logits)
                 alone = torch.log_softmax(drawn / c.alone, 1)
-                parts = torch.softmax(drawn / t, 1), alone.exp(), entropy(alone.movedim(1, -1))[:, None]
-                return torch.cat(parts, 1)
+                return torch.cat([torch.softmax(drawn / t, 1), alone.exp(), entropy(alone.movedim(1, -1))[:, None]], 1)
 
-            options = self._options(read)
-            (moments,) = sample_rates(self._network, take_rows(x, slice(i, i + 1)), [rate], c.sites, options)
-            mean, alone, own = moments.mean.split([c.classes, c.classes, 1], 1)
+            sums = self._drawn(take_rows(x, slice(i, i + 1)), rate, read).mean
+            mean, alone, each = sums.split([c.classes, c.classes, 1], 1)
             means.append(mean.clamp_min(least).log())
-            together = entropy(alone.clamp_min(least).log().movedim(1, -1))
-            disagreement.append((together - own[:, 0]).clamp_min(0))
-        return torch.cat(means), torch.cat(disagreement)
+            doubts.append((entropy(alone.clamp_min(least).log().movedim(1, -1)) - each[:, 0]).clamp_min(0))
+        return torch.cat(means), torch.cat(doubts)
 
-    def _options(self, readout: Readout, *, keep: bool = False) -> DrawOptions:
-        engine: Engine = "auto" if self.engine == "compiled" else self.engine  # whose programs have moments alone
-        return DrawOptions(
-            self.calibration.draws or _DRAWS, self.calibration.seed, readout, self.chunk, True, keep, engine
+    def _drawn(self, x: Any, rate: float, readout: Readout, *, keep: bool = False) -> Moments:
+        """Run thinned networks; compiled programs have moments alone, so that classes run without these."""
+        c, engine = self.calibration, self.engine
+        options = DrawOptions(
+            c.draws or _DRAWS, c.seed, readout, self.chunk, True, keep, "auto" if engine == "compiled" else engine
         )
-
-
-def checked_novelty(novelty: Tensor) -> Tensor:
-    """Return novelty as it is; `DataError` about the rows where it is beyond the largest number."""
-    beyond = ~(novelty < LARGEST)
-    if any_true(beyond):
-        raise DataError(
-            f"expected inputs whose features fit a number; found {int(beyond.sum())} of {len(beyond)} rows whose do "
-            "not. Leave these rows out.",
-            rows=beyond,
-        )
-    return novelty
+        return sample_rates(self._network, x, [rate], c.sites, options)[0]
 
 
 def _without_rows_beyond(
-    run: Callable[[Any], _Predicted], x: Any, batch_size: int, alone: Callable[[Any], object]
-) -> tuple[list[_Predicted], Tensor]:
+    run: Callable[[Any], _Made], x: Any, batch_size: int, alone: Callable[[Any], object]
+) -> tuple[list[_Made], Tensor]:
     """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`.
 
     An error that names no rows stays one. `alone` tries a single row. Where rows are nodes, whole graphs are left out.
     Where all rows are beyond, a row of zeros is predicted, or a graph of moderate numbers.
     """
-    parts: list[_Predicted] = []
+    parts: list[_Made] = []
     masks: list[Tensor] = []
     for part in row_batches(x, batch_size):
         beyond = torch.zeros(row_count(part), dtype=torch.bool)
@@ -695,17 +676,6 @@ def _without_rows_beyond(
     return parts, torch.cat(masks)
 
 
-def _warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
-    """Warn of rows of which nothing is known."""
-    warn(
-        f"nothing is known of {int(rows.sum())} of {len(rows)} rows: what the network makes of their inputs fits no "
-        "number. Their novelty is the largest number, and their interval the widest. Look at their inputs, and "
-        "leave such rows out.",
-        LatedropWarning,
-        stacklevel=stacklevel,
-    )
-
-
 def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
     """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
     count = row_count(x)
@@ -720,13 +690,24 @@ def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
     return fails
 
 
-def explain_failure(error: Exception, x: Any, model: nn.Module) -> None:
-    """Raise `DataError` where a model failed on inputs that were placed, and say what may be wrong with them."""
-    if isinstance(error, LatedropError):
+def explain_failure(error: Exception, x: Any, model: nn.Module, run: Callable[[Any], object] | None = None) -> None:
+    """Raise `DataError` where a model failed on inputs that were placed, and say what may be wrong with them.
+
+    `run` predicts rows; it tells whether the inputs are a single image, without the axis that counts rows.
+    """
+    known = isinstance(error, LatedropError)
+    if known:
         check_inputs(floating(x))  # which says how many of all rows are not finite
-        _check_axes(x, error)
-    elif isinstance(error, _OF_INPUTS) and not out_of_memory(error):
-        _check_axes(x, error)
+    elif not isinstance(error, _OF_INPUTS) or out_of_memory(error):
+        return
+    shapes = [tuple(value.shape) for value in tensors(x)]
+    image = len(shapes) == 1 and len(shapes[0]) > 2 and _runs(run, map_values(x, lambda value: value[None]))
+    if image or (shapes and all(len(shape) == 1 for shape in shapes)):
+        raise DataError(
+            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
+            "which looks like a single row. Pass x[None] to predict one row."
+        ) from error
+    if not known:
         check_dtypes(x, model, error)
         raise DataError(
             f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
@@ -735,14 +716,11 @@ def explain_failure(error: Exception, x: Any, model: nn.Module) -> None:
         ) from error
 
 
-def _check_axes(x: Any, error: Exception) -> None:
-    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
-    shapes = [tuple(value.shape) for value in tensors(x)]
-    if shapes and all(len(shape) == 1 for shape in shapes):
-        raise DataError(
-            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
-            "which looks like a single row. Pass x[None] to predict one row."
-        ) from error
+def _runs(run: Callable[[Any], object] | None, x: Any) -> bool:
+    try:
+        return run is not None and run(x) is not None
+    except Exception:  # whatever it is, the first error is the one to report
+        return False
 
 
 def load(

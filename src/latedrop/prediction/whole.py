@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import floating
@@ -26,18 +25,13 @@ from latedrop.prediction.prediction import ClassPrediction, Prediction
 
 __all__ = ["predicted_whole"]
 
-_Predicted = TypeVar("_Predicted", Prediction, ClassPrediction)
 _SHARE, _OF_RANGE = 0.01, 0.05  # how far a program may be from the steps: of the largest number, and of their range
 _HALF = 0.2  # both, where the model computes in half precision: a deep network differs by as much between two kernels
 
 
 def predicted_whole(
-    network: Network,
-    x: Any,
-    calibration: Calibration | ClassCalibration,
-    readout: Readout,
-    predicted: Callable[[Any], _Predicted],
-) -> _Predicted:
+    network: Network, x: Any, calibration: Any, readout: Readout, predicted: Callable[[Any], Any]
+) -> Any:
     """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
     active = fitted.active if fitted is not None else ()
@@ -64,8 +58,7 @@ def predicted_whole(
     named: dict[str, Any] = {"calibration": calibration}
     for (name, keys), value in zip(names.items(), results, strict=True):
         named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
-    made: _Predicted = kind(**named)
-    return made
+    return kind(**named)
 
 
 def _named(prediction: Prediction | ClassPrediction) -> tuple[type, dict[str, tuple[str, ...]]]:

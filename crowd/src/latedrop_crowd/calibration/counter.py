@@ -257,7 +257,7 @@ def recalibrate_counter(
             continue
         ready = trained.prepared(name, image)
         reading = before.read(trained, ready, deviations=False).check(name)
-        features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)
+        features = 1.0 if reading.count.novelty is None else float(reading.count.novelty)
         rows.append((reading.mean, reading.fitted_variance, float(left.pop(key)), features))
         images.append(ready)
         if not left:

@@ -168,7 +168,7 @@ class CrowdCalibration:
         std: npt.NDArray[np.float64],
     ) -> Reading:
         """Apply the guard and the recalibration to a count whose variance was fitted to be `fitted`."""
-        by_features = 0.0 if count.strangeness is None else float(count.strangeness)
+        by_features = 0.0 if count.novelty is None else float(count.novelty)
         other, reasons = (0.0, ()) if self.usual is None else self.usual.strangeness(image)
         scene = self.recalibration
         inside = by_features / (1.0 if scene is None else scene.strangeness)
