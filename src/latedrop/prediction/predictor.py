@@ -597,48 +597,37 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
                     rows=beyond,
                 )
             novelty = novelty.to(logits)
-        temperatures = c.fit.temperatures(novelty, logits)
-        logs = torch.log_softmax(logits / temperatures.reshape(-1, *[1] * (logits.dim() - 1)), 1)
+        temperatures = c.fit.temperatures(novelty, logits).reshape(-1, *[1] * (logits.dim() - 1))
+        logs = torch.log_softmax(logits / temperatures, 1)
         rate = c.rate if c.rate is not None else rate
         if rate is None:
             return ClassPrediction(logs, logits, c, novelty)
-        mean, doubt = self._draw_maps(x, rate, temperatures, logits) if c.maps else self._draw(x, rate, novelty, logits)
-        return ClassPrediction(logs if c.rate is None else mean, logits, c, novelty, doubt)
-
-    # The mutual information is taken at one temperature for all rows: at that of a strange one all draws would agree
-    # that nothing is known.
-
-    def _draw(self, x: Any, rate: float, novelty: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log of the mean softmax of thinned networks, `(N, K)`, and their mutual information, `(N,)`."""
-        c = self.calibration
+        if c.maps:
+            return ClassPrediction(logs, logits, c, novelty, self._information_of_maps(x, rate, logits))
         outputs = self._drawn(x, rate, self.readout, keep=True).outputs
         assert outputs is not None
         draws = torch.stack([as_logits(part) for part in outputs]).to(logits)
-        return c.fit.log_probabilities(draws, novelty), information(torch.log_softmax(draws / c.alone, 2))
+        # At one temperature for all rows: at that of a strange one all draws would agree that nothing is known.
+        disagreement = information(torch.log_softmax(draws / c.alone, 2))
+        mean = logs if c.rate is None else c.fit.log_probabilities(draws, novelty)
+        return ClassPrediction(mean, logits, c, novelty, disagreement)
 
-    def _draw_maps(self, x: Any, rate: float, temperatures: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both for maps, image by image: of the draws means are stored, `H(mean p) - mean H(p)`."""
+    def _information_of_maps(self, x: Any, rate: float, logits: Tensor) -> Tensor:
+        """Return the mutual information `H(mean p) - mean H(p)` of draws, `(N, H, W)`; only means are stored."""
         c, least = self.calibration, torch.finfo(logits.dtype).tiny
-        means, doubts = [], []
-        for i, t in enumerate(temperatures.tolist()):
 
-            def read(output: Any, t: float = t) -> Tensor:
-                drawn = as_logits(part_of(output, self.readout), maps=True).to(logits)
-                alone = torch.log_softmax(drawn / c.alone, 1)
-                return torch.cat([torch.softmax(drawn / t, 1), alone.exp(), entropy(alone.movedim(1, -1))[:, None]], 1)
+        def read(output: Any) -> Tensor:
+            logs = torch.log_softmax(as_logits(part_of(output, self.readout), maps=True).to(logits) / c.alone, 1)
+            return torch.cat([logs.exp(), entropy(logs.movedim(1, -1))[:, None]], 1)
 
-            sums = self._drawn(take_rows(x, slice(i, i + 1)), rate, read).mean
-            mean, alone, each = sums.split([c.classes, c.classes, 1], 1)
-            means.append(mean.clamp_min(least).log())
-            doubts.append((entropy(alone.clamp_min(least).log().movedim(1, -1)) - each[:, 0]).clamp_min(0))
-        return torch.cat(means), torch.cat(doubts)
+        mean, each = self._drawn(x, rate, read).mean.split([c.classes, 1], 1)
+        return (entropy(mean.clamp_min(least).log().movedim(1, -1)) - each[:, 0]).clamp_min(0)
 
     def _drawn(self, x: Any, rate: float, readout: Readout, *, keep: bool = False) -> Moments:
         """Run thinned networks; compiled programs have moments alone, so that classes run without these."""
         c, engine = self.calibration, self.engine
-        options = DrawOptions(
-            c.draws or _DRAWS, c.seed, readout, self.chunk, True, keep, "auto" if engine == "compiled" else engine
-        )
+        engine = "auto" if engine == "compiled" else engine
+        options = DrawOptions(c.draws or _DRAWS, c.seed, readout, self.chunk, keep=keep, engine=engine)
         return sample_rates(self._network, x, [rate], c.sites, options)[0]
 
 
