@@ -128,8 +128,8 @@ class Predictions:
         """Predict finite rows in batches of one size; return columns by name."""
         size, rows = self._asked.batch_size, len(x)
         fill = np.repeat(x[:1], -rows % size, 0) if rows else np.zeros((size, x.shape[1]))
-        columns = self._predictor.predict(np.concatenate([x, fill]))._columns(self._asked.level)
-        return {name: values[:rows].astype(self._dtype) for name, values in columns.items()}
+        columns = self._predictor.predict(np.concatenate([x, fill])).columns(self._asked.level)
+        return {name: values[:rows].cpu().numpy().astype(self._dtype) for name, values in columns.items()}
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[np.float64]:

@@ -152,7 +152,6 @@ def predict(
         from latedrop.cli.predicting import check_ray, checked_sets, on_ray, write_predictions
         from latedrop.cli.writing import ROW_FILES, check_outputs
         from latedrop.metrics.levels import checked_level
-        from latedrop.prediction.detector import Detector
 
         _ = level is None or checked_level(level)
         read = loading.files(model, calibration, data=data)

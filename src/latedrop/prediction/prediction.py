@@ -192,11 +192,10 @@ class Prediction(Predicted):
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
         return named if self.novelty is None else {**named, "novelty": self.novelty}
 
-    def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
-        """One row per example, with the index of the data frame that was predicted.
+    def columns(self, level: float = 0.9) -> dict[str, Tensor]:
+        """Return the results of `to_dict`, `(N,)` each: of several outputs each has its own.
 
-        The columns are those of `to_dict`. Of several outputs each has its own, with the name of its target column
-        where the calibration knows it, else with its number: `mean_height`, or `mean_0`.
+        It is named for its target column where the calibration knows it, else for its number: `mean_height`, `mean_0`.
         """
         columns: dict[str, Tensor] = {}
         names = self.calibration.output_names
@@ -204,7 +203,11 @@ class Prediction(Predicted):
             flat = value.reshape(len(value), -1).unbind(1)
             ends = names if names is not None and len(names) == len(flat) else range(len(flat))
             columns |= {name if len(flat) == 1 else f"{name}_{end}": each for end, each in zip(ends, flat, strict=True)}
-        return self._frame(columns)
+        return columns
+
+    def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
+        """Return `columns` as a data frame with a row per example, and the index of the one that was predicted."""
+        return self._frame(self.columns(level))
 
     def __len__(self) -> int:
         return len(self.mean)

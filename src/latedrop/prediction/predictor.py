@@ -621,7 +621,9 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
             return torch.cat([logs.exp(), entropy(logs.movedim(1, -1))[:, None]], 1)
 
         mean, each = self._drawn(x, rate, read).mean.split([c.classes, 1], 1)
-        return (entropy(mean.clamp_min(least).log().movedim(1, -1)) - each[:, 0]).clamp_min(0)
+        together = entropy(mean.clamp_min(least).log().movedim(1, -1))
+        doubt: Tensor = (together - each[:, 0]).clamp_min(0)
+        return doubt
 
     def _drawn(self, x: Any, rate: float, readout: Readout, *, keep: bool = False) -> Moments:
         """Run thinned networks; compiled programs have moments alone, so that classes run without these."""
