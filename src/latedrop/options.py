@@ -33,8 +33,10 @@ def check_options(options: Any, page: str = "") -> None:
     `page` names what documents them, where that is not the class.
     """
     owner: Any = type(options)
-    for name, kind in _annotations(owner).items():
+    for name, (kind, default) in _annotations(owner).items():
         value = getattr(options, name)
+        if value is default:
+            continue
         expected = _unmet(kind, value)
         if expected:
             page = page or f"latedrop.{owner.__name__}"
@@ -53,14 +55,20 @@ def shown(value: Any) -> str:
 
 
 @cache
-def _annotations(kind: type) -> dict[str, Any]:
+def _annotations(kind: type) -> dict[str, tuple[Any, Any]]:
+    """Return type and default of each field."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+    return {field.name: (hints[field.name], field.default) for field in fields(kind) if field.init}
+
+
+@cache
+def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
 
 
 def _unmet(kind: Any, value: Any) -> str:
     """Return what was expected where a value is not of a kind; else nothing."""
-    origin, args = get_origin(kind), get_args(kind)
+    origin, args = _form(kind)
     if origin in (Union, UnionType):
         unmet = [_unmet(part, value) for part in args]
         return " or ".join(filter(None, (", ".join(unmet[:-1]), unmet[-1]))) if all(unmet) else ""

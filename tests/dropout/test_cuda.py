@@ -8,7 +8,7 @@ from torch import nn
 
 from latedrop import Network, find_sites, linearize, sample
 from latedrop.data.rows import map_rows
-from latedrop.dropout.masks import keys_for, masks_from_keys, thinned
+from latedrop.dropout.masks import draw_keys, kernel_for, keys_on, masks_from_keys
 from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import _ThinnedNetworks
 from quick import quick
@@ -86,20 +86,23 @@ def test_the_fused_product_is_that_with_the_masks(
     value: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     value = value.to("cuda", dtype)
-    keys = keys_for(5, range(3), "fc", 0, value.device)
+    keys = keys_on(draw_keys(5, range(3), "fc", 0), value.device)
     mask = masks_from_keys(keys, shape, 0.3)
-    product = thinned(value, keys, shape, 0.3)
-    assert product is not None
-    assert torch.equal(product, (value * mask).to(dtype))
+    kernel = kernel_for(value, keys, shape, 0.3)
+    assert kernel is not None
+    for values in (value, 2 * value, torch.cat([value.flatten()] * 2)[1:][: value.numel()].view_as(value)):
+        if values.stride() == value.stride():  # the last starts between two multiples of 16 bytes
+            assert torch.equal(kernel(values), (values * mask).to(dtype))
+    product = kernel(value)
     if 0 not in value.stride() and value[0].is_contiguous():
         assert product.is_contiguous()
 
 
 def test_axes_that_the_fused_product_leaves_to_the_masks() -> None:
-    keys = keys_for(5, range(3), "fc", 0, torch.device("cuda"))
-    assert thinned(torch.randn(3, 4, 8, 6, device="cuda", dtype=torch.float64), keys, (1, 8, 6), 0.3) is None
-    assert thinned(channels_last(3, 4, 8, 6, 7).cuda(), keys, (4, 8, 6, 7), 0.3) is None
-    assert thinned(torch.randn(3, 0, 8, device="cuda"), keys, (1, 8), 0.3) is None
+    keys = keys_on(draw_keys(5, range(3), "fc", 0), torch.device("cuda"))
+    assert kernel_for(torch.randn(3, 4, 8, 6, device="cuda", dtype=torch.float64), keys, (1, 8, 6), 0.3) is None
+    assert kernel_for(channels_last(3, 4, 8, 6, 7).cuda(), keys, (4, 8, 6, 7), 0.3) is None
+    assert kernel_for(torch.randn(3, 0, 8, device="cuda"), keys, (1, 8), 0.3) is None
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from latedrop import find_sites, inject, sample
+from latedrop import Network, Site, find_sites, inject, sample
 from latedrop.dropout import masks as room
-from latedrop.dropout.masks import draw_keys, hashes, keys_on, masks, masks_from_keys, threshold
+from latedrop.dropout.masks import DrawMasks, draw_keys, hashes, keys_on, masks_from_keys, threshold
 from rounding import assert_same_up_to_rounding, rounding
 
 FLOAT = torch.zeros(())
@@ -19,6 +19,14 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
 ]
+
+
+def masks(
+    seed: int, draws: Sequence[int], site: str, call: int, shape: tuple[int, ...], rate: float, like: Tensor
+) -> Tensor:
+    keys = draw_keys(seed, draws, site, call)
+    on_device = keys if like.is_cpu else keys_on(keys, like.device)
+    return masks_from_keys(on_device, shape, rate, double=like.dtype == torch.float64)
 
 
 def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -65,34 +73,32 @@ def test_plain_operators_give_the_same_masks() -> None:
 
 
 def test_threads_give_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_SMALL", {})
     expected = masks(0, range(3), "fc", 0, (1001,), 0.3, FLOAT)
     monkeypatch.setattr(room, "_PARALLEL", 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert torch.equal(masks(0, range(3), "fc", 0, (1001,), 0.3, FLOAT), expected)
 
 
-def test_small_masks_are_remembered_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments: list[tuple[Any, ...]] = [
-        (seed, range(start, 6), site, call, shape, rate, torch.zeros((), dtype=dtype))
-        for seed, start, site, call, shape, rate, dtype in [
-            (0, 0, "fc", 0, (5,), 0.3, torch.float32),
-            (1, 0, "fc", 0, (5,), 0.3, torch.float32),
-            (0, 2, "fc", 0, (5,), 0.3, torch.float32),
-            (0, 0, "fd", 0, (5,), 0.3, torch.float32),
-            (0, 0, "fc", 1, (5,), 0.3, torch.float32),
-            (0, 0, "fc", 0, (5, 1), 0.3, torch.float32),
-            (0, 0, "fc", 0, (5,), 0.4, torch.float32),
-            (0, 0, "fc", 0, (5,), 0.3, torch.float64),
-        ]
-    ]
-    remembered = [masks(*a) for a in arguments]
-    assert masks(*arguments[0]) is remembered[0]
-    monkeypatch.setattr(room, "_SMALL", {})
-    again = [masks(*a) for a in arguments]
-    for one, other in zip(remembered, again, strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+def test_small_masks_are_remembered_and_are_the_same() -> None:
+    """Masks of two calls, rates, shapes and dtypes of one site never stand for each other."""
+    site = Site("fc", "element", "Linear", (5,))
+    notes: dict[Any, Any] = {}
+
+    def thinned(seed: int = 0, call: int = 0, rate: float = 0.3, rows: int = 1, dtype: Any = FLOAT.dtype) -> Tensor:
+        draws = range(6)
+        made = DrawMasks.of_network(notes, torch.device("cpu"), seed, {"fc": rate}, draws, draws)
+        return made.thin(site, call, torch.ones(6 * rows, 5, dtype=dtype), (1, 5), 0)
+
+    cases: list[dict[str, Any]] = [{}, {"seed": 1}, {"call": 1}, {"rate": 0.4}, {"rows": 2}, {"dtype": torch.float64}]
+    first = [thinned(**case) for case in cases]
+    remembered = notes["masks"][next(iter(notes["masks"]))].ready
+    assert remembered
+    again = [thinned(**case) for case in reversed(cases)][::-1]
+    assert notes["masks"][next(iter(notes["masks"]))].ready is remembered
+    for case, one, other in zip(cases, first, again, strict=True):
+        notes.clear()
         assert torch.equal(one, other)  # random numbers of the same key
+        assert torch.equal(one, thinned(**case))
 
 
 @pytest.mark.parametrize("rate", [0.0007, 0.01, 0.3, 0.9])
@@ -141,12 +147,12 @@ def test_units_and_draws_drop_independently(rate: float) -> None:
 def test_what_is_remembered_is_no_tensor_of_the_mode_that_asked_first() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), torch.randn(2, 3)
     sites = find_sites(model, x)
-    room._KEPT.clear()
+    network = Network(model)
     with torch.inference_mode():
-        sample(model, x, 0.3, 2, seed=77, sites=sites, engine="loop")
+        sample(network, x, 0.3, 2, seed=77, sites=sites, engine="loop")
+    assert not any(mask.is_inference() for made in network.notes["masks"].values() for mask in made.ready.values())
     with inject(model, sites, 0.3, seed=77):
         model(x).sum().backward()
-    room._KEPT.clear()
     with inject(model, sites, 0.3, draw=0):
         expected = model(x)
         torch.func.functionalize(model)(x)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from latedrop import find_sites, sample
-from latedrop.dropout.masks import masks
+from latedrop.dropout.masks import draw_keys, masks_from_keys
 from latedrop.errors import ArgumentError
 from untouched import assert_same, state
 
@@ -246,8 +246,7 @@ def test_invariants(plan: Plan) -> None:
     assert attributes == [(block.calls, block.factor) for block in blocks(model)]
     for site in sites:
         few, more = (
-            masks(plan.seed, range(3), site.name, 0, site.units, rate, torch.empty(0, dtype=torch.float64))
-            for rate in (0.2, 0.4)
+            masks_from_keys(draw_keys(plan.seed, range(3), site.name, 0), site.units, rate) for rate in (0.2, 0.4)
         )
         assert bool(((more > 0) <= (few > 0)).all())
     if FACTOR > 1 and plan.seed % TRACED == 0:

@@ -5,10 +5,10 @@ By plain operators the hash would pass a dozen times over memory; here a mask is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -68,25 +68,37 @@ def _product(  # type: ignore[no-untyped-def]
         row += high
 
 
-def product(value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale: float) -> Tensor | None:
-    """`value` `(draws, ...)` times the masks `(draws, *shape)` of draws with these keys.
+def product(
+    value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale: float
+) -> Callable[[Tensor], Tensor] | None:
+    """Return a function of values like this one, `(draws, ...)`: times the masks `(draws, *shape)` of these keys.
 
-    In single precision, rounded to the dtype of `value`, with the axes in memory as `value` has them. None where they
-    are too irregular for the kernel.
+    In single precision, rounded to the dtype of the value, with the axes in memory as the value has them. None where
+    they are too irregular for the kernel.
     """
     plan = _planned(value.shape, value.stride(), tuple(shape))
     if plan is None or len(keys) > _MOST_DRAWS:
         return None
     strides, programs, blocks, axes, constants = plan
-    out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    # Triton starts kernels on the current device; a wide threshold makes one kernel serve all rates.
-    here = keys.device.index == torch.cuda.current_device()
-    with nullcontext() if here else torch.cuda.device(keys.device):
-        _product[(programs, len(keys))](
-            out, value, keys, least | (1 << 40), scale, blocks, out.stride(0), value.stride(0),
-            *axes, *constants,
-        )  # fmt: skip
-    return out
+    sizes, dtype, device, grid = value.shape, value.dtype, value.device, (programs, len(keys), 1)
+    # A wide threshold makes one kernel serve all rates.
+    arguments = (keys, least | (1 << 40), scale, blocks, strides[0], value.stride(0), *axes, *constants)
+    start: Any = None  # of the compiled kernel, without Triton's look at every argument
+
+    def launch(value: Tensor) -> Tensor:
+        nonlocal start
+        out = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        # Triton starts kernels on the current device.
+        with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
+            aligned = value.data_ptr() % 16 == 0  # as the compiled kernel takes for granted
+            if start is not None and aligned:
+                start(out, value, *arguments)
+            else:
+                kernel = _product[grid](out, value, *arguments)
+                start = kernel[grid] if aligned else None
+        return out
+
+    return launch
 
 
 @lru_cache(maxsize=1024)

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from hashlib import blake2b
 from itertools import product
 from math import ceil, prod
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,8 @@ from latedrop.network.sites import Site
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("ROUNDS", "STEP", "DrawMasks", "checked_seed", "draw_keys", "hashes", "keys_for", "keys_on", "masks"),
-    *("masks_from_keys", "mixed", "signed", "split", "thinned", "threshold"),
+    *("ROUNDS", "STEP", "DrawMasks", "checked_seed", "draw_keys", "hashes", "kernel_for", "keys_on"),
+    *("masks_from_keys", "mixed", "signed", "split", "threshold"),
 ]
 
 ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
@@ -45,45 +44,98 @@ _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
 _SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
-_FEW = 2**22  # numbers for which a plain product is quicker than the start of a kernel that also makes the mask
+_ROOM, _MOST_KEYS, _MOST_MASKS = 2**24, 2**12, 16  # bytes of masks of some draws; keys, and `DrawMasks`, of a network
 
 
 @dataclass
 class DrawMasks:
-    """The masks of some draws: a `Thinner`."""
+    """The masks of some draws: a `Thinner`. Small masks and kernels that are ready to run are remembered."""
 
     seed: int  # with the draw and the site it fixes every mask
     rates: Mapping[str, float]  # by site
     draws: range  # those that are rows of the batch, or the only one
     of: range  # all that will be asked for, one part after the other
+    keys: dict[Any, Tensor] = field(default_factory=dict)  # of all draws, on a device
+    ready: dict[Any, Any] = field(default_factory=dict)
+    room: int = _ROOM
+
+    @classmethod
+    def of_network(
+        cls, notes: dict[Any, Any], device: torch.device, seed: int, rates: Mapping[str, float], draws: range, of: range
+    ) -> DrawMasks:
+        """Return the same object for the same draws, from the notes of a network."""
+        stream = 0
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return cls(seed, rates, draws, of)
+            stream = torch.cuda.current_stream(device).cuda_stream  # a copy is there for what comes later on its stream
+        made: dict[Any, DrawMasks] = notes.setdefault("masks", {})
+        key = seed, draws, of, stream, *rates.items()
+        masks_of_draws = made.get(key)
+        if masks_of_draws is None or len(masks_of_draws.ready) > _MOST_KEYS:
+            keys = notes.setdefault(("keys", stream), {})
+            if len(keys) > _MOST_KEYS:
+                keys = notes["keys", stream] = {}
+            if len(made) >= _MOST_MASKS:
+                made.pop(next(iter(made)), None)
+            masks_of_draws = made[key] = cls(seed, rates, draws, of, keys)
+        return masks_of_draws
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Zero the units that the draws drop, and divide the others by `1 - rate`."""
-        one = axis == 0 and shape[0] == 1 and len(value) == len(self.draws) and type(value) is Tensor
-        if one and not _worth_a_kernel(value, self.draws, shape):
-            return self._times(value, site, call, shape[1:], 0)  # one row: the same, in one operator
         if axis is None:
             return self.thin_split(site, call, value[None], shape, 0)[0]
+        if axis == 0 and shape[0] == 1 and value.shape[0] == len(self.draws):
+            return self.thin_split(site, call, value, shape[1:], 0)  # one row
         return self.thin_split(site, call, split(value, axis, len(self.draws)), shape, axis).flatten(axis, axis + 1)
 
     def thin_split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
         """Thin a value with an axis of draws before that of the examples."""
-        rate, draws = self.rates[site.name], self.draws
+        rate = self.rates[site.name]
         if rate == 0:
             return value
-        if axis == 0 and _worth_a_kernel(value, draws, shape):
-            keys = keys_for(self.seed, self.of, site.name, call, value.device)
-            keys = keys if draws == self.of else keys[draws.start - self.of.start : draws.stop - self.of.start]
-            thin = thinned(value, keys, shape, rate)
-            if thin is not None:
-                return thin
-        return self._times(value, site, call, shape, axis)
-
-    def _times(self, value: Tensor, site: Site, call: int, shape: tuple[int, ...], axis: int) -> Tensor:
-        """Multiply by masks `(draws, *shape)`; in half precision the product alone is rounded."""
-        made = masks(self.seed, self.draws, site.name, call, shape, self.rates[site.name], value)
+        if axis == 0 and value.is_cuda and not (value.requires_grad and torch.is_grad_enabled()):
+            place = site.name, call, value.shape, value.stride(), value.dtype
+            kernel: Any = self.ready.get(place)
+            if kernel is None:  # False: there is none
+                kernel = self.ready[place] = self._kernel(site, call, value, shape, rate) or False
+            if kernel:
+                return kernel(value)  # type: ignore[no-any-return]
+        made = self._mask(site, call, shape, rate, value)
         thin = value * (made.movedim(0, axis) if axis else made)
-        return thin if thin.dtype == value.dtype else thin.to(value.dtype)
+        return thin if thin.dtype == value.dtype else thin.to(value.dtype)  # the product alone is rounded
+
+    def _kernel(
+        self, site: Site, call: int, value: Tensor, shape: Sequence[int], rate: float
+    ) -> Callable[[Tensor], Tensor] | None:
+        """Return what multiplies values like this one by the mask of a site and call in one kernel."""
+        keys, start = self._keys(site.name, call, value.device), self.draws.start - self.of.start
+        return kernel_for(value, keys[start : start + len(self.draws)], shape, rate)
+
+    def _keys(self, site: str, call: int, device: torch.device) -> Tensor:
+        """Return the keys of all draws on a device, `(draws, 2)`."""
+        place = self.seed, self.of, site, call, device
+        keys = self.keys.get(place)
+        if keys is None:
+            keys = self.keys[place] = keys_on(draw_keys(self.seed, self.of, site, call), device)
+        return keys
+
+    def _mask(self, site: Site, call: int, shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+        """Return masks `(draws, *shape)`, not to be changed in place."""
+        double = like.dtype == torch.float64
+        place = site.name, call, shape, double
+        mask: Tensor | None = self.ready.get(place)
+        if mask is None:
+            if like.device.type == "cpu":
+                keys: Any = draw_keys(self.seed, self.draws, site.name, call)
+            else:
+                start = self.draws.start - self.of.start
+                keys = self._keys(site.name, call, like.device)[start : start + len(self.draws)]
+            mask = masks_from_keys(keys, shape, rate, double=double)
+            small = mask.numel() <= _SMALL.get(like.device.type, 0) and mask.nbytes <= self.room
+            if small and type(mask) is Tensor and not being_traced():
+                self.ready[place], self.room = mask, self.room - mask.nbytes
+        return mask
 
 
 def split(value: Tensor, axis: int, times: int) -> Tensor:
@@ -99,34 +151,6 @@ def checked_seed(seed: Any) -> int:
     return int(seed)
 
 
-def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool:
-    """Return True if hash and product go into one: where masks or the value are large."""
-    if value.device.type != "cuda" or (_are_small(draws, shape, value.device) and value.numel() <= _FEW):
-        return False
-    return not (value.requires_grad and torch.is_grad_enabled())
-
-
-def masks(
-    seed: int, draws: Sequence[int], site: str, call: int, shape: tuple[int, ...], rate: float, like: Tensor
-) -> Tensor:
-    """Return masks of some draws of one site, `(len(draws), *shape)`, in single precision, or double as `like`.
-
-    Small masks are remembered, and are not to be changed in place.
-    """
-    device, double = like.device, like.dtype == torch.float64
-
-    def make() -> Tensor:
-        return masks_from_keys(keys_for(seed, draws, site, call, device), shape, rate, double=double)
-
-    key = seed, draws, site, call, shape, rate, double
-    return _remembered(key, device, make) if _are_small(draws, shape, device) else make()
-
-
-def _are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
-    """Return True if masks are remembered."""
-    return len(draws) * prod(shape) <= _SMALL.get(device.type, 0)
-
-
 def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDArray[np.uint32]:
     """Two 32-bit keys for each draw, `(len(draws), 2)`."""
     start = _start(seed, site, call)
@@ -140,13 +164,6 @@ def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     z = (numbers ^ (numbers >> _BY[0])) * _TIMES[0]
     z = (z ^ (z >> _BY[1])) * _TIMES[1]
     return z ^ (z >> _BY[2])  # type: ignore[no-any-return]
-
-
-def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
-    """Return the keys as `masks_from_keys` takes them on that device."""
-    if device.type == "cpu":
-        return draw_keys(seed, draws, site, call)
-    return _remembered((seed, draws, site, call), device, lambda: keys_on(draw_keys(seed, draws, site, call), device))
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
@@ -197,10 +214,13 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, *, double: boo
     return torch.from_numpy(values).view(len(keys), *shape)
 
 
-def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
-    """`value` `(draws, ...)` times masks `(draws, *shape)` by CUDA keys, in one kernel; None where there is none."""
+def kernel_for(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Callable[[Tensor], Tensor] | None:
+    """Return a function that multiplies values like this one, `(draws, ...)`, by masks `(draws, *shape)`.
+
+    It is one CUDA kernel; None where there is none for such values.
+    """
     kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
-    if kernels is None:
+    if kernels is None or type(value) is not Tensor or being_traced():
         return None
     return kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))  # type: ignore[no-any-return]
 
@@ -230,30 +250,6 @@ def _start(seed: int, site: str, call: int) -> Any:
     """Where the keys of a site begin."""
     digest = blake2b(f"{seed}/{site}/{call}".encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
-
-
-def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-    """Return `make()`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
-    stream = 0
-    if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            return make()
-        stream = torch.cuda.current_stream(device).cuda_stream  # a copy is there for what comes later on its stream
-    place = key, device, stream, torch.is_inference_mode_enabled()
-    tensor = _KEPT.get(place)
-    if tensor is None:
-        tensor = make()
-        if type(tensor) is Tensor and not being_traced():
-            with _KEEPING:
-                _KEPT[place] = tensor
-                while len(_KEPT) > _MOST_KEPT or sum(mask.nbytes for mask in _KEPT.values()) > _MOST_BYTES:
-                    _KEPT.pop(next(iter(_KEPT)))
-    return tensor
-
-
-_KEPT: dict[tuple[Any, ...], Tensor] = {}
-_KEEPING = Lock()
-_MOST_KEPT, _MOST_BYTES = 128, 2**28
 
 
 @cache

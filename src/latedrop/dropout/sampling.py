@@ -254,7 +254,8 @@ class _ThinnedNetworks:
     def _pass(self, x: Any, draws: range, prefix: Prefix | None) -> Tensor:
         """Return `(t, N, ...)` of some draws, from one pass."""
         network, options = self._network, self._options
-        masks = DrawMasks(options.seed, self._rates, draws, range(options.draws))
+        device, every = network.weight.device, range(options.draws)
+        masks = DrawMasks.of_network(network.notes, device, options.seed, self._rates, draws, every)
         output, now = network.quietly(lambda: drawn_output(network, x, self._sites, masks, len(draws), options, prefix))
         if isinstance(now, Copying) and not network.writes:
             now.remember()

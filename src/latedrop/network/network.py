@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from threading import RLock
 from typing import Any, Protocol, TypeAlias, TypeVar
 from warnings import warn
@@ -119,38 +120,14 @@ class Pass:
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         assert self.thinner is not None
-        axis, shape, rows = site.batch_axis, list(value.shape), self._rows
-        size = 0 if axis is None else shape[axis]
-        if site.kind == "channel":
-            axes = [channel % len(shape) for channel in channels]
-            shape = [length if i in axes else 1 for i, length in enumerate(shape)]
-            if self._shared and self._copies == 1 and size % (rows or 1):
-                axis = None  # one mask for all entries, whosever they are
-        if axis is None:  # the entries of one draw lie together
-            along = 0 if self._copies > 1 and len(value) % self._copies == 0 else None
-            return self.thinner.thin(site, number, value, tuple(shape), along)
-        rows = size if rows is None else rows
-        if rows == 0:
+        layout = _layout(site, value.shape, channels, self._rows, self._copies, self._shared)
+        if layout is None:
             return value
-        examples = 1 if self._shared else rows // self._copies
-        inner, rest = divmod(size, rows)
-        unfolded = site.kind == "element" and len(site.units) < value.dim()
-        if rest or (inner != 1 and unfolded):  # with one entry for each example when the sites were found
-            raise SiteError(
-                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, as "
-                "there are that many examples, and as many for each as when the sites were found; found shape "
-                f"{tuple(value.shape)}. Where the number differs from example to example, find the sites on such "
-                "examples, with kind='channel'; else leave it out with select=."
-            )
-        if inner == 1:
-            shape[axis] = examples
-            return self.thinner.thin(site, number, value, tuple(shape), axis)
-        # Folded examples: split the axis in two, so that a mask of one example broadcasts over the other part.
-        split = (inner, rows) if site.interleaved else (rows, inner)
-        folded = (1 if site.kind == "channel" else inner, examples)
-        full = [*shape[:axis], *(folded if site.interleaved else folded[::-1]), *shape[axis + 1 :]]
-        along = axis + 1 if site.interleaved else axis
-        return self.thinner.thin(site, number, value.unflatten(axis, split), tuple(full), along).flatten(axis, axis + 1)
+        folds, shape, axis = layout
+        if folds is None:
+            return self.thinner.thin(site, number, value, shape, axis)
+        start = site.batch_axis or 0  # examples that are folded have an axis
+        return self.thinner.thin(site, number, value.unflatten(start, folds), shape, axis).flatten(start, start + 1)
 
     def _thin_packed(self, site: Site, number: int, value: PackedSequence, channels: tuple[int, ...]) -> PackedSequence:
         """Thin packed steps in their padded layout `(example, step, feature)`."""
@@ -160,6 +137,46 @@ class Pass:
         row = torch.cat([torch.arange(int(size)) for size in sizes]).to(thinned.device)
         row = row if value.sorted_indices is None else value.sorted_indices[row]
         return PackedSequence(thinned[row, step], sizes, value.sorted_indices, value.unsorted_indices)
+
+
+_Layout: TypeAlias = "tuple[tuple[int, int] | None, tuple[int, ...], int | None]"
+"""Into what the axis of the rows is unfolded, if examples are folded; shape of a mask, and the axis of the examples."""
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    site: Site, sizes: tuple[int, ...], channels: tuple[int, ...], rows: int | None, copies: int, shared: bool
+) -> _Layout | None:
+    """Return how masks meet an input of these sizes; None where it has no rows."""
+    axis, shape = site.batch_axis, list(sizes)
+    size = 0 if axis is None else shape[axis]
+    if site.kind == "channel":
+        axes = [channel % len(shape) for channel in channels]
+        shape = [length if i in axes else 1 for i, length in enumerate(shape)]
+        if shared and copies == 1 and size % (rows or 1):
+            axis = None  # one mask for all entries, whosever they are
+    if axis is None:  # the entries of one draw lie together
+        return None, tuple(shape), 0 if copies > 1 and sizes[0] % copies == 0 else None
+    rows = size if rows is None else rows
+    if rows == 0:
+        return None
+    examples = 1 if shared else rows // copies
+    inner, rest = divmod(size, rows)
+    unfolded = site.kind == "element" and len(site.units) < len(sizes)
+    if rest or (inner != 1 and unfolded):  # with one entry for each example when the sites were found
+        raise SiteError(
+            f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, as "
+            "there are that many examples, and as many for each as when the sites were found; found shape "
+            f"{tuple(sizes)}. Where the number differs from example to example, find the sites on such "
+            "examples, with kind='channel'; else leave it out with select=."
+        )
+    if inner == 1:
+        shape[axis] = examples
+        return None, tuple(shape), axis
+    # Folded examples: split the axis in two, so that a mask of one example broadcasts over the other part.
+    folded = (1 if site.kind == "channel" else inner, examples)
+    full = (*shape[:axis], *(folded if site.interleaved else folded[::-1]), *shape[axis + 1 :])
+    return (inner, rows) if site.interleaved else (rows, inner), full, axis + 1 if site.interleaved else axis
 
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("latedrop_pass", default=None)
