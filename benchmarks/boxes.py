@@ -1,37 +1,39 @@
-"""Boxes of a detector, measured: `python -m benchmarks.boxes`.
+"""Boxes of a detector, measured: `python -m benchmarks.boxes`, and with `--large` torchvision's FCOS on a GPU.
 
-A small detector finds blurred circles, squares and triangles on noise. Test scenes are like those of the calibration,
-or more blurred. Margins are made with one std for all sides, with one from score and side, and with the draws too.
+A detector finds blurred circles, squares and triangles on noise. Test scenes are like those of the calibration, or more
+blurred. Margins are made with one std for all sides, with one from score and side, and with the draws too. The large
+one has the body of a ResNet-50 and sees scenes enlarged to 256 x 256.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import sys
 from typing import Any
 
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, smooth_l1_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, interpolate, smooth_l1_loss
 
 from benchmarks.small import random_batches, trained
-from benchmarks.timing import by_seeds, markdown_table
+from benchmarks.timing import by_seeds, machine, markdown_table, stored, write
 from latedrop.boxes.detections import BoxOptions, Detector, overlap
 from latedrop.boxes.predictor import SCORE, STD, MatchedBoxes, fit_score, fit_std, radius
 
 SIDE, STRIDE, CLASSES, LEAST = 64, 4, 3, 0.05
-LEVELS = (0.8, 0.9, 0.95)
+LEVELS, SEEDS_LARGE = (0.8, 0.9, 0.95), 1
 BLUR, MORE_BLUR = (0.0, 3.0), (2.5, 4.5)
 SCENES = ("like these", "more blurred")
 POINTS = STRIDE * (torch.cartesian_prod(*[torch.arange(SIDE // STRIDE)] * 2).flip(1) + 0.5)
 Scenes = list[tuple[Tensor, dict[str, Tensor]]]
 
 
-def measured(net: nn.Module, seed: int, count: int = 250) -> dict[str, Any]:
+def measured(detector: Detector, seed: int, count: int = 250, factor: int = 1) -> dict[str, Any]:
     """Run a detector over scenes, and judge its boxes on fresh ones."""
     drawn = [scenes(count, 10 * seed + i, blur) for i, blur in enumerate((BLUR, BLUR, BLUR, MORE_BLUR), 1)]
-    detector = Detector(net, BoxOptions(), torch.stack, readout)
+    drawn = [enlarged(rows, factor) for rows in drawn] if factor > 1 else drawn
     fit, held_out, *tests = (MatchedBoxes.of(detector, data, progress=False) for data in drawn)
     return {
         name: {"boxes": sides(fit, held_out, test), "scores": scores(fit, test)}
@@ -71,6 +73,11 @@ def scores(fit: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
     return judged
 
 
+def large_table(record: dict[str, Any]) -> str:
+    """The same of the large detector."""
+    return std_table(record["large"]) + "\n\n" + score_table(record["large"])
+
+
 def std_table(record: dict[str, Any]) -> str:
     """Means over seeds of what margins hold and of how wide they are."""
     rows = []
@@ -96,7 +103,8 @@ def scores_table(record: dict[str, Any]) -> str:
 
 
 def _mean_and_spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.3f} (± {statistics.stdev(values):.3f})"
+    spread = f" (± {statistics.stdev(values):.3f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"
 
 
 class Dense(nn.Module):
@@ -158,6 +166,41 @@ def finder(seed: int, steps: int = 250) -> nn.Module:
     return trained(Dense(), (images, targets), batches=batches, loss=loss)
 
 
+def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
+    """Train torchvision's FCOS on scenes, and measure its boxes."""
+    from torchvision.models.detection import fcos_resnet50_fpn  # type: ignore[import-not-found,unused-ignore]
+
+    torch.manual_seed(seed)
+    device, side = torch.device("cuda" if torch.cuda.is_available() else "cpu"), factor * SIDE
+    sizes = {"min_size": side, "max_size": side, "num_classes": CLASSES + 1}
+    net = fcos_resnet50_fpn(weights=None, weights_backbone=None, **sizes).to(device)
+    rows = [
+        (image.to(device), {key: value.to(device) for key, value in truth.items()})
+        for image, truth in enlarged(scenes(3000, 10 * seed), factor)
+    ]
+    optimizer = torch.optim.AdamW(net.parameters(), 5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, steps)
+    for places in torch.randint(len(rows), (steps, 16)):
+        optimizer.zero_grad()
+        losses = net(*zip(*[rows[i] for i in places.tolist()], strict=True))
+        sum(losses.values()).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 10.0)
+        optimizer.step()
+        schedule.step()
+        if not schedule.last_epoch % 100:
+            print(f"step {schedule.last_epoch} of {steps}: loss {float(sum(losses.values()).detach()):.3f}", flush=True)
+    return measured(Detector(net.eval(), BoxOptions(), batch_size=64), seed, 150, factor)
+
+
+def enlarged(rows: Scenes, factor: int) -> Scenes:
+    """Return scenes of a larger side, in three equal colours."""
+    made: Scenes = []
+    for image, truth in rows:
+        wide = interpolate(image[None], scale_factor=factor, mode="bilinear")[0].expand(3, -1, -1).contiguous()
+        made.append((wide, {**truth, "boxes": factor * truth["boxes"]}))
+    return made
+
+
 def blurred(image: Tensor, sigma: float) -> Tensor:
     if sigma < 0.2:
         return image
@@ -197,5 +240,23 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     return made
 
 
+def main() -> None:
+    if "--large" in sys.argv:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        record = stored("boxes")
+        record["large"] = {"machine": machine(device), "runs": list[Any]()}
+        for seed in range(SEEDS_LARGE):
+            record["large"]["runs"].append(large(seed))
+            write("boxes", record)
+        print(large_table(record))
+    else:
+
+        def run(seed: int) -> dict[str, Any]:
+            return measured(Detector(finder(seed), BoxOptions(), torch.stack, readout), seed)
+
+        kept = {key: value for key, value in stored("boxes").items() if key == "large"}
+        by_seeds("boxes", lambda seeds: {"runs": [run(seed) for seed in range(seeds)], **kept})
+
+
 if __name__ == "__main__":
-    by_seeds("boxes", lambda seeds: {"runs": [measured(finder(seed), seed) for seed in range(seeds)]})
+    main()

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 import latedrop
 from benchmarks.timing import first_line, machine, markdown_table, medians, timed, turns_within, write
 
-RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 5, 20, 128
-NETS = ("ResNet-50", "BERT-base", "ConvNeXt-T", "MLP", "LSTM")
+RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 8, 128
+NETS = ("ResNet-50", "ViT-B", "BERT-base", "ConvNeXt-T", "MLP", "LSTM")
 WORK = ("plain", "by hand", "draws", "first order", "default")
 COMPILED = [("ResNet-50", "draws", 8), ("ResNet-50", "default", 8), ("BERT-base", "default", 8)]
 COMPILED += [("ConvNeXt-T", "default", 8), ("MLP", "default", 1)]
@@ -145,7 +145,7 @@ def built(name: str) -> tuple[nn.Module, Callable[[int], Any], str | None]:
         return BertForSequenceClassification(BertConfig(num_labels=1)), texts, "logits"
     from torchvision import models  # type: ignore[import-not-found,unused-ignore]
 
-    model = models.get_model({"ResNet-50": "resnet50", "ConvNeXt-T": "convnext_tiny"}[name], num_classes=1)
+    model = models.get_model({"ResNet-50": "resnet50", "ConvNeXt-T": "convnext_tiny", "ViT-B": "vit_b_16"}[name], num_classes=1)
     return model, lambda rows: torch.randn(rows, 3, 224, 224), None
 
 

@@ -76,11 +76,12 @@ class Detector:
                     layers = _without_output(self.model)
                     sites = find_sites(layers, batch[:1], kind="channel", collate=lambda one: (self._inputs(one),))
                     self.options = replace(self.options, sites=sites)
-                plain, draws = self._boxes(batch), range(self.options.draws)
+                plain, draws, device = self._boxes(batch), range(self.options.draws), self._network.weight.device
                 rates = rates_by_site(self.options.sites, self.options.rate)
                 sums = [torch.zeros(len(image[0]), 10, dtype=torch.float64) for image in plain]
                 for draw in draws:
-                    masks = DrawMasks(self.options.seed, rates, range(draw, draw + 1), draws)
+                    one, notes = range(draw, draw + 1), self._network.notes
+                    masks = DrawMasks.of_network(notes, device, self.options.seed, rates, one, draws)
                     for total, image, thinned in zip(sums, plain, self._boxes(batch, masks), strict=True):
                         total += _found_again(image, thinned, self.options.overlap)
                 for image, total in zip(plain, sums, strict=True):

@@ -26,7 +26,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.data.arrays import any_true, constants, place, widened
+from latedrop.data.arrays import any_true, check_inputs, constants, floating, place, widened
 from latedrop.data.rows import Collate, Graphs, copied, row_count, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError
@@ -113,8 +113,14 @@ def linearize(
     (torch.Size([5, 1]), torch.Size([5, 1, 1]))
     """
     network = Network.of(model)
-    sites, batches = placed_batches(network, x, sites, collate)
-    parts = [part.linear for batch in batches for part in first_order(network, batch, sites, readout, chunk)]
+    sites, batches = placed_batches(network, x, sites, collate, check=False)
+    parts = list[Linearization]()
+    for batch in batches:
+        try:
+            parts += [part.linear for part in first_order(network, batch, sites, readout, chunk, check=True)]
+        except Exception:
+            check_inputs(floating(batch))  # which a model may fail on in any way
+            raise
     return Linearization.joined(parts)
 
 
@@ -139,8 +145,9 @@ def first_order(
     phi: bool = False,
     watch: Callable[[], Thinner] | None = None,
     of: Callable[[Tensor], Tensor] | None = None,
+    check: bool = False,
 ) -> Iterator[FirstOrder]:
-    """Yield first order of some rows after the others; the inputs must have been placed.
+    """Yield first order of some rows after the others; the inputs must have been placed, or `check` looks at them too.
 
     `watch` makes another who looks at the inputs of the sites, one for each batch that runs at once. `of` gives what of
     the output is differentiated, `(N, k)`; each of its entries where None.
@@ -157,7 +164,7 @@ def first_order(
     done = 0
     while done < rows:
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
-        run = partial(_first_order, network, part, sites, readout, phi, watch, of)
+        run = partial(_first_order, network, part, sites, readout, phi, watch, of, check)
         try:
             with without_cudnn() if recurrent else nullcontext():
                 result = network.quietly(run, gradients=True)
@@ -187,7 +194,7 @@ def unit_variances(
 
 
 def _first_order(
-    network: Network, x: Any, sites: Sites, readout: Readout, whole: bool, watch: Any, of: Any
+    network: Network, x: Any, sites: Sites, readout: Readout, whole: bool, watch: Any, of: Any, check: bool
 ) -> FirstOrder:
     """Return first order of a batch, with all of `phi` where `whole`; gradients have to be on."""
     rows, notes = row_count(x), network.notes
@@ -214,7 +221,7 @@ def _first_order(
                 )
             notes["derives"] = "derives" in guard.deeds
         mean = widened(output.detach()).clone()  # a model may write every output to one place
-        check_finite(mean, "without dropout")
+        check_finite(mean, "without dropout", floating(x) if check else ())
         outputs = output if of is None else of(output)
         outputs = outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
         if record.without_gradients and outputs.requires_grad:
@@ -227,7 +234,7 @@ def _first_order(
         # Of a model that derives, masks act on the derivatives, too, so that `phi` is not `h · dy/dh`.
         if overwrites or record.factors != notes.get("derives", False):
             notes["overwrites"] = record.copies or overwrites
-            return _first_order(network, x, sites, readout, whole, watch, of)
+            return _first_order(network, x, sites, readout, whole, watch, of, check)
         # Nodes affect each other: what each does to all of its graph, added up by signs.
         signs = x.signs.to(outputs)[:, None] if isinstance(x, Graphs) and x.nodes else None
         outputs = outputs if signs is None else outputs * signs

@@ -44,7 +44,7 @@ _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
 _SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
-_ROOM, _MOST_KEYS, _MOST_MASKS = 2**24, 2**12, 16  # bytes of masks of some draws; keys, and `DrawMasks`, of a network
+_ROOM, _MOST_KEYS, _MOST_MASKS = 2**22, 2**12, 64  # bytes of masks of some draws; keys, and `DrawMasks`, of a network
 
 
 @dataclass
