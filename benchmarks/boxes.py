@@ -75,7 +75,7 @@ def scores(fit: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
 
 def large_table(record: dict[str, Any]) -> str:
     """The same of the large detector."""
-    return std_table(record["large"]) + "\n\n" + score_table(record["large"])
+    return std_table(record["large"]) + "\n\n" + scores_table(record["large"])
 
 
 def std_table(record: dict[str, Any]) -> str:

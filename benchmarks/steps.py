@@ -1,4 +1,4 @@
-"""What each step takes on a GPU in half precision: draws, first order, the default, and a first compiled call.
+"""What each step takes on a GPU in half precision: draws, first order, the default, calibration, compiled calls.
 
     python -m benchmarks.steps                           # on an H200 some ten minutes
     PYTHONPATH=../before/src:. python -m benchmarks.steps --out before.json  # of another version
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ from benchmarks.timing import first_line, machine, markdown_table, medians, time
 RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 8, 128
 NETS = ("ResNet-50", "ViT-B", "BERT-base", "ConvNeXt-T", "MLP", "LSTM")
 WORK = ("plain", "by hand", "draws", "first order", "default")
-COMPILED = [("ResNet-50", "draws", 8), ("ResNet-50", "default", 8), ("BERT-base", "default", 8)]
-COMPILED += [("ConvNeXt-T", "default", 8), ("MLP", "default", 1)]
+COMPILED = [("ResNet-50", "default", 8), ("ResNet-50", "first order", 8), ("MLP", "default", 1), ("MLP", "draws", 1)]
+CALIBRATED = [("ResNet-50", 1000), ("MLP", 64), ("MLP", 2048)]
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    record: dict[str, Any] = {"machine": machine(device), "draws": DRAWS, "ms": {}, "compiled": {}}
+    record: dict[str, Any] = {"machine": machine(device), "draws": DRAWS, "ms": {}, "calibrated": {}, "compiled": {}}
     for name in options.nets:
         case = Case(name)
         for rows in ROWS:
@@ -48,6 +49,9 @@ def main() -> None:
             milliseconds = {work: 1000 * middle for work, middle in medians(times).items()}
             record["ms"] |= {f"{name}, {rows}, {work}": value for work, value in (milliseconds | failed).items()}
             write(options.out, record)
+    for name, rows in (one for one in CALIBRATED if one[0] in options.nets):
+        record["calibrated"][f"{name}, {rows}"] = [Case(name).calibrated(rows)[1] for _ in range(3)]
+        write(options.out, record)
     for name, work, rows in (one for one in COMPILED if one[0] in options.nets):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             record["compiled"][f"{name}, {work}, {rows}"] = pool.submit(compiled, name, work, rows).result()
@@ -66,7 +70,8 @@ def compiled(name: str, work: str, rows: int) -> dict[str, float] | str:
             later, _, _ = turns_within({work: run}, repeats=ROUNDS, seconds=SECONDS, device=case.device)
         except Exception as error:
             return first_line(error)
-    return {"seconds": first, "ms": 1000 * medians(later)[work]}
+        most = torch.cuda.max_memory_allocated() / 2**30 if case.device.type == "cuda" else float("nan")
+    return {"seconds": first, "ms": 1000 * medians(later)[work], "gibibytes": most}
 
 
 class Case:
@@ -86,15 +91,16 @@ class Case:
         """Return inputs of some rows on the device."""
         return mapped(self.make(rows), lambda t: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype))
 
-    def predictor(self, method: Any) -> Any:
-        """Return a calibration to targets whose errors grow with the variance."""
-        x = self.inputs(VALIDATION)
+    def calibrated(self, rows: int, method: Any = "terms") -> tuple[Any, float]:
+        """Return a calibration to targets whose errors grow with the variance, and how many seconds it took."""
+        x = self.inputs(rows)
         parts = [latedrop.linearize(self.network, part, **self.options) for part in split(x, 64)]
         mean = torch.cat([part.mean for part in parts])
         spread = torch.cat([part.variance(RATE) for part in parts]).sqrt()
         targets = (mean + spread * torch.randn_like(spread)).split(64)
         data = zip(split(x, 64), targets, strict=True)
-        return latedrop.calibrate(self.model, data, readout=self.readout, method=method, progress=False)
+        options: dict[str, Any] = {"readout": self.readout, "method": method, "progress": False}
+        return timed(lambda: latedrop.calibrate(self.model, data, **options), self.device)
 
     def call(self, work: str, rows: int, engine: Any = "auto") -> Callable[[], Any]:
         """Return what is timed."""
@@ -105,7 +111,7 @@ class Case:
             return lambda: latedrop.sample(self.network, x, RATE, DRAWS, engine=engine, **self.options)
         if work == "first order" and engine == "auto":
             return lambda: latedrop.linearize(self.network, x, **self.options)
-        predictor = self.predictor("linear" if work == "first order" else "terms")
+        predictor, _ = self.calibrated(VALIDATION, "linear" if work == "first order" else "terms")
         predictor.engine = engine
         return lambda: predictor.predict(x)
 
@@ -145,7 +151,9 @@ def built(name: str) -> tuple[nn.Module, Callable[[int], Any], str | None]:
         return BertForSequenceClassification(BertConfig(num_labels=1)), texts, "logits"
     from torchvision import models  # type: ignore[import-not-found,unused-ignore]
 
-    model = models.get_model({"ResNet-50": "resnet50", "ConvNeXt-T": "convnext_tiny", "ViT-B": "vit_b_16"}[name], num_classes=1)
+    model = models.get_model(
+        {"ResNet-50": "resnet50", "ConvNeXt-T": "convnext_tiny", "ViT-B": "vit_b_16"}[name], num_classes=1
+    )
     return model, lambda rows: torch.randn(rows, 3, 224, 224), None
 
 
@@ -167,6 +175,23 @@ def table(record: dict[str, Any]) -> str:
     ordered = sorted(cases, key=lambda case: int(case.split(", ")[1]))
     rows = [[case, *(_cell(record["ms"].get(f"{case}, {work}")) for work in WORK)] for case in ordered]
     return markdown_table(["network, rows", *WORK], rows)
+
+
+def compiled_table(record: dict[str, Any]) -> str:
+    """Return a first compiled call and later ones, beside a plain pass and the same step by step."""
+    rows = []
+    for key, run in record["compiled"].items():
+        name, work, count = key.split(", ")
+        steps = [record["ms"].get(f"{name}, {count}, {each}") for each in ("plain", work)]
+        figures = [*steps, *(run[each] for each in ("ms", "seconds", "gibibytes"))] if isinstance(run, dict) else [run]
+        rows.append([f"{name}, {count} rows, {work}", *map(_cell, figures)])
+    return markdown_table(["", "plain", "step by step", "compiled", "first call [s]", "memory [GiB]"], rows)
+
+
+def calibrated_table(record: dict[str, Any]) -> str:
+    """Return seconds of calibrations."""
+    rows = [[*key.split(", "), _cell(median(times))] for key, times in record["calibrated"].items()]
+    return markdown_table(["network", "rows", "calibrate [s]"], rows)
 
 
 def _cell(value: Any) -> str:
