@@ -32,19 +32,16 @@ def load_program(
     source: str | os.PathLike[str] | torch.export.ExportedProgram,
     *,
     device: str | torch.device | None = None,
-    trust: bool = False,
 ) -> nn.Module:
     """Read a `torch.export` archive as a model that every function of latedrop takes.
 
     Args:
         source: the path of a `.pt2` file that `torch.export.save` wrote, or a program that is in memory already.
         device: where it should run; where it was exported, by default.
-        trust: let torch unpickle what an archive holds besides tensors, which can run any code. It is not needed for
-            programs whose inputs are tensors in tuples, lists and dicts.
 
     Raises:
-        FileError: the file is missing, is no archive of an exported program, needs `trust`, or holds a program that
-            was exported in train mode or for a fixed number of rows.
+        FileError: the file is missing, is no archive of an exported program, holds pickled objects besides tensors, or
+            a program that was exported in train mode or for a fixed number of rows.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
     >>> rows = {0: torch.export.Dim("rows")}
@@ -54,7 +51,7 @@ def load_program(
     site      layer   masks    units  calls
     2.weight  linear  element  8 = 8  1
     """
-    program = source if isinstance(source, torch.export.ExportedProgram) else _read(Path(source), trust)
+    program = source if isinstance(source, torch.export.ExportedProgram) else _read(Path(source))
     _check_mode(program)
     _check_rows(program)
     if device is not None:
@@ -75,7 +72,7 @@ def _by_position(names: list[str], _: nn.Module, args: tuple[Any, ...], kwargs: 
     return (*args, *moved), {name: value for name, value in kwargs.items() if name not in names[len(args) :]}
 
 
-def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
+def _read(path: Path) -> torch.export.ExportedProgram:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -92,13 +89,14 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
             "dynamic_shapes=...), path)."
         )
     try:
-        with _reading(trust):
+        with _tensors_alone():
             return torch.export.load(BytesIO(content))
     except Exception as error:
         if "weights_only" in str(error):
             raise FileError(
-                f"expected tensors only in {path}; it holds pickled objects, which can run any code. If you trust "
-                "whoever made the file, pass trust=True."
+                f"expected tensors only in {path}; it holds pickled objects, which can run any code. Export a model "
+                "whose inputs are tensors in tuples, lists and dicts, or load the program by torch.export.load and "
+                "pass that."
             ) from error
         raise FileError(
             f"expected a program that this torch, {torch.__version__}, can read from {path}; it raised "
@@ -107,23 +105,21 @@ def _read(path: Path, trust: bool) -> torch.export.ExportedProgram:
 
 
 @contextmanager
-def _reading(trust: bool) -> Iterator[None]:
-    """Unpickle tensors alone, unless trusted, where torch would try again with any pickle; and keep its log quiet."""
+def _tensors_alone() -> Iterator[None]:
+    """Let torch unpickle tensors alone, where it would try again with any pickle; and keep its log quiet."""
     names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-    before = {name: os.environ.pop(name) for name in names if not trust and name in os.environ}
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # what matters of failed attempts is in the error
+    os.environ[names[0]] = "1"
     try:
-        if not trust:
-            os.environ[names[0]] = "1"
         with catch_warnings():
             filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, of its own way to read
             yield
     finally:
         logging.disable(level)
-        if not trust:
-            os.environ.pop(names[0], None)
-            os.environ.update(before)
+        del os.environ[names[0]]
+        os.environ.update(before)
 
 
 def _check_mode(program: torch.export.ExportedProgram) -> None:

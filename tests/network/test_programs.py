@@ -258,7 +258,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("variable", [None, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])
-def test_nothing_is_unpickled_without_trust(
+def test_nothing_is_unpickled(
     variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *_, x, archive = made("mlp")
@@ -271,11 +271,11 @@ def test_nothing_is_unpickled_without_trust(
         torch.save(((x,), keywords), buffer)
         path = tmp_path / "model.pt2"
         path.write_bytes(rewritten(archive, lambda n, c, b=buffer: b.getvalue() if "sample_inputs" in n else c))
-        with pytest.raises(FileError, match=r"it holds pickled objects.*pass trust=True"):
+        with pytest.raises(FileError, match=r"it holds pickled objects.*load the program by torch.export.load"):
             load_program(path)
         assert not (tmp_path / "evil").exists()
         assert dict(os.environ) == before
-    assert find_sites(load_program(path, trust=True), x)
+    assert find_sites(load_program(torch.export.load(path)), x)
 
 
 def test_a_program_itself_is_not_a_model() -> None:

@@ -71,15 +71,15 @@ class DrawMasks:
             stream = torch.cuda.current_stream(device).cuda_stream  # a copy is there for what comes later on its stream
         made: dict[Any, DrawMasks] = notes.setdefault("masks", {})
         key = seed, draws, of, stream, *rates.items()
-        masks_of_draws = made.get(key)
-        if masks_of_draws is None or len(masks_of_draws.ready) > _MOST_KEYS:
+        masks = made.get(key)
+        if masks is None or len(masks.ready) > _MOST_KEYS:
             keys = notes.setdefault(("keys", stream), {})
             if len(keys) > _MOST_KEYS:
-                keys = notes["keys", stream] = {}
-            if len(made) >= _MOST_MASKS:
+                keys.clear()
+            while len(made) >= _MOST_MASKS:
                 made.pop(next(iter(made)), None)
-            masks_of_draws = made[key] = cls(seed, rates, draws, of, keys)
-        return masks_of_draws
+            masks = made[key] = cls(seed, rates, draws, of, keys)
+        return masks
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Zero the units that the draws drop, and divide the others by `1 - rate`."""
@@ -98,44 +98,35 @@ class DrawMasks:
             place = site.name, call, value.shape, value.stride(), value.dtype
             kernel: Any = self.ready.get(place)
             if kernel is None:  # False: there is none
-                kernel = self.ready[place] = self._kernel(site, call, value, shape, rate) or False
+                kernel = kernel_for(value, self._keys(site.name, call, value.device), shape, rate) or False
+                self.ready[place] = kernel
             if kernel:
                 return kernel(value)  # type: ignore[no-any-return]
-        made = self._mask(site, call, shape, rate, value)
+        made = self._mask(site.name, call, shape, rate, value)
         thin = value * (made.movedim(0, axis) if axis else made)
         return thin if thin.dtype == value.dtype else thin.to(value.dtype)  # the product alone is rounded
 
-    def _kernel(
-        self, site: Site, call: int, value: Tensor, shape: Sequence[int], rate: float
-    ) -> Callable[[Tensor], Tensor] | None:
-        """Return what multiplies values like this one by the mask of a site and call in one kernel."""
-        keys, start = self._keys(site.name, call, value.device), self.draws.start - self.of.start
-        return kernel_for(value, keys[start : start + len(self.draws)], shape, rate)
-
-    def _keys(self, site: str, call: int, device: torch.device) -> Tensor:
-        """Return the keys of all draws on a device, `(draws, 2)`."""
-        place = self.seed, self.of, site, call, device
-        keys = self.keys.get(place)
-        if keys is None:
-            keys = self.keys[place] = keys_on(draw_keys(self.seed, self.of, site, call), device)
-        return keys
-
-    def _mask(self, site: Site, call: int, shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+    def _mask(self, site: str, call: int, shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
         """Return masks `(draws, *shape)`, not to be changed in place."""
         double = like.dtype == torch.float64
-        place = site.name, call, shape, double
+        place = site, call, shape, double
         mask: Tensor | None = self.ready.get(place)
         if mask is None:
-            if like.device.type == "cpu":
-                keys: Any = draw_keys(self.seed, self.draws, site.name, call)
-            else:
-                start = self.draws.start - self.of.start
-                keys = self._keys(site.name, call, like.device)[start : start + len(self.draws)]
-            mask = masks_from_keys(keys, shape, rate, double=double)
+            mask = masks_from_keys(self._keys(site, call, like.device), shape, rate, double=double)
             small = mask.numel() <= _SMALL.get(like.device.type, 0) and mask.nbytes <= self.room
             if small and type(mask) is Tensor and not being_traced():
                 self.ready[place], self.room = mask, self.room - mask.nbytes
         return mask
+
+    def _keys(self, site: str, call: int, device: torch.device) -> Any:
+        """Return the keys of the draws: an array on a CPU, else a part of the keys of all draws on the device."""
+        if device.type == "cpu":
+            return draw_keys(self.seed, self.draws, site, call)
+        place, start = (self.seed, self.of, site, call, device), self.draws.start - self.of.start
+        keys = self.keys.get(place)
+        if keys is None:
+            keys = self.keys[place] = keys_on(draw_keys(self.seed, self.of, site, call), device)
+        return keys[start : start + len(self.draws)]
 
 
 def split(value: Tensor, axis: int, times: int) -> Tensor:
