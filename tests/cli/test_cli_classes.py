@@ -246,9 +246,7 @@ def test_evaluate(call: Run, calibrated: str) -> None:
     code, out, _ = call(*evaluate, "--json", "--level", "0.8")
     record = json.loads(out)
     assert (code, record["rows"], record["dropped"], record["sets"]["level"]) == (0, 80, 0, 0.8)
-    assert {"accuracy", "nll", "brier", "ece", "gain", "coverage80", "size80"} <= set(
-        record["measures"]
-    )
+    assert {"accuracy", "nll", "brier", "ece", "gain", "coverage80", "size80"} <= set(record["measures"])
     assert [row["label"] for row in record["scores"]][-1] == "the model's softmax"
 
 

@@ -258,9 +258,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("variable", [None, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])
-def test_nothing_is_unpickled(
-    variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_unpickled(variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, x, archive = made("mlp")
     monkeypatch.setenv("LATEDROP_EVIL", str(tmp_path / "evil"))
     if variable:
@@ -275,7 +273,6 @@ def test_nothing_is_unpickled(
             load_program(path)
         assert not (tmp_path / "evil").exists()
         assert dict(os.environ) == before
-    assert find_sites(load_program(torch.export.load(path)), x)
 
 
 def test_a_program_itself_is_not_a_model() -> None:
