@@ -105,7 +105,5 @@ write_report(
     calibration=uq.calibration,
     prediction=uq.predict(test[0]),
     target=test[1],
-    evaluations=scores,
     unit="%",
-    notes={"constant": "the mean squared error of the validation rows.", "floor": "scale and floor, fitted together."},
 )

@@ -16,14 +16,11 @@ from latedrop import plots
 from latedrop.errors import ArgumentError, DataError, LatedropError
 
 LEVELS = np.array([0.25, 0.5, 0.75])
-PATH = {"nll": np.array([1.0, 1.1, 1.4]), "ma": np.array([0.3, 0.1, 0.02])}
 X = np.array([2.0, 0.0, 1.0])
 IMAGES = np.linspace(0, 1, 3 * 64).reshape(3, 8, 8)
 
 DRAW = {
     "calibration_curves": lambda ax=None: plots.calibration_curves({"raw": (LEVELS, LEVELS**2)}, ax),
-    "metric_by_rate": lambda ax=None: plots.metric_by_rate(LEVELS, {"a": LEVELS}, ax, ylabel="NLL [nats]"),
-    "tradeoff": lambda ax=None: plots.tradeoff(**PATH, ax=ax, rmse=[3.0, 3.0, 3.1]),
     "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
     "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
     "doubtful_images": lambda ax=None: plots.doubtful_images(IMAGES, LEVELS, ax=ax),
@@ -109,43 +106,6 @@ def test_calibration_curves_draw_the_curves_the_bisector_and_the_regions(ax):
     assert over.get_position()[1] < over.get_position()[0]
 
 
-def test_metric_by_rate_draws_lines_in_order_of_rate(ax):
-    plots.metric_by_rate([0.5, 0.1], {"scaled": [2.0, 1.0]}, ax, ylabel="NLL [nats]", log=True)
-    assert ax.lines[0].get_xydata().tolist() == [[0.1, 1.0], [0.5, 2.0]]
-    assert ax.get_ylabel() == "NLL [nats]"
-    assert ax.get_xlabel() == "dropout rate"
-    assert ax.get_xscale() == "log"
-    assert legend(ax) == ["scaled"]
-    assert not ax.collections
-
-
-def test_metric_by_rate_draws_mean_and_standard_deviation_of_repeats(ax):
-    plots.metric_by_rate([0.1, 0.2], {"injected": [[1.0, 3.0], [2.0, 2.0]]}, ax, ylabel="RMSE [kW]")
-    assert ax.lines[0].get_ydata().tolist() == [2.0, 2.0]
-    (band,) = ax.collections
-    corners = band.get_paths()[0].vertices
-    assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 3.0)
-    assert ax.get_xscale() == "linear"
-    assert legend(ax) == ["injected"]
-
-
-def test_tradeoff_shows_the_ends_of_a_path_and_the_rmse_by_colour(ax):
-    plots.tradeoff(**PATH, ax=ax, rmse=[3.0, 3.5, 4.0])
-    assert legend(ax) == ["scale", "relaxed scale"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("NLL", "miscalibration area")
-    shades = np.concatenate([np.asarray(points.get_array()).ravel() for points in ax.collections])
-    assert sorted(shades) == [3.0, 3.5, 4.0]
-    assert {points.get_clim() for points in ax.collections} == {(3.0, 4.0)}
-    assert [other.get_ylabel() for other in ax.figure.axes if other is not ax] == ["RMSE"]
-
-
-def test_tradeoff_of_several_paths_has_a_legend(ax):
-    nll, ma = (np.stack([values, values + 0.1]) for values in PATH.values())
-    plots.tradeoff(nll, ma, ax, rmse=[[3.0], [4.0]])
-    assert len(ax.lines) == 2
-    assert legend(ax) == ["scale", "relaxed scale"]
-
-
 def test_intervals_are_sorted_by_x(ax):
     plots.intervals(X, 10 * X, 10 * X - 1, 10 * X + 1, ax, target=torch.tensor(X), xlabel="temperature [K]")
     mean = next(line for line in ax.lines if line.get_label() == "mean")
@@ -180,15 +140,6 @@ def test_doubtful_images_come_in_order_of_doubt(ax):
     [
         (lambda: plots.calibration_curves({}), ArgumentError, "at least one curve, found none; pass"),
         (lambda: plots.calibration_curves({"raw": (LEVELS, [0.1])}), DataError, r"abscissae of 'raw'.*\(1,\)"),
-        (lambda: plots.metric_by_rate([0.1], {}, ylabel="NLL"), ArgumentError, "at least one line"),
-        (
-            lambda: plots.metric_by_rate([0.1, 0.2], {"a": np.ones((3, 2))}, ylabel=""),
-            DataError,
-            r"\(3, 2\); transpose",
-        ),
-        (lambda: plots.tradeoff([1.0, 2.0], [1.0] * 3), DataError, r"expected ma .*\(1, 2\), found \(3,\)"),
-        (lambda: plots.tradeoff([1.0, 2.0], [1.0, 2.0], rmse=[1.0] * 3), DataError, "expected rmse"),
-        (lambda: plots.tradeoff([], []), DataError, r"nll of shape \(P,\) or \(R, P\), found \(1, 0\)"),
         (lambda: plots.intervals(X, X, X), ArgumentError, "low as ndarray and high as NoneType"),
         (lambda: plots.intervals(X, X, {0.9: (X, X)}, X), ArgumentError, "low as dict and high as ndarray"),
         (lambda: plots.intervals(X, X, {}), ArgumentError, "at least one band"),

@@ -19,7 +19,7 @@ from latedrop_crowd.regions import find_regions
 from latedrop_crowd.scenes import make_scenes
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
-from studies.pages import Results, captioned, captions, drawn, one_legend, page, table, words
+from studies.pages import Results, captioned, captions, drawn, one_legend, page, table, tradeoff, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -323,7 +323,7 @@ def _tradeoff(results: Results) -> Figure:
             columns = record["injected"][target]
             nll, ma = (np.array([columns["path"][measure][i] for i in shown]) for measure in ("nll", "ma"))
             rmse = np.array([columns["test"]["rmse"][i] for i in shown])
-            plots.tradeoff(nll, ma, ax, rmse=rmse[:, None], xlabel="NLL [nats]", rmse_label=f"RMSE [{unit}]")
+            tradeoff(nll, ma, rmse, ax, f"RMSE [{unit}]")
             ax.set_title(f"{name}, {target}", fontsize="medium")
             if nll.max() - nll.min() > _WIDE_RANGE:
                 ax.set_xscale("symlog")

@@ -16,7 +16,20 @@ from scipy.stats import rankdata
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY
 from studies.claims import split_error
-from studies.pages import SHORT, Results, captioned, captions, counted, one_legend, run_where, table, words, written
+from studies.pages import (
+    SHORT,
+    Results,
+    captioned,
+    captions,
+    counted,
+    metric_by_rate,
+    one_legend,
+    run_where,
+    table,
+    tradeoff,
+    words,
+    written,
+)
 from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
 
 if TYPE_CHECKING:
@@ -339,7 +352,8 @@ def _grid(results: Results, columns: Mapping[str, Panel]) -> Figure:
         places = [place for place, rate in enumerate(record["rates"]) if rate >= 0.05 or not large]
         values = {line: each[places] for line, each in columns[label](record).items()}
         rates = [record["rates"][place] for place in places]
-        plots.metric_by_rate(rates, values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=not large)
+        metric_by_rate(rates, values, ax)
+        ax.set(ylabel=f"{SHORT.get(name, name)}: {label}", xscale="linear" if large else "log")
         if label == "scale":
             ax.set_yscale("log")
         elif not large and "NLL" in label and max(each.mean(1).max() for each in values.values()) > _FAR:
@@ -364,7 +378,7 @@ def _tradeoff(results: Results) -> Figure:
             for measure in ("nll", "ma")
         )  # fmt: skip
         rmse = np.append(curves(record, "embedded", "rmse").mean(1), curves(record, "injected", "rmse").mean(1)[0])
-        plots.tradeoff(nll, area, ax, rmse=rmse[:, None], xlabel="NLL [nats]", rmse_label="RMSE")
+        tradeoff(nll, area, rmse, ax)
         ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
         ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
         ax.plot([], [], color=GREY, linewidth=1, label="embedded, one rate")

@@ -27,7 +27,6 @@ import latedrop
 import small_files
 from chromium import launch, needs_chromium
 from latedrop.cli import main
-from latedrop.evaluation.evaluation import compare
 from latedrop.files import write_aside
 from latedrop.report import write_class_report, write_report
 
@@ -66,7 +65,6 @@ def report(folder: Path, outputs: int = 2) -> Page:
     y = x[:, :outputs].sin()
     uq = latedrop.calibrate(net, (x[:120], y[:120]), progress=False)
     prediction, target = uq.predict(x[120:]), y[120:]
-    rows = [replace(row, label=LONG) for row in compare(prediction, target)]
     write_report(
         folder / "report.html",
         prediction=prediction,
@@ -77,8 +75,6 @@ def report(folder: Path, outputs: int = 2) -> Page:
         names=[LONG, EVIL][:outputs],
         inputs={LONG: torch.arange(60.0)},
         about=LONG,
-        evaluations=rows,
-        notes={LONG: LONG},
         reproduce={LONG: LONG},
     )
     return Page(str(folder / "report.html"), LONG)

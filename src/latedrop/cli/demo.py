@@ -61,7 +61,6 @@ def write(folder: Path, seed: int, *, as_json: bool) -> None:
         calibration=prediction.calibration,
         prediction=prediction,
         target=y,
-        evaluations=evaluations,
         unit=UNIT,
         names=["sound pressure level"],
         inputs=dict(zip(_INPUTS, x.T, strict=True)),

@@ -86,13 +86,12 @@ def _class_facts(c: "ClassCalibration") -> dict[str, Any]:
 
 def _print_numbers(c: "Calibration", left: str) -> None:
     from latedrop.quantiles import ConformalScores
+    from latedrop.report.tables import candidate_table, rate_table
 
     if c.terms is None:
-        print_table(_rate_table(c), marked=[row.rate for row in c.table].index(c.rate))
+        print_table(rate_table(c), marked=[row.rate for row in c.table].index(c.rate))
         marked = "the rate in use is marked *"
     else:
-        from latedrop.report.tables import candidate_table
-
         names = [candidate.name for candidate in c.terms.candidates]
         print_table(candidate_table(c.terms), marked=names.index(c.terms.choice))
         print_table(c.terms.table())
@@ -104,20 +103,6 @@ def _print_numbers(c: "Calibration", left: str) -> None:
         print(f"{c.verdict.sentence} {c.verdict_of_other}".rstrip())
         if c.next_step:
             print(f"Next: {c.next_step}")
-
-
-def _rate_table(c: "Calibration") -> list[list[str]]:
-    from latedrop.calibration.record import rate_text
-
-    kinds = ["unscaled", "scaled", "relaxed"]
-    scores = [(f"{metric}\n{kind}", f"{metric.lower()}_{kind}") for metric in ("NLL", "MA") for kind in kinds]
-    lines = [["rate", "RMSE", *(head.replace("unscaled", "raw") for head, _ in scores), "scale"]]
-    for row in c.table:
-        rate = rate_text(row.rate) + (" *" if row.rate == c.rate else "")
-        rmse = ", ".join(f"{value:.4g}" for value in row.rmses)
-        scale = " to ".join(f"{value:.4g}" for value in sorted({min(row.scale), max(row.scale)}))
-        lines.append([rate, rmse, *(f"{getattr(row, name):.3f}" for _, name in scores), scale])
-    return lines
 
 
 def _print_classes(c: "ClassCalibration", left: str) -> None:

@@ -261,7 +261,6 @@ def judge(
     units: Sequence[str] = (),
     inputs: Any = None,
     places: Sequence[int | str] | None = None,
-    evaluations: Sequence[Evaluation] | None = None,
     weights: Any = None,
 ) -> Judgement:
     """Judge predictions by targets of rows used for nothing else, both `(N, ...)`.
@@ -274,7 +273,6 @@ def judge(
         units: of the outputs, or one for all.
         inputs: columns to look along, one value per row: a mapping, a DataFrame, or an array `(N, columns)`.
         places: what the rows are called, such as the lines of a file; counted from 0 where None.
-        evaluations: in the place of those of `compare`, for all outputs together.
         weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
     mean, calibration = prediction.mean, prediction.calibration
@@ -291,10 +289,10 @@ def judge(
         None if prediction.novelty is None else prediction.novelty.detach().cpu().double().numpy(),
     )
     if several:
-        together = rows.judged(None, "all outputs together", "", evaluations, pooled=True)
+        together = rows.judged(None, "all outputs together", "", pooled=True)
         outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(len(known)))
     else:
-        together = rows.judged(None, known[0], unit[0], evaluations)
+        together = rows.judged(None, known[0], unit[0])
         outputs = (together,)
     share = None if rows.novelty is None else float((rows.novelty > 1).mean())
     return Judgement(level, len(mean), together, outputs, share)
@@ -333,15 +331,7 @@ class _Rows:
     weights: Any
     novelty: Floats | None
 
-    def judged(
-        self,
-        output: int | None,
-        name: str,
-        unit: str,
-        evaluations: Sequence[Evaluation] | None = None,
-        *,
-        pooled: bool = False,
-    ) -> JudgedOutput:
+    def judged(self, output: int | None, name: str, unit: str, *, pooled: bool = False) -> JudgedOutput:
         """Judge one index of axis 1, or all of them; `pooled` over units that may differ."""
         p, calibration = self.prediction, self.prediction.calibration
         options: dict[str, Any] = {"output": output, "weights": self.weights}
@@ -362,7 +352,7 @@ class _Rows:
             name=name,
             unit=unit,
             verdict=worth,
-            evaluations=tuple(evaluations or compare(p, self.target, level=self.level, **options)),
+            evaluations=compare(p, self.target, level=self.level, **options),
             label=in_use(calibration),
             deciles=deciles,
             inputs=inputs,

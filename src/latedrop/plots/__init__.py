@@ -6,9 +6,7 @@ and line as well as in colour.
 
 matplotlib is an extra (`pip install latedrop[plots]`), imported only when a new figure is needed.
 
-References: Ledda et al., "Dropout Injection at Test Time for Post Hoc Uncertainty Quantification in Neural
-Networks", for the calibration and trade-off plots. Okabe & Ito, "Color Universal Design" (2008), for the
-colours.
+Reference: Okabe & Ito, "Color Universal Design" (2008), for the colours.
 
 This package imports top-level modules of latedrop, and none of its other packages.
 """
@@ -18,18 +16,14 @@ from latedrop.plots.figures import (
     calibration_curves,
     doubtful_images,
     intervals,
-    metric_by_rate,
     reliability_diagram,
-    tradeoff,
 )
 
 __all__ = [
     "calibration_curves",
     "doubtful_images",
     "intervals",
-    "metric_by_rate",
     "new_figure",
     "png",
     "reliability_diagram",
-    "tradeoff",
 ]

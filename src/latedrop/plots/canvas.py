@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("COLOURS", "GREY", "SKY", "Array", "Floats", "as_array", "axes_or_new", "band", "like_path"),
-    *("new_figure", "not_empty", "png", "same_length", "style_of"),
+    *("COLOURS", "GREY", "SKY", "Array", "Floats", "as_array", "axes_or_new", "band", "new_figure"),
+    *("not_empty", "png", "same_length", "style_of"),
 ]
 
 Array = Tensor | npt.ArrayLike
@@ -34,7 +34,7 @@ GREY = "0.45"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches that pyplot does not know of: no window opens, and there is nothing to close.
+    """Return a figure of this size in inches that pyplot does not know of: no window opens, nothing has to be closed.
 
     >>> len(new_figure(6, 4).subplots(1, 2))
     2
@@ -60,7 +60,7 @@ def _matplotlib(part: str) -> Any:
 
 
 def axes_or_new(ax: Axes | None, height: float = 4.8) -> Axes:
-    """The axes given, or those of a new figure of this height in inches."""
+    """Return the axes given, or those of a new figure of this height in inches."""
     if ax is not None:
         return ax
     axes: Axes = _matplotlib("pyplot").figure(figsize=(6.4, height), layout="constrained").add_subplot()
@@ -74,7 +74,7 @@ def band(ax: Axes, x: Floats, low: Floats, high: Floats, **look: Any) -> None:
 
 
 def style_of(index: int) -> dict[str, Any]:
-    """Look of the series at `index`: colour and marker come back after 7, the line after 4, all after 28."""
+    """Return the look of the series at `index`: colour and marker come back after 7, the line after 4, all after 28."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": _MARKERS[index % len(_MARKERS)],
@@ -84,33 +84,21 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def not_empty(series: Mapping[Any, Any], noun: str) -> Mapping[Any, Any]:
-    """The series, of which there has to be one."""
+    """Return the series, of which there has to be one."""
     if not series:
         raise ArgumentError(f"expected at least one {noun}, found none; pass a mapping from label to values")
     return series
 
 
 def as_array(values: Array) -> Floats:
-    """In double precision, on the CPU."""
+    """Return an array in double precision, on the CPU."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
 
 
-def like_path(name: str, values: Array, path: Floats) -> Floats:
-    """The values, one for each point of the `(R, P)` path or paths."""
-    array = as_array(values)
-    try:
-        return np.broadcast_to(array, path.shape)
-    except ValueError:
-        raise DataError(
-            f"expected {name} for each point of the path, shape {path.shape}, found {array.shape}; "
-            "pass one value per point"
-        ) from None
-
-
 def same_length(columns: Mapping[str, Array]) -> list[Floats]:
-    """The columns as arrays, all `(N,)`; what a network with one output gives, `(N, 1)`, is flattened."""
+    """Return the columns as arrays, all `(N,)`; what a network with one output gives, `(N, 1)`, is flattened."""
     arrays = {name: as_array(values) for name, values in columns.items()}
     arrays = {name: a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a for name, a in arrays.items()}
     first = next(iter(arrays))

@@ -1,4 +1,4 @@
-"""Draw curves of calibration, intervals along an input, metrics over rates, and the images in most doubt."""
+"""Draw curves of calibration, intervals along an input, and the images in most doubt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from latedrop.plots.canvas import (
     as_array,
     axes_or_new,
     band,
-    like_path,
     not_empty,
     same_length,
     style_of,
@@ -25,16 +24,7 @@ from latedrop.plots.canvas import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    *("calibration_curves", "doubtful_images", "intervals", "metric_by_rate", "reliability_diagram", "tradeoff"),
-]
-
-# Of a trade-off path: which points, their marker, its size, what they are called.
-_PATH: list[tuple[slice, str, int, str | None]] = [
-    (slice(1, -1), "o", 16, None),
-    (slice(0, 1), "o", 50, "scale"),
-    (slice(-1, None), "s", 50, "relaxed scale"),
-]
+__all__ = ["calibration_curves", "doubtful_images", "intervals", "reliability_diagram"]
 
 
 def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
@@ -156,100 +146,6 @@ def _bands(low: Array | Mapping[float, tuple[Array, Array]], high: Array | None)
         levels = sorted(not_empty(low, "band"), reverse=True)
         return {f"{100 * level:.4g} % interval": low[level] for level in levels}
     return {"interval": (low, high)}  # type: ignore[dict-item]
-
-
-def metric_by_rate(
-    rates: Array,
-    values: Mapping[str, Array],
-    ax: Axes | None = None,
-    *,
-    ylabel: str,
-    xlabel: str = "dropout rate",
-    log: bool = False,
-) -> Axes:
-    """Draw a metric against the dropout rate, one line for each label.
-
-    Args:
-        rates: Dropout rates `(R,)`.
-        values: For each label the metric `(R,)`, or `(R, S)` for S repeats: then the line is their mean and
-            the band one standard deviation to either side.
-        ax: Where to draw.
-        ylabel: Name of the metric, and its unit if it has one.
-        xlabel: Name of the rate.
-        log: Logarithmic axis of rates.
-
-    Example:
-        >>> ax = metric_by_rate([0.01, 0.1, 0.5], {"scaled": [1.2, 1.1, 1.4]}, ylabel="NLL", log=True)
-        >>> ax.get_xscale()
-        'log'
-    """
-    at = as_array(rates)
-    series = {label: as_array(value) for label, value in not_empty(values, "line").items()}
-    for label, value in series.items():
-        if at.ndim != 1 or value.ndim not in (1, 2) or len(value) != len(at):
-            raise DataError(
-                f"expected {label!r} of shape ({at.size},) or ({at.size}, S), a row for each rate, "
-                f"found {value.shape}; transpose it if the repeats come first"
-            )
-    ax = axes_or_new(ax)
-    order = np.argsort(at, kind="stable")
-    for index, (label, value) in enumerate(series.items()):
-        rows = value[order].reshape(len(at), -1)
-        mean, std = rows.mean(axis=1), rows.std(axis=1)
-        style = style_of(index)
-        ax.plot(at[order], mean, label=label, **style)
-        if value.ndim == 2:
-            band(ax, at[order], mean - std, mean + std, color=style["color"], alpha=0.2)
-    ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if log else "linear")
-    ax.legend()
-    return ax
-
-
-def tradeoff(
-    nll: Array,
-    ma: Array,
-    ax: Axes | None = None,
-    *,
-    rmse: Array | None = None,
-    xlabel: str = "NLL",
-    ylabel: str = "miscalibration area",
-    rmse_label: str = "RMSE",
-) -> Axes:
-    """Draw the path from the scale that is best for the NLL to the relaxed scale, in the plane of NLL and MA.
-
-    Args:
-        nll: NLL at each point of the path, `(P,)`; or `(R, P)` for R paths, one for each rate say.
-        ma: Miscalibration area, shaped as `nll`.
-        ax: Where to draw.
-        rmse: RMSE at each point, shaped as `nll` or `(R, 1)`; shown by colour.
-        xlabel: Name of the first metric.
-        ylabel: Name of the second metric.
-        rmse_label: Name of what the colour shows.
-
-    Example:
-        >>> ax = tradeoff([1.0, 1.1, 1.3], [0.3, 0.1, 0.02])
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['scale', 'relaxed scale']
-    """
-    x = np.atleast_2d(as_array(nll))
-    if x.ndim != 2 or not x.size:
-        raise DataError(f"expected nll of shape (P,) or (R, P), found {x.shape}; pass the points of a path")
-    y = like_path("ma", ma, x)
-    shade = None if rmse is None else like_path("rmse", rmse, x)
-    ax = axes_or_new(ax)
-    ax.plot(x.T, y.T, color=GREY, linewidth=1, zorder=1)
-    for place, marker, size, label in _PATH:
-        look: dict[str, Any] = {"c": COLOURS[0]}
-        if shade is not None:
-            look = {"c": shade[:, place], "cmap": "cividis", "vmin": shade.min(), "vmax": shade.max()}
-        look |= {"edgecolors": GREY, "linewidths": 0.5, "zorder": 2}
-        points = ax.scatter(x[:, place], y[:, place], s=size, marker=marker, label=label, **look)
-    if shade is not None:
-        ax.figure.colorbar(points, ax=ax, label=rmse_label)
-    ax.legend()
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.margins(x=0.1, y=0.2)
-    return ax
 
 
 def doubtful_images(

@@ -76,11 +76,11 @@ def opening(verdict: Verdict | None, about: str = "") -> str:
     return f"{top}{lights(verdict.findings)}{paragraph(_NATS, 'soft')}{paragraph(about, 'soft')}"
 
 
-def on_test_rows(judgement: Judgement, c: Calibration, place: str, notes: Mapping[str, str]) -> str:
+def on_test_rows(judgement: Judgement, c: Calibration, place: str) -> str:
     """Write all about test rows: of several outputs an overview, and sections of those with the worst verdicts."""
     outputs = judgement.outputs
     if len(outputs) == 1:
-        return _of_output(judgement.together, place, notes, 2) + _strange_rows(judgement, c)
+        return _of_output(judgement.together, place, 2) + _strange_rows(judgement, c)
     worst = sorted(range(len(outputs)), key=lambda k: _order(outputs[k]))[:_SHOWN]
     links = "".join(f'<li><a href="#output-{k}">{escape(outputs[k].name)}</a></li>' for k in sorted(worst))
     more = len(outputs) - len(worst)
@@ -91,7 +91,7 @@ def on_test_rows(judgement: Judgement, c: Calibration, place: str, notes: Mappin
         name, verdict = with_unit(outputs[k].name, outputs[k].unit), outputs[k].verdict
         html.append(f'<h2 class="output" id="output-{k}">{escape(name)}</h2>')
         html.append("" if verdict is None else lights(verdict.findings))
-        html.append(_of_output(outputs[k], place, notes, 3, words=not k))
+        html.append(_of_output(outputs[k], place, 3, words=not k))
     return "".join([*html, _strange_rows(judgement, c)])
 
 
@@ -100,10 +100,10 @@ def _order(output: JudgedOutput) -> tuple[int, float]:
     return (0, 0.0) if output.verdict is None else (_GRADES[output.verdict.grade], output.verdict.gain)
 
 
-def _of_output(output: JudgedOutput, place: str, notes: Mapping[str, str], level: int, *, words: bool = True) -> str:
+def _of_output(output: JudgedOutput, place: str, level: int, *, words: bool = True) -> str:
     """Write all about one output; with `words` also what the columns and rows of its table are."""
-    rows, known = output.evaluations, {**_NOTES, **notes}
-    explained = [[row.label, known[row.label]] for row in rows if row.label in known]
+    rows = output.evaluations
+    explained = [[row.label, _NOTES[row.label]] for row in rows if row.label in _NOTES]
     relaxed = f" {_RELAXED}" if any(row.label == "relaxed" for row in rows) else ""
     details = f"<details><summary>What each row is</summary>{table(explained, head=False, texts=True)}</details>"
     unweighted = "From here on every row counts once: row weights are for the scores above."
@@ -202,22 +202,16 @@ def _errors(output: JudgedOutput) -> Figure:
     error = np.abs(values.target - values.mean)
     some = spread(len(error), _DOTS)
     std, size = values.std[some], error[some]
-    log = 1000 >= float(std.max()) / float(std.min()) > 10
     constant = _constant(output)
-    wide = [float(std.min()), float(std.max()), *([] if constant is None else [constant])]
-    cut_x = None if log else robust_limit([*std.tolist(), *wide[2:]])
-    cut = robust_limit(size.tolist())
-    x = Axis.around(wide if cut_x is None else [wide[0], cut_x], with_unit("predicted deviation", output.unit), log=log)
-    y = Axis.around(
-        [0.0, float(size.max()) if cut is None else cut], with_unit("size of the error", output.unit), zero=True
-    )
+    wide = [*std.tolist(), *([] if constant is None else [constant])]
+    x = Axis.around([min(wide), robust_limit(wide)], with_unit("predicted deviation", output.unit))
+    y = Axis.around([0.0, robust_limit(size.tolist())], with_unit("size of the error", output.unit), zero=True)
     plot = Plot(x, y)
-    z = central_quantile(level)
-    across = np.geomspace(x.low, x.high, 40) if log else np.linspace(max(x.low, 0.0), x.high, 2)
+    across = [max(x.low, 0.0), x.high]
     for a, e, i in zip(std.tolist(), size.tolist(), some.tolist(), strict=True):
         plot.dot(a, e, "faint", f"row {values.rows[i]}: error {plain(e)}, deviation {plain(a)}", 2.2)
     legend = {_USED: f"end of the {percent(level, 0)} interval"}
-    plot.line(across.tolist(), (z * across).tolist(), _USED, legend[_USED])
+    plot.line(across, [central_quantile(level) * end for end in across], _USED, legend[_USED])
     if constant is not None:
         plot.segment((constant, y.low), (constant, y.high), "line constant", f"constant: {plain(constant)} for all")
         legend[_CONSTANT] = "deviation of the constant"
@@ -235,11 +229,10 @@ def _errors(output: JudgedOutput) -> Figure:
 def _kept(output: JudgedOutput) -> Figure:
     """Draw the RMSE of the most certain rows."""
     all_rows, label = output.kept_rmse[0], with_unit("RMSE of these", output.unit)
-    far = max(output.kept_rmse) > 10 * min(output.kept_rmse) > 0
     ticks = tuple((k / 5, f"{20 * k} %") for k in range(1, 6))
     plot = Plot(
         Axis(1.0, 0.0999, "share of rows kept, the most certain ones", ticks=ticks),
-        Axis.around([*([] if far else [0.0]), *output.kept_rmse], label, zero=not far, log=far),
+        Axis.around([0.0, *output.kept_rmse], label, zero=True),
     )
     plot.line(output.kept, output.ideal_rmse, "ideal", "if the errors were known")
     plot.across(all_rows, _CONSTANT, f"constant: it cannot choose, {plain(all_rows)}")
@@ -260,8 +253,7 @@ def _kept(output: JudgedOutput) -> Figure:
 def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
     """Return the ends of an axis: of targets and the constant, unless they are far off, and of intervals nearby."""
     middle = float(np.median(usual))
-    far = robust_limit(np.abs(usual - middle).tolist())
-    near = usual if far is None else usual[np.abs(usual - middle) <= far]
+    near = usual[np.abs(usual - middle) <= robust_limit(np.abs(usual - middle).tolist())]
     low, high = float(near.min()), float(near.max())
     room = 0.5 * (high - low)
     return min(low, max(float(ends.min()), low - room)), max(high, min(float(ends.max()), high + room))
@@ -379,12 +371,12 @@ def _share_bars(shares: Mapping[str, float]) -> Figure:
     return Figure("Shares", f"Averages over the validation rows.{floor}{note}", plot.svg(", ".join(names)), {})
 
 
-def fitting(c: Calibration, unit: str) -> str:
+def fitting(c: Calibration) -> str:
     """Write the section about the validation rows."""
     rows = f"{c.rows:,} validation rows"
     if c.terms is None:
-        words = f"{_RELAXED} {_FLOOR}" if any(any(row.floor) for row in c.table) else _RELAXED
-        name, lines, said = "Every rate", rate_table(c, unit), f"{rows}; the fit has seen them. {words}"
+        said = f"{rows}; the fit has seen them, and uses the rate with a star. {_RELAXED}"
+        name, lines = "Every rate", rate_table(c)
     else:
         said = f"{rows}, each left out of the fit that it was scored with. 0.1 nats: 10 % more likely per row."
         name, lines = "Candidates", candidate_table(c.terms)
@@ -404,16 +396,15 @@ def _summary(c: Calibration) -> str:
             f"The variance was fitted to {c.rows:,} validation rows as a floor plus {listed}; the candidate in "
             f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
         )
-    rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
-    done = {
-        "sample": f"Dropout was injected at {sites}, and {c.draws} thinned networks were run at {rates}",
-        "linear": f"The variance that dropout at {sites} would give was worked out to first order, without draws,",
-        "propagate": f"Mean and variance under dropout at {sites} were carried through its layers at {rates}",
+    method = {
+        "sample": f"{c.draws} thinned networks",
+        "linear": "first order, without draws",
+        "propagate": "mean and variance carried through its layers",
     }[c.method]
-    chosen = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
     floor = f" plus {number(c.floors)}" if any(c.floors) else ""
     mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
     return (
-        f"{done} on {c.rows:,} validation rows. {chosen} {number(c.rate)}; the predicted mean is {mean}, the predicted "
-        f"variance is the raw one times {number(c.scales)}{floor} (relaxed: times {number(c.row.relaxed_scale)})."
+        f"The variance is that of dropout at {sites} ({method}), at the rate {number(c.rate)}, times "
+        f"{number(c.scales)}{floor}, fitted to {c.rows:,} validation rows (relaxed: times "
+        f"{number(c.row.relaxed_scale)}). The prediction is {mean}."
     )

@@ -23,7 +23,6 @@ from latedrop.calibration.fit_classes import ALONE
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import Finding, Grade
 from latedrop.errors import ArgumentError
-from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import ClassJudgement, Judgement, findings_of, judge, judge_classes
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
@@ -63,12 +62,10 @@ def write_report(
     calibration: Calibration,
     prediction: Prediction | None = None,
     target: Tensor | None = None,
-    evaluations: Sequence[Evaluation] | None = None,
     unit: str | Sequence[str] = "",
     names: Sequence[str] = (),
     inputs: Any = None,
     about: str = "",
-    notes: Mapping[str, str] | None = None,
     reproduce: Mapping[str, str] | None = None,
     level: float = 0.9,
     judgement: Judgement | None = None,
@@ -82,13 +79,11 @@ def write_report(
         calibration: what `calibrate` chose and measured.
         prediction: of test rows used for nothing else; with `target`, adds all about them.
         target: their true values.
-        evaluations: rows of the headline table; those of `compare` where None.
         unit: of the target, or one for each output.
         names: of the outputs; those of the calibration's target columns where there are none.
         inputs: of the test rows, to see along which of them the intervals hold less: a mapping from names to columns,
             a DataFrame, or an array `(N, columns)`.
         about: a paragraph of your own, on the model and the data.
-        notes: by label, what a row of the table is; adds to what is said of the usual ones.
         reproduce: names and values for the last section, such as the command.
         level: of the intervals that are drawn.
         judgement: what `judge` made of the same rows already; in the place of prediction and target.
@@ -100,15 +95,14 @@ def write_report(
             "expected prediction and target together, or neither; found only one. Pass uq.predict(x_test) and y_test."
         )
     if judgement is None and prediction is not None and target is not None:
-        options: dict[str, Any] = {"names": names, "units": units, "inputs": inputs, "evaluations": evaluations}
-        judgement = judge(prediction, target, level=level, **options)
+        judgement = judge(prediction, target, level=level, names=names, units=units, inputs=inputs)
     verdict = calibration.verdict if judgement is None else judgement.together.verdict
     body = [
         heading(title, 1),
         opening(verdict, about),
-        "" if judgement is None else on_test_rows(judgement, calibration, place, notes or {}),
+        "" if judgement is None else on_test_rows(judgement, calibration, place),
         made_of(calibration),
-        fitting(calibration, units[0] if len(units) == 1 else ""),
+        fitting(calibration),
         _reproduction(calibration, reproduce or {}),
     ]
     write_aside(path, page_of(title, body))

@@ -32,16 +32,13 @@ class Axis:
     low: float
     high: float
     label: str = ""
-    log: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
 
     @classmethod
-    def around(cls, values: Iterable[float], label: str = "", *, zero: bool = False, log: bool = False) -> Axis:
+    def around(cls, values: Iterable[float], label: str = "", *, zero: bool = False) -> Axis:
         """Return an axis a little wider than all finite values; with `zero`, it begins at 0."""
-        known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+        known = [value for value in values if math.isfinite(value)]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
-        if log:
-            return cls(low / 1.1, high * 1.1 if high > low else 2 * high, label, True)
         low = min(low, 0.0) if zero else low
         room = 0.05 * (high - low)
         if high - low <= 1e-4 * max(abs(low), abs(high)):  # what differs by rounding is the same
@@ -50,16 +47,12 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Return the position of a value on the axis, from 0 to 1."""
-        if self.log:
-            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def marks(self) -> tuple[tuple[float, str], ...]:
         """Return the tick values with their texts."""
         if self.ticks:
             return self.ticks
-        if self.log:
-            return tuple((value, plain(value, 3)) for value in _powers(self.low, self.high))
         steps, size = _steps(self.low, self.high)
         return tuple((value, _tick(value, size, max(abs(self.low), abs(self.high)))) for value in steps)
 
@@ -148,13 +141,11 @@ class Plot:
         return "".join([*html, *self.parts, "</svg></svg>"])
 
 
-def robust_limit(values: Sequence[float], share: float = 0.9) -> float | None:
-    """Return where to cut an axis of non-negative values; None if the largest is not far beyond the others."""
-    known = np.sort([value for value in values if math.isfinite(value)])
-    if len(known) < 3:
-        return None
-    usual = float(known[min(len(known) - 2, int(share * len(known)))])
-    return 2 * usual if usual > 0 and known[-1] > _FAR * usual else None
+def robust_limit(values: Sequence[float], share: float = 0.9) -> float:
+    """Return where an axis of non-negative values ends: at the largest, unless that is far beyond the others."""
+    ordered = np.sort([value for value in values if math.isfinite(value)])
+    usual = float(ordered[min(len(ordered) - 2, int(share * len(ordered)))]) if len(ordered) > 2 else 0.0
+    return 2 * usual if usual > 0 and ordered[-1] > _FAR * usual else float(ordered.max(initial=0.0))
 
 
 def spread(count: int, most: int) -> npt.NDArray[np.intp]:
@@ -181,16 +172,6 @@ def _steps(low: float, high: float, count: int = 5) -> tuple[list[float], float]
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= 0.99 * rough)
     first = math.ceil(low / step - 1e-9)
     return [0.0 if k == 0 else k * step for k in range(first, math.floor(high / step + 1e-9) + 1)], step
-
-
-def _powers(low: float, high: float) -> list[float]:
-    """Return powers of ten, with 2 and 5 times these if they are few."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for sizes in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
-        ticks = [size * 10.0**power for power in powers for size in sizes if low <= size * 10.0**power <= high]
-        if len(ticks) >= 3:
-            return ticks[:: math.ceil(len(ticks) / 7)]
-    return ticks
 
 
 def _shortened(text: str, room: float) -> str:

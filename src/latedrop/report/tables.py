@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,17 +15,16 @@ from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
 
 __all__ = [
-    *("KINDS", "candidate_table", "class_candidates", "class_table", "group_table", "number"),
+    *("candidate_table", "class_candidates", "class_table", "group_table", "number"),
     *("output_table", "rate_table", "site_table", "table", "with_unit", "worst_table"),
 ]
 
-KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
-"""What a variance is called in tables and legends, and in the fields of `RateRow`."""
+_KINDS = ("unscaled", "scaled", "relaxed")
 _INPUTS = 8
 
 
 def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
-    """The headline table as text, header first; columns in which no row has anything are left out."""
+    """Return the headline table as text, header first; columns in which no row has anything are left out."""
     levels = {row.level for row in evaluations}
     level = f"{100 * levels.pop():.4g} %" if len(levels) == 1 else "its level"
     columns = {
@@ -58,7 +56,7 @@ def _share(share: float, error: float | None) -> str:
 
 
 def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
-    """The verdict on each of several outputs, header first."""
+    """Return the verdict on each of several outputs, header first."""
     lines = [["output", "coverage", "", "coverage, constant", "gain over constant [nats]", "", "rank correlation", ""]]
     for output in outputs:
         v = output.verdict
@@ -76,7 +74,7 @@ def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
 
 
 def group_table(groups: Sequence[Group], by: str, unit: str = "") -> list[list[str]]:
-    """Rows in groups: what they are, what their intervals hold, and what those of a constant hold."""
+    """Return groups of rows: what they are, what their intervals hold, and what those of a constant hold."""
     ends = column([end for group in groups for end in (group.low, group.high)])
     some = any(group.off for group in groups)
     lines = [
@@ -90,7 +88,7 @@ def group_table(groups: Sequence[Group], by: str, unit: str = "") -> list[list[s
 
 
 def worst_table(output: JudgedOutput, place: str = "row") -> list[list[str]]:
-    """The rows furthest from their prediction; inputs up to the eighth."""
+    """Return the rows furthest from their prediction; inputs up to the eighth."""
     rows = output.worst
     if not rows:
         return []
@@ -114,29 +112,20 @@ def worst_table(output: JudgedOutput, place: str = "row") -> list[list[str]]:
     return [[*columns, *names], *map(list, lines)]
 
 
-def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
-    """Return what every rate gave on the validation rows, and one constant variance, header first."""
-    metric_names = [f"nll_{kind}" for kind in (*KINDS.values(), "ideal")] + [f"ma_{kind}" for kind in KINDS.values()]
-    heads = [f"NLL {name}" for name in (*KINDS, "ideal")] + [f"MA {name}" for name in KINDS]
-    floor = any(any(row.floor) for row in c.table)
-    lines = [["rate", with_unit("RMSE", unit), *heads, "scale", "relaxed scale", *["floor"] * floor]]
+def rate_table(c: Calibration) -> list[list[str]]:
+    """Return what every rate gave on the validation rows, header first; the one in use has a star."""
+    scores = [(f"{metric}\n{kind}", f"{metric.lower()}_{kind}") for metric in ("NLL", "MA") for kind in _KINDS]
+    lines = [["rate", "RMSE", *(head.replace("unscaled", "raw") for head, _ in scores), "scale"]]
     for row in c.table:
-        chosen = " (chosen)" if row.rate == c.rate and len(c.table) > 1 else ""
-        values = [nats(getattr(row, name)) for name in metric_names]
-        fitted = [number(row.scale), number(row.relaxed_scale), *[number(row.floor)] * floor]
-        lines.append([number(row.rate) + chosen, ", ".join(map(plain, row.rmses)), *values, *fitted])
-    if c.constant is not None and all(c.constant) and c.target is None:  # whose unit the record does not know
-        nll = sum((math.log(2 * math.pi * value) + 1) / 2 for value in c.constant) / len(c.constant)
-        pairs = list(zip(c.curves["levels"], c.curves.get("constant", ()), strict=False))
-        area = f"{sum(abs(a - b) for a, b in pairs) / len(pairs):.3f}" if pairs else "-"
-        scores = ["-", f"{nll:.3f}", "-", "-", "-", area, "-"]
-        fitted = ["-", "-", *[number(c.constant)] * floor]
-        lines.append(["constant", "-", *scores, *fitted])
+        rate = rate_text(row.rate) + (" *" if row.rate == c.rate else "")
+        rmse = ", ".join(f"{value:.4g}" for value in row.rmses)
+        scale = " to ".join(f"{value:.4g}" for value in sorted({min(row.scale), max(row.scale)}))
+        lines.append([rate, rmse, *(f"{getattr(row, name):.3f}" for _, name in scores), scale])
     return lines
 
 
 def candidate_table(terms: FittedTerms) -> list[list[str]]:
-    """The nested models that were compared, header first."""
+    """Return the nested models that were compared, header first."""
     cells = []
     for one in terms.candidates:
         chosen = " (chosen)" if one.name == terms.choice else ""
@@ -145,13 +134,13 @@ def candidate_table(terms: FittedTerms) -> list[list[str]]:
 
 
 def class_candidates(c: ClassCalibration) -> list[list[str]]:
-    """The ways to probabilities that were compared on validation rows, header first."""
+    """Return the ways to probabilities that were compared on validation rows, header first."""
     cells = [[one.name, f"{one.gain:+.4f} ± {one.gain_error:.4f}"] for one in c.candidates]
     return [["candidate", "gain over one temperature [nats]"], *cells]
 
 
 def class_table(scores: Sequence[ClassScores]) -> list[list[str]]:
-    """The scores of several ways to probabilities on test rows, header first."""
+    """Return the scores of several ways to probabilities on test rows, header first."""
     lines = [["", "accuracy", "NLL", "Brier", "ECE", "risk over coverage"]]
     for row in scores:
         shares = [f"{row.accuracy:.1%}", f"{row.nll:.4f}", f"{row.brier:.4f}", f"{row.ece:.1%}"]
@@ -160,13 +149,13 @@ def class_table(scores: Sequence[ClassScores]) -> list[list[str]]:
 
 
 def site_table(sites: Sequence[Site]) -> list[list[str]]:
-    """Where dropout goes, header first."""
+    """Return where dropout goes, header first."""
     cells = [[s.name, s.layer, s.kind, " x ".join(map(str, s.units)), str(s.calls)] for s in sites]
     return [["site", "layer", "masks", "units", "calls"], *cells]
 
 
 def number(value: Any) -> str:
-    """A number, several, or one for each name; a dash for none."""
+    """Return the text of a number, several, or one for each name; a dash for none."""
     if value is None or value == {}:
         return "-"
     if isinstance(value, Mapping):
@@ -177,5 +166,5 @@ def number(value: Any) -> str:
 
 
 def with_unit(name: str, unit: str) -> str:
-    """The name of a quantity with its unit, if it has one."""
+    """Return the name of a quantity with its unit, if it has one."""
     return f"{name} [{unit}]" if unit else name
