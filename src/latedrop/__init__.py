@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from latedrop.boxes.predictor import BoxCalibration, BoxPrediction, BoxPredictor, calibrate_boxes, load_boxes
     from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
-    from latedrop.calibration.multilabel_record import MultiLabelCalibration
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
     from latedrop.dropout.moments import Moments
     from latedrop.dropout.sampling import sample
     from latedrop.errors import LatedropError, LatedropWarning
+    from latedrop.multilabel import (
+        MultiLabelCalibration,
+        MultiLabelPrediction,
+        MultiLabelPredictor,
+        calibrate_multilabel,
+        load_multilabel,
+    )
     from latedrop.network.find_sites import find_sites
     from latedrop.network.network import Network
     from latedrop.network.sites import Site, Sites
@@ -29,12 +35,6 @@ if TYPE_CHECKING:
     from latedrop.prediction.adapted import AdaptedPrediction
     from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
     from latedrop.prediction.joint import JointPrediction, Region
-    from latedrop.prediction.multilabel import (
-        MultiLabelPrediction,
-        MultiLabelPredictor,
-        calibrate_multilabel,
-        load_multilabel,
-    )
     from latedrop.prediction.prediction import ClassPrediction, Explanation, Prediction
     from latedrop.prediction.predictor import AdaptedPredictor, ClassPredictor, JointPredictor, Predictor, load
     from latedrop.programs import load_program
@@ -104,8 +104,8 @@ _HOMES = {
     "prediction.prediction": ("ClassPrediction", "Explanation", "Prediction"),
     "prediction.adapted": ("AdaptedPrediction",),
     "prediction.joint": ("JointPrediction", "Region"),
-    "calibration.multilabel_record": ("MultiLabelCalibration",),
-    "prediction.multilabel": (
+    "multilabel": (
+        "MultiLabelCalibration",
         "MultiLabelPrediction",
         "MultiLabelPredictor",
         "calibrate_multilabel",

@@ -6,7 +6,7 @@ They need neither torch nor numpy, so that intervals can be made where neither i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -17,7 +17,7 @@ from latedrop.records import Limits, match, record
 
 __all__ = [
     *("ConformalScores", "IsotonicKnots", "checked_level", "conformal_quantile", "conformal_score"),
-    *("isotonic_quantile", "normal_quantile", "student_quantile", "student_upper"),
+    *("first_beyond", "isotonic_quantile", "normal_quantile", "student_quantile", "student_upper"),
 ]
 
 _LARGEST = 1e300  # of a variance or a residual in a file: what is larger overflows when it is used
@@ -186,6 +186,24 @@ def conformal_score(
             f"expected at least {needed} conformal rows{purpose} at level {level:g}; found {len(scores)}. {remedy}"
         )
     return scores[rank - 1] if rank > 0 else least
+
+
+def first_beyond(
+    losses: Iterable[tuple[float, float]], rows: int, share: float, otherwise: float, purpose: str, remedy: str
+) -> float:
+    """Return the first value at which losses add up to more than conformal risk control allows.
+
+    Of n rows that is a sum plus 1 of more than `share (n + 1)`; `losses` are pairs of a value and a loss.
+    """
+    needed = math.ceil(1 / share - 1e-9) - 1
+    if rows < needed:
+        raise ArgumentError(f"expected at least {needed} {purpose}; found {rows}. {remedy}")
+    most, total = share * (rows + 1) - 1 + 1e-9, 0.0
+    for value, loss in losses:
+        total += loss
+        if total > most:
+            return value
+    return otherwise
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

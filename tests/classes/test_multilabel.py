@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.multilabel_record import RiskControl
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.multilabel import RiskControl
 from rounding import assert_same_up_to_rounding
 
 LABELS = 4

@@ -31,7 +31,7 @@ ROOMS = [
     {"onnx_files"},
     {"calibration"},
     {"prediction"},
-    {"boxes", "evaluation", "named"},
+    {"boxes", "evaluation", "multilabel", "named"},
     {"report"},
     {"adapters", "serving"},
     {"cli"},

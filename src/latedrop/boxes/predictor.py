@@ -16,12 +16,11 @@ risk control: Angelopoulos, Bates, Fisch, Lei and Schuster 2022). That boxes of 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, tee
+from itertools import tee
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import torch
@@ -40,7 +39,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.options import shown
 from latedrop.prediction.predictor import check_belongs
 from latedrop.progress import shown_on
-from latedrop.quantiles import checked_level
+from latedrop.quantiles import checked_level, first_beyond
 from latedrop.records import Format, Limits, record
 from latedrop.weights import Weights, fingerprint
 
@@ -198,16 +197,10 @@ def radius(errors: Errors, level: float, side: int | None = None) -> float:
     >>> radius((((1.0, 0.0, 0.0, 2.0),), ((3.0, 1.0, 1.0, 1.0),)), 0.5)
     3.0
     """
-    needed = math.ceil(checked_level(level) / (1 - level) - 1e-9)
-    if len(errors) < needed:
-        raise ArgumentError(
-            f"expected at least {needed} images with boxes that find an object, used for nothing else, for margins at "
-            f"level {level:g}; found {len(errors)}. Call uq = uq.conformal(data) with so many, or lower the level."
-        )
+    purpose = f"images with boxes that find an object, used for nothing else, for margins at level {level:g}"
+    remedy = "Call uq = uq.conformal(data) with so many, or lower the level."
     off = [(max(box) if side is None else box[side], 1 / len(boxes)) for boxes in errors for box in boxes]
-    ratios, counts = zip(*sorted(off, reverse=True), strict=True)
-    most = (1 - level) * (len(errors) + 1) - 1
-    return next((ratio for ratio, lost in zip(ratios, accumulate(counts), strict=True) if lost > most + 1e-9), 0.0)
+    return first_beyond(sorted(off, reverse=True), len(errors), 1 - checked_level(level), 0.0, purpose, remedy)
 
 
 def calibrate_boxes(

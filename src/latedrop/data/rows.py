@@ -6,7 +6,7 @@ A tuple or list holds several positional inputs; a mapping holds keyword inputs,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -117,9 +117,10 @@ class Graphs(Items):
         batch = self.graphs.batch.cpu()
         return torch.isin(batch, batch[rows]) if self.nodes else rows
 
-    def with_rows(self, sites: Iterable[Any]) -> Graphs:
+    def with_rows(self, sites: Sequence[Any]) -> Graphs:
         """Return the batch with the kind of rows of the sites: nodes if every site couples its rows along axis 0."""
-        return Graphs(self.graphs, nodes=all(site.coupled and site.batch_axis == 0 for site in sites))
+        coupled = [site.coupled and site.batch_axis == 0 for site in sites]
+        return Graphs(self.graphs, nodes=bool(coupled) and all(coupled))
 
     def match(self, rows: int) -> None:
         """Treat nodes as rows if `rows` is the number of nodes and not that of graphs."""
@@ -142,7 +143,7 @@ def rows_are_nodes(x: Any) -> bool:
     return isinstance(x, Graphs) and bool(x.nodes)
 
 
-def as_items(x: Any, collate: Collate, sites: Iterable[Any] | None = None) -> Any:
+def as_items(x: Any, collate: Collate, sites: Sequence[Any] | None = None) -> Any:
     """Wrap a list of items with `collate` as `Items`, and graphs as `Graphs`; return any other `x` unchanged.
 
     `sites` decide whether the rows of `Graphs` are graphs or nodes, see `Graphs.with_rows`.

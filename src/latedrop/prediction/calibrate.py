@@ -48,8 +48,7 @@ from latedrop.metrics.classes import accuracy, ece
 from latedrop.network.find_sites import Select
 from latedrop.network.network import Network, Readout, check_module
 from latedrop.network.sites import Sites
-from latedrop.prediction.predictor import ClassPredictor, Predictor
-from latedrop.weights import fingerprint
+from latedrop.prediction.predictor import ClassPredictor, Predictor, identity_of
 
 __all__ = ["calibrate", "calibrate_cross_fitted"]
 
@@ -288,7 +287,8 @@ def _predictor(
         target=plan.target,
         seen=sketch(marks_of(fit.mean, fit.target)),
         versions={"torch": torch.__version__},
-        **_about(network, plan, sites),
+        sites=sites,
+        **identity_of(network.model, plan.readout, plan.columns),
         **fitted,
     )
     _log.info("%d validation rows: %s", record.rows, record.verdict)
@@ -336,22 +336,11 @@ def _by_classes(network: Network, rows: Measured, plan: Plan) -> ClassPredictor:
         maps=rows.image is not None,
         ignore_index=task.ignore_index,
         seen="" if rows.image is not None else sketch(marks_of(rows.logits, rows.labels)),
-        **_about(network, plan, rows.sites),
+        sites=rows.sites,
+        **identity_of(network.model, plan.readout, plan.columns),
     )
     left_out = CrossValidatedClasses(p, rows.labels)
     return ClassPredictor(network.model, record, plan.readout, cross_validated=left_out, **_running(plan))
-
-
-def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
-    """Return the fields of every record that describe the model and its inputs."""
-    readout, columns = plan.readout, plan.columns
-    return {
-        "sites": sites,
-        "readout": None if callable(readout) else readout,
-        "custom_readout": getattr(readout, "__qualname__", type(readout).__name__) if callable(readout) else None,
-        "fingerprint": fingerprint(network.model),
-        "columns": None if columns is None else {key: tuple(names) for key, names in columns.items()},
-    }
 
 
 def _running(plan: Plan) -> dict[str, Any]:

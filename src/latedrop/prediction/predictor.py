@@ -64,7 +64,7 @@ from latedrop.weights import Weights, fingerprint
 
 __all__ = [
     *("AdaptedPredictor", "Batched", "Calibrated", "ClassPredictor", "JointPredictor", "Predictor", "check_belongs"),
-    *("explain_failure", "load"),
+    *("explain_failure", "identity_of", "load"),
 ]
 
 _OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
@@ -760,6 +760,16 @@ def load(
                 f"{calibration.floors}. The file was edited, or its model was in float64: calibrate again."
             )
     return (ClassPredictor if classes else Predictor)(model, calibration, readout, collate=collate)
+
+
+def identity_of(model: nn.Module, readout: Readout, columns: Names | None) -> dict[str, Any]:
+    """Return the fields of every record by which it is known to belong to a model and its inputs."""
+    return {
+        "readout": None if callable(readout) else readout,
+        "custom_readout": getattr(readout, "__qualname__", type(readout).__name__) if callable(readout) else None,
+        "fingerprint": fingerprint(model),
+        "columns": None if columns is None else {key: tuple(names) for key, names in columns.items()},
+    }
 
 
 def check_belongs(path: str | os.PathLike[str], calibration: Any, model: nn.Module, readout: Readout) -> None:
