@@ -495,7 +495,7 @@ class TestEvaluate:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ["demo", "sites", "calibrate", "predict", "evaluate", "export", "serve"])
+    @pytest.mark.parametrize("command", ["sites", "calibrate", "predict", "evaluate", "export", "serve"])
     def test_every_command_ends_with_examples_that_parse(self, call: Run, command: str) -> None:
         code, out, _ = call(command, "--help")
         assert code == 0

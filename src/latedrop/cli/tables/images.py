@@ -1,9 +1,7 @@
 """Images of a folder as inputs, named by a column of a table, and the transform from an image to an array.
 
-    value = (pixel / 255 - mean) / std
-
 A transform is a text: settings such as `size=224,normalize=imagenet`, or `package.module:function`. Channels come
-first. Settings apply in this order: mode, size, mean and std.
+first, from 0 to 1 or normalised.
 """
 
 from __future__ import annotations
@@ -25,9 +23,8 @@ __all__ = ["image_transform", "open_images"]
 Transform: TypeAlias = Callable[[Any], Array]
 """From an image of Pillow to an array, mostly `(C, H, W)` in float32."""
 
-_IMAGENET = {"mean": "0.485/0.456/0.406", "std": "0.229/0.224/0.225"}
-_MODES = {"RGB": 3, "L": 1}
-_KEYS = ("mode", "size", "mean", "std", "normalize")
+_IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)[:, :, None, None]
+_VALUES = {"size": [], "mode": ["RGB", "L"], "normalize": ["imagenet"]}
 _DEEP = ("I", "F")  # modes of more than 8 bits begin so, and would be cut off without a word
 
 
@@ -100,27 +97,17 @@ def image_transform(text: str) -> Transform:
 def _of_settings(text: str) -> Transform:
     parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     settings = {key: value for key, _, value in parts}
-    wrong = ["".join(part) for part in parts if part[0] not in _KEYS or not part[1]]
+    wrong = ["".join(part) for part in parts if part[0] not in _VALUES or not part[1]]
+    wrong += [f"{key}={value}" for key, value in settings.items() if value not in (_VALUES.get(key) or [value])]
     if wrong:
         raise ArgumentError(
-            f"expected --transform as settings among {', '.join(f'{key}=' for key in _KEYS)} separated by commas, "
-            f"or package.module:function; found {wrong[0]!r}."
+            "expected --transform as settings among size=224, mode=L and normalize=imagenet, separated by commas, or "
+            f"package.module:function; found {wrong[0]!r}."
         )
-    mode = settings.get("mode", "RGB")
-    if mode not in _MODES:
-        raise ArgumentError(f"expected mode=RGB or mode=L in --transform; found {mode!r}.")
-    if "normalize" in settings:
-        if settings["normalize"] != "imagenet" or "mean" in settings or "std" in settings:
-            raise ArgumentError(f"expected normalize=imagenet, or mean= and std=, in --transform; found {text}.")
-        settings |= _IMAGENET
-    size = _size(settings.get("size"))
-    mean, std = _numbers(settings.get("mean", "0")), _numbers(settings.get("std", "1"))
-    if any(len(values) not in (1, _MODES[mode]) for values in (mean, std)) or min(std) <= 0:
-        raise ArgumentError(
-            f"expected one number, or one for each of the {_MODES[mode]} channels, in mean= and std= of --transform, "
-            f"std above 0; found {mean} and {std}."
-        )
-    shift, spread = (np.array(values, np.float32).reshape(-1, 1, 1) for values in (mean, std))
+    mode, size = settings.get("mode", "RGB"), _size(settings.get("size"))
+    normalized = "normalize" in settings
+    if normalized and mode != "RGB":
+        raise ArgumentError("expected normalize=imagenet without mode=L in --transform; found both.")
 
     def transform(image: Any) -> Array:
         if image.mode.startswith(_DEEP):
@@ -129,7 +116,7 @@ def _of_settings(text: str) -> Transform:
         if size is not None:
             image = image.resize(size[::-1], resample=2)  # bilinear, over all pixels that a new one covers
         pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1).transpose(2, 0, 1) / 255
-        changed: Array = (pixels - shift) / spread
+        changed: Array = (pixels - _IMAGENET[0]) / _IMAGENET[1] if normalized else pixels
         return changed
 
     return transform
@@ -143,13 +130,3 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ArgumentError(f"expected size=224, or size=240x320 for height and width, in --transform; found {text!r}.")
     return int(parts[0]), int(parts[-1])
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers for the channels: `0.5`, or `0.485/0.456/0.406`."""
-    try:
-        return tuple(map(float, text.split("/")))
-    except ValueError:
-        raise ArgumentError(
-            f"expected numbers with / between, one for each channel, in --transform; found {text!r}."
-        ) from None
