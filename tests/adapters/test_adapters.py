@@ -77,16 +77,13 @@ class TestLightning:
             assert_same_up_to_rounding(torch.cat([batch[name] for batch in batches]), value)
         assert {name for name in set(vars(module)) - before if "predict" in name} == set()
 
-    def test_plain_batches_several_loaders_and_predictions(self, net: nn.Module) -> None:
+    def test_plain_batches_and_several_loaders(self, net: nn.Module) -> None:
         module, (x, _) = lightning_module(net), rows(30, 1)
         uq = calibrated(module)
         loaders = [DataLoader(x, batch_size=20), DataLoader(x[:5], batch_size=5)]
-        batches = trainer(predict_callback(uq, as_dict=False)).predict(module, loaders)
-        assert [[type(batch) for batch in part] for part in batches] == [
-            [latedrop.Prediction] * 2,
-            [latedrop.Prediction],
-        ]
-        assert_same_up_to_rounding(batches[1][0].interval(0.5)[0], uq.predict(x[:5]).interval(0.5)[0])
+        batches = trainer(predict_callback(uq, level=0.5)).predict(module, loaders)
+        assert [[len(batch["mean"]) for batch in part] for part in batches] == [[20, 10], [5]]
+        assert_same_up_to_rounding(batches[1][0]["low"], uq.predict(x[:5]).interval(0.5)[0])
 
     def test_unpack_says_what_the_inputs_are(self, net: nn.Module) -> None:
         class Backwards(type(lightning_module(net))):  # type: ignore[misc]
@@ -128,7 +125,7 @@ class TestLightning:
         loader = DataLoader(rows(10)[0], batch_size=5)
         assert trainer(callback).predict(module, loader, return_predictions=False) is None
         assert callback._predictions == []
-        assert pickle.loads(pickle.dumps(callback)).settings == callback.settings
+        assert pickle.loads(pickle.dumps(callback)).level == 0.5
 
 
 def texts(count: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -119,7 +119,8 @@ def test_sets(net: nn.Module) -> None:
     classifier = CalibratedClassifier(net, options={"method": latedrop.Terms(["leverage"])}).fit(x, y)
     with pytest.raises(ArgumentError, match="expected a predictor with prediction sets"):
         classifier.predict_set(x)
-    members = classifier.conformal(fresh, labels).predict_set(x, 0.8)
+    classifier.predictor_ = classifier.predictor_.conformal((fresh, labels))
+    members = classifier.predict_set(x, 0.8)
     expected = calibrated(net).conformal((fresh, labels)).predict(x).prediction_set(0.8)
     np.testing.assert_array_equal(members, expected.numpy())
 

@@ -1,14 +1,10 @@
-"""Predictions with uncertainty beside a Hugging Face `Trainer`: its data loader and collator, our predictor.
-
-`predict_with` gives what `Trainer.predict` gives, and after it std, low and high, or probabilities.
-"""
+"""Predictions with uncertainty beside a Hugging Face `Trainer`: its data loader and collator, our predictor."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,40 +16,7 @@ from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.wrappers import bare
 
-__all__ = ["ClassOutput", "UncertainOutput", "predict_with"]
-
-Array = npt.NDArray[Any]
-
-
-class UncertainOutput(NamedTuple):
-    """The fields of transformers' `PredictionOutput`, then the uncertainty; arrays `(N, ...)`."""
-
-    predictions: Array
-    label_ids: Array | None
-    metrics: dict[str, float]
-    std: Array
-    low: Array
-    high: Array
-    novelty: Array | None = None
-
-
-class ClassOutput(NamedTuple):
-    """The fields of transformers' `PredictionOutput`, then what a calibrated classifier knows; arrays `(N, ...)`.
-
-    `predictions` are the model's logits, as `Trainer.predict` gives them.
-    """
-
-    predictions: Array
-    label_ids: Array | None
-    metrics: dict[str, float]
-    probabilities: Array
-    label: Array
-    confidence: Array
-    entropy: Array
-    novelty: Array | None = None
-    mutual_information: Array | None = None
-    set: Array | None = None
-    kept: Array | None = None
+__all__ = ["predict_with"]
 
 
 def predict_with(
@@ -66,16 +29,18 @@ def predict_with(
 ) -> Any:
     """Predict a data set with the trainer's collator and batch size, and the predictor's uncertainty.
 
-    Gives an `UncertainOutput`, or a `ClassOutput` of a classifier. Where the data set has labels, `metrics` holds what
-    the trainer's `compute_metrics` makes of the means or logits, and the NLL and the coverage of the intervals; of a
-    classifier the NLL, the accuracy and the calibration error.
-
     Args:
         trainer: a `transformers.Trainer`; it does not have to be trained with.
         dataset: as for `Trainer.predict`.
         predictor: of the trainer's model, from `calibrate` or `load`.
         level: of the interval from `low` to `high`, or of the prediction sets.
         metric_key_prefix: goes before the names of all metrics.
+
+    Returns:
+        A named tuple of what `Trainer.predict` gives, `predictions` (means or logits), `label_ids` and `metrics`, and
+        then of the arrays of `Prediction.to_dict`, or of `ClassPrediction.to_dict`: `std`, `low`, `high`, ... Where the
+        data set has labels, `metrics` holds what the trainer's `compute_metrics` makes of the predictions, the NLL, and
+        the coverage of the intervals, or the accuracy and the calibration error of a classifier.
     """
     if bare(trainer.model) is not bare(predictor.model):
         raise ArgumentError(
@@ -96,27 +61,23 @@ def predict_with(
         targets.append(batch[labelled[0]] if labelled else None)
         inputs = {name: value for name, value in batch.items() if name not in trainer.label_names}
         parts.append(predictor.predict(inputs).cpu())
-    p = (ClassPrediction if isinstance(predictor, ClassPredictor) else Prediction).joined(parts)
-    outputs = (p.logits if isinstance(p, ClassPrediction) else p.mean).numpy()
-    labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
-    measured = {} if labels is None else _measured(trainer, outputs, labels) | _scores(p, labels, level)
-    label_ids = None if labels is None else labels.numpy()
-    about = (outputs, label_ids, {f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
-    named = {name: value.numpy() for name, value in p.to_dict(level).items() if name != "mean"}
-    return (ClassOutput if isinstance(p, ClassPrediction) else UncertainOutput)(*about, **named)
+    p: Any = (ClassPrediction if isinstance(predictor, ClassPredictor) else Prediction).joined(parts)
+    named = {name: value.numpy() for name, value in p.to_dict(level).items()}
+    predictions = p.logits.numpy() if isinstance(p, ClassPrediction) else named.pop("mean")
+    label_ids, measured = None, {}
+    if not any(target is None for target in targets):
+        labels = torch.cat(targets).cpu()
+        label_ids = labels.numpy()
+        if trainer.compute_metrics is not None:
+            from transformers.trainer_utils import EvalPrediction
 
-
-def _measured(trainer: Any, predictions: Array, labels: Tensor) -> dict[str, float]:
-    """Return what the trainer's own `compute_metrics` makes of means or logits."""
-    if trainer.compute_metrics is None:
-        return {}
-    both = import_module("transformers.trainer_utils").EvalPrediction
-    measured: dict[str, float] = trainer.compute_metrics(both(predictions=predictions, label_ids=labels.numpy()))
-    return measured
+            measured = trainer.compute_metrics(EvalPrediction(predictions=predictions, label_ids=label_ids))
+        measured = {f"{metric_key_prefix}_{name}": v for name, v in (measured | _scores(p, labels, level)).items()}
+    output: Any = namedtuple("UncertainOutput", ["predictions", "label_ids", "metrics", *named])  # type: ignore[misc]
+    return output(predictions, label_ids, measured, **named)
 
 
 def _scores(p: Prediction | ClassPrediction, labels: Tensor, level: float) -> dict[str, float]:
-    """Return the NLL, and the coverage of the intervals, or accuracy and calibration error."""
     if isinstance(p, ClassPrediction):
         scored = judge_classes(p, labels).scores[0]
         return {"nll": scored.nll, "accuracy": scored.accuracy, "ece": scored.ece}

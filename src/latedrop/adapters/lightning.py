@@ -24,11 +24,7 @@ __all__ = ["predict_callback"]
 
 
 def predict_callback(
-    predictor: Predictor | ClassPredictor,
-    *,
-    level: float = 0.9,
-    unpack: Callable[[Any], Any] | None = None,
-    as_dict: bool = True,
+    predictor: Predictor | ClassPredictor, *, level: float = 0.9, unpack: Callable[[Any], Any] | None = None
 ) -> Any:
     """Make a callback with which `Trainer.predict` returns a dict per batch: `mean`, `std`, `low`, `high`, on the CPU.
 
@@ -42,24 +38,26 @@ def predict_callback(
         level: level of the interval from `low` to `high`, or of the prediction sets.
         unpack: maps a batch to the inputs; by default the batch, or the first part where it can only be a pair of
             inputs and targets.
-        as_dict: False gives `Prediction`s, or `ClassPrediction`s, instead of dicts.
 
     Returns:
         A `Callback` of lightning, or of pytorch-lightning where only that is installed.
     """
-    settings = {"level": checked_level(level), "unpack": unpack, "as_dict": as_dict}
-    return type("PredictCallback", (_Hooks, _callback_class()), {})(predictor, settings)
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        if find_spec(name.partition(".")[0]) is not None:
+            library = import_module(f"{name}.callbacks").Callback
+            return type("PredictCallback", (_Hooks, library), {})(predictor, checked_level(level), unpack)
+    raise LatedropError("expected lightning; it is not installed. Run: pip install lightning")
 
 
 class _Hooks:
     """The hooks of the callback; its other base is the library's own class."""
 
-    def __init__(self, predictor: Predictor | ClassPredictor, settings: dict[str, Any]) -> None:
-        self.predictor, self.settings = predictor, settings
+    def __init__(self, predictor: Any, level: float, unpack: Callable[[Any], Any] | None) -> None:
+        self.predictor, self.level, self.unpack = predictor, level, unpack
         self._predictions: list[list[Any]] = []
 
     def __reduce__(self) -> Any:
-        return partial(predict_callback, **self.settings), (self.predictor,)
+        return partial(predict_callback, level=self.level, unpack=self.unpack), (self.predictor,)
 
     def on_predict_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Check that the predictor belongs to the module."""
@@ -74,27 +72,15 @@ class _Hooks:
         self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Predict the batch again, with uncertainty."""
-        if not trainer.predict_loop.return_predictions:
-            return
-        unpack = self.settings["unpack"]
-        inputs = inputs_of(batch, self.predictor.model) if unpack is None else unpack(batch)
-        self._predictions += [[] for _ in range(dataloader_idx + 1 - len(self._predictions))]
-        p = self.predictor.predict(inputs).cpu()
-        self._predictions[dataloader_idx].append(p.to_dict(self.settings["level"]) if self.settings["as_dict"] else p)
+        if trainer.predict_loop.return_predictions:
+            inputs = inputs_of(batch, self.predictor.model) if self.unpack is None else self.unpack(batch)
+            self._predictions += [[] for _ in range(dataloader_idx + 1 - len(self._predictions))]
+            self._predictions[dataloader_idx].append(self.predictor.predict(inputs).cpu().to_dict(self.level))
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Replace the module's results by ours."""
-        if not self._predictions:
-            return
         loaders = trainer.predict_loop.predictions
         loaders = [loaders] if len(self._predictions) == 1 else loaders
-        for outputs, predictions in zip(loaders, self._predictions, strict=True):
+        for outputs, predictions in zip(loaders if self._predictions else (), self._predictions, strict=True):
             outputs[:] = predictions
         self._predictions = []
-
-
-def _callback_class() -> Any:
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        if find_spec(name.partition(".")[0]) is not None:
-            return import_module(f"{name}.callbacks").Callback
-    raise LatedropError("expected lightning; it is not installed. Run: pip install lightning")

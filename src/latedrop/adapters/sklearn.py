@@ -22,7 +22,6 @@ from latedrop.data.names import in_order
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.prediction.calibrate import calibrate
-from latedrop.prediction.prediction import ClassPrediction
 from latedrop.prediction.predictor import Calibrated
 
 try:
@@ -119,12 +118,7 @@ class CalibratedRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     ((64,), (64,))
     """
 
-    def predict(
-        self,
-        X: Any,  # noqa: N803
-        return_std: bool = False,
-        return_interval: float | None = None,
-    ) -> Any:
+    def predict(self, X: Any, return_std: bool = False, return_interval: float | None = None) -> Any:  # noqa: N803
         """The mean, `(N,)` or `(N, K)`, and after it what else is asked for.
 
         Args:
@@ -165,24 +159,9 @@ class CalibratedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             something else, the labels of `fit` in their order.
         method: as in `calibrate`.
         options: other arguments of `calibrate`, by name.
-
-    >>> import torch, latedrop
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
-    >>> uq = latedrop.calibrate(net, (x, (x[:, 0] > 0).long()), task=latedrop.Classification(names=["below", "above"]))
-    >>> classifier = CalibratedClassifier(uq)
-    >>> classifier.predict_proba(x.numpy()).shape, classifier.classes_
-    ((64, 2), array(['below', 'above'], dtype=object))
     """
 
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        classes: Any = None,
-        method: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, model: Any = None, *, classes: Any = None, method: Any = None, options: Any = None) -> None:
         super().__init__(model, method=method, options=options)
         self.classes = classes
 
@@ -204,20 +183,11 @@ class CalibratedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return self._predicted(X).probabilities.numpy(force=True)  # type: ignore[no-any-return]
 
     def predict_set(self, X: Any, level: float = 0.9) -> Array:  # noqa: N803
-        """`(N, K)`, True for the classes of a set that holds the label with that probability; after `conformal`."""
-        prediction: ClassPrediction = self._predicted(X)
-        return prediction.prediction_set(level).numpy(force=True)
+        """`(N, K)`, True for the classes of a set that holds the label with that probability.
 
-    def conformal(self, X: Any, y: Any, score: Any = "lac", *, per_class: bool = False) -> CalibratedClassifier:  # noqa: N803
-        """Itself, with prediction sets from rows used for nothing else; see `ClassPredictor.conformal`.
-
-        A predictor that it was made of is given its sets before: `uq.conformal(...)`.
+        The predictor, which may be `predictor_`, needs sets: `uq = uq.conformal(rows)`.
         """
-        check_is_fitted(self, "predictor_")
-        x, y = self._checked(X, y)
-        codes = _coded(y, self.classes_, len(self.classes_))[1]
-        self.predictor_ = self.predictor_.conformal((x, codes), score, per_class=per_class)
-        return self
+        return self._predicted(X).prediction_set(level).numpy(force=True)  # type: ignore[no-any-return]
 
     def _training_rows(self, X: Any, y: Any) -> tuple[Array, Array, str]:  # noqa: N803
         x, y = self._checked(X, y, reset=True, ensure_min_samples=2)
