@@ -73,7 +73,7 @@ def test_an_output_that_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(ArgumentError, match="expected --output and --data to be two files; found one, "):
             check_apart({"--output": output}, {"--weights": None, "--data": "in.csv"})
     with open("in.csv", "a") as stream, pytest.raises(ArgumentError, match="two files"):
-        check_apart({"--output": stream}, {"--data": "in.csv"})
+        check_apart({"--output": stream.fileno()}, {"--data": "in.csv"})
     with pytest.raises(ArgumentError, match="expected --report and --output to be two files"):
         check_apart({"--output": "new.html", "--report": "./new.html"}, {"--data": "in.csv"})
     check_apart({"--output": "other.csv", "--report": None}, {"--data": "in.csv", "--model": "not/there"})

@@ -134,8 +134,8 @@ def locked(file: IO[Any]) -> bool | None:
 def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     """Raise where an output is one of the inputs, or another output; both by the name of their option.
 
-    Paths and open streams are compared by the file that they lead to, so that links and other spellings do not matter.
-    None is left out.
+    Paths, and numbers of open files, are compared by the file that they lead to, so that links and other spellings do
+    not matter. None is left out.
     """
     used = {name: file for name, file in inputs.items() if file is not None}
     for name, output in outputs.items():
@@ -143,9 +143,10 @@ def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
             continue
         for other, file in used.items():
             if _same_file(output, file):
+                shown = "standard output" if isinstance(output, int) else output
                 raise ArgumentError(
-                    f"expected {name} and {other} to be two files; found one, {_spelled(output)}, which would be "
-                    f"written over. Pass another {name}."
+                    f"expected {name} and {other} to be two files; found one, {shown}, which would be written over. "
+                    f"Pass another {name}."
                 )
         used[name] = output
 
@@ -236,28 +237,13 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 
 
 def _same_file(one: Any, other: Any) -> bool:
-    first, second = (_status(file) for file in (one, other))
-    if first is not None and second is not None:
-        # A terminal, or /dev/null, may well be several of them.
-        return os.path.samestat(first, second) and stat.S_IFMT(first.st_mode) in (stat.S_IFREG, stat.S_IFDIR)
-    paths = [file for file in (one, other) if not _is_stream(file)]
-    return len(paths) == 2 and os.path.realpath(paths[0]) == os.path.realpath(paths[1])
-
-
-def _status(file: Any) -> os.stat_result | None:
-    """Return what the system says about a path or a stream; None where it knows nothing."""
     try:
-        return os.fstat(file.fileno()) if _is_stream(file) else os.stat(file)
-    except (OSError, ValueError):  # a stream in memory has no number
-        return None
-
-
-def _is_stream(file: Any) -> bool:
-    return hasattr(file, "fileno")
-
-
-def _spelled(file: Any) -> str:
-    return getattr(file, "name", "a stream") if _is_stream(file) else str(file)
+        first, second = os.stat(one), os.stat(other)
+    except OSError:  # one is not there yet
+        paths = not isinstance(one, int) and not isinstance(other, int)
+        return paths and os.path.realpath(one) == os.path.realpath(other)
+    # A terminal, or /dev/null, may well be several of them.
+    return os.path.samestat(first, second) and stat.S_IFMT(first.st_mode) in (stat.S_IFREG, stat.S_IFDIR)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@
 - `_set_grad_enabled` is what a mode of torch functions sees of `no_grad`.
 - `_functorch` finds the tensor inside the transforms of `torch.func`, whose graph is that of the caller.
 - `_call_impl` and `_compiled_call_impl` let calls of a module go elsewhere, whether it is compiled or not.
+- `_orig_mod` is the module inside one that `torch.compile` made.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "Operator",
     "Watching",
+    "bare",
     "being_traced",
     "decompositions_of",
     "draws_numbers",
+    "is_wrapper",
     "operator_of",
     "plain_call",
     "plain_function",
     "plain_kernels",
+    "plain_names",
     "reroute_calls",
     "restore_calls",
     "set_grad",
@@ -247,3 +251,39 @@ class _Route:
 def plain_call(module: nn.Module) -> Any:
     """Return the call of a module as its class has it."""
     return type(module)._call_impl.__get__(module)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return the module inside wrappers that only call it."""
+    while (attribute := _wrapped_attribute(type(model))) is not None:
+        model = getattr(model, attribute)
+    return model
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Return True for a module that only calls another one."""
+    return _wrapped_attribute(type(module)) is not None
+
+
+def plain_names(model: nn.Module) -> Callable[[str], str]:
+    """Return a function that takes wrappers out of a name of `model.named_modules()` or `state_dict()`.
+
+    >>> plain_names(nn.Sequential(nn.DataParallel(nn.Linear(2, 2))))("0.module.weight")
+    '0.weight'
+    """
+    outer = [(f"{name}." if name else "", _wrapped_attribute(type(module))) for name, module in model.named_modules()]
+    wrappers = [(start, f"{start}{attribute}.") for start, attribute in outer if attribute]
+
+    def plain(name: str) -> str:
+        name += "."
+        for start, added in reversed(wrappers):  # the innermost first
+            name = start + name.removeprefix(added) if name.startswith(added) else name
+        return name[:-1]
+
+    return plain
+
+
+def _wrapped_attribute(kind: type) -> str | None:
+    if issubclass(kind, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return "module"
+    return "_orig_mod" if kind.__name__ == "OptimizedModule" else None

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import LatedropWarning
-from latedrop.torch_private import version_of
-from latedrop.wrappers import plain_names
+from latedrop.torch_private import plain_names, version_of
 
 __all__ = ["Weights", "fingerprint", "weight_marks"]
 

@@ -16,7 +16,7 @@ import latedrop_crowd
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ROOMS = [
     {"errors"},
-    {"files", "numerals", "wrappers"},
+    {"files", "numerals"},
     {"options", "records"},
     {"quantiles", "stored_tensors", "torch_private", "devices", "terminal", "progress"},
     {"weights"},

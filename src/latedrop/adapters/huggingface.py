@@ -14,7 +14,7 @@ from latedrop.evaluation.evaluation import likelihood
 from latedrop.evaluation.judgement import judge_classes
 from latedrop.prediction.prediction import ClassPrediction, Prediction
 from latedrop.prediction.predictor import ClassPredictor, Predictor
-from latedrop.wrappers import bare
+from latedrop.torch_private import bare
 
 __all__ = ["predict_with"]
 
@@ -73,8 +73,8 @@ def predict_with(
 
             measured = trainer.compute_metrics(EvalPrediction(predictions=predictions, label_ids=label_ids))
         measured = {f"{metric_key_prefix}_{name}": v for name, v in (measured | _scores(p, labels, level)).items()}
-    output: Any = namedtuple("UncertainOutput", ["predictions", "label_ids", "metrics", *named])  # type: ignore[misc]
-    return output(predictions, label_ids, measured, **named)
+    output = namedtuple("UncertainOutput", ["predictions", "label_ids", "metrics", *named])  # type: ignore[misc]
+    return output(predictions, label_ids, measured, **named)  # type: ignore[call-arg]
 
 
 def _scores(p: Prediction | ClassPrediction, labels: Tensor, level: float) -> dict[str, float]:

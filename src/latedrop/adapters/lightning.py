@@ -18,7 +18,7 @@ from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
 from latedrop.prediction.predictor import ClassPredictor, Predictor
-from latedrop.wrappers import bare
+from latedrop.torch_private import bare
 
 __all__ = ["predict_callback"]
 

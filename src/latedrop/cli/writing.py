@@ -57,8 +57,18 @@ def check_outputs(
         suffixes = endings if name == "--output" else (".html", ".htm")
         if path is not None and suffixes is not None and not (path == STANDARD and suffixes is ROW_FILES):
             check_output(path, *suffixes)
-    read: dict[str, Any] = {name: sys.stdin if path == STANDARD else path for name, path in inputs.items()}
-    check_apart({name: sys.__stdout__ if path == STANDARD else path for name, path in outputs.items()}, read)
+    written = {name: _file_of(path, sys.__stdout__) for name, path in outputs.items()}
+    check_apart(written, {name: _file_of(path, sys.stdin) for name, path in inputs.items()})
+
+
+def _file_of(path: str | None, standard: Any) -> Any:
+    """Return a path, or the number of the stream that `-` means; None where that has none."""
+    if path != STANDARD:
+        return path
+    try:
+        return standard.fileno()
+    except (AttributeError, OSError):
+        return None
 
 
 @contextmanager

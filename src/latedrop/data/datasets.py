@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from latedrop.data import graphs
 from latedrop.data.rows import Collate, Graphs
 from latedrop.errors import DataError
-from latedrop.wrappers import bare
+from latedrop.torch_private import bare
 
 __all__ = [
     *("LABELS", "Columns", "Unpack", "dataset_batches", "first_inputs", "gives_batches", "inputs_in", "inputs_loaded"),

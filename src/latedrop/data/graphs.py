@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import all_finite, check_inputs, floating
 from latedrop.errors import DataError
-from latedrop.wrappers import bare
+from latedrop.torch_private import bare
 
 __all__ = [
     *("arguments", "as_batch", "batches", "check_finite", "copies", "is_graph", "place_signs", "some", "stand_in"),

@@ -35,8 +35,7 @@ from latedrop.network.functional import RECURRENT
 from latedrop.network.network import Network, Pass, Readout, Thinner, call, check_finite, read
 from latedrop.network.private_copy import Guard
 from latedrop.network.sites import Rate, Site, Sites, odds_by_site
-from latedrop.torch_private import being_traced, version_of, without_cudnn
-from latedrop.wrappers import bare
+from latedrop.torch_private import bare, being_traced, version_of, without_cudnn
 
 __all__ = ["FirstOrder", "Linearization", "first_order", "linearize", "unit_variances"]
 

@@ -20,8 +20,7 @@ from latedrop.dropout.masks import DrawMasks, checked_seed
 from latedrop.errors import DataError, SiteError
 from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Rate, Site, rates_by_site
-from latedrop.torch_private import plain_call, reroute_calls, restore_calls
-from latedrop.wrappers import plain_names
+from latedrop.torch_private import plain_call, plain_names, reroute_calls, restore_calls
 
 __all__ = ["Injection", "inject"]
 

@@ -47,8 +47,7 @@ from latedrop.network.network import Network, Pass, call, check_module
 from latedrop.network.private_copy import Guard
 from latedrop.network.sites import LAYERS, SOURCES, Kind, Site, Sites, channel_axis, layer_inputs
 from latedrop.options import shown
-from latedrop.torch_private import unwrapped
-from latedrop.wrappers import bare, plain_names
+from latedrop.torch_private import bare, plain_names, unwrapped
 
 __all__ = ["Select", "find_sites", "placed_batches"]
 

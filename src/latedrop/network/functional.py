@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.rows import operands, tensors
-from latedrop.torch_private import operator_of
-from latedrop.wrappers import plain_names
+from latedrop.torch_private import operator_of, plain_names
 
 __all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "named_weights", "operator_name", "replaced"]
 

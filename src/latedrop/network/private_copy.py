@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.data.rows import tensors
 from latedrop.errors import SiteError
-from latedrop.torch_private import set_grad, uncompiled
-from latedrop.wrappers import bare, is_wrapper
+from latedrop.torch_private import bare, is_wrapper, set_grad, uncompiled
 
 __all__ = ["Guard", "private_copy"]
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from latedrop.errors import ArgumentError
 from latedrop.network.functional import Place, named_weights
 from latedrop.records import Limits, Via, match, record
-from latedrop.wrappers import plain_names
+from latedrop.torch_private import plain_names
 
 __all__ = [
     *("LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "StoredSites", "channel_axis", "layer_inputs"),
