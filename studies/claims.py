@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,9 +56,7 @@ def split_error(values: npt.ArrayLike, overlap: float = 0.0) -> float:
 
 def student_p(t: float, freedom: int | None) -> float:
     """Return the two-sided p value of a t statistic, of a normal where `freedom` is None; 1 without any."""
-    if freedom == 0 or math.isnan(t):
-        return 1.0
-    return float(2 * (stats.norm if freedom is None else stats.t(freedom)).sf(abs(t)))
+    return 1.0 if freedom == 0 or math.isnan(t) else float(2 * _student(freedom).sf(abs(t)))
 
 
 def student_quantile(level: float, freedom: int | None) -> float:
@@ -67,9 +65,11 @@ def student_quantile(level: float, freedom: int | None) -> float:
     >>> round(student_quantile(0.95, 19), 4), round(student_quantile(0.95, None), 4)
     (2.093, 1.96)
     """
-    if freedom == 0:
-        return math.inf
-    return float((stats.norm if freedom is None else stats.t(freedom)).isf((1 - level) / 2))
+    return math.inf if freedom == 0 else float(_student(freedom).isf((1 - level) / 2))
+
+
+def _student(freedom: int | None) -> Any:
+    return stats.norm if freedom is None else stats.t(freedom)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -178,6 +178,10 @@ class Outcome:
         """The p value as text; empty where there is none."""
         return "" if self.p is None else f"{self.p:.2g}" if self.p >= 1e-4 else "< 0.0001"
 
+    def interval(self, write: Callable[[float], str]) -> str:
+        """The interval of the effect as text; empty where it has no spread."""
+        return "" if self.effect is None or self.effect.error is None else " to ".join(map(write, self.effect.interval))
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -213,10 +217,8 @@ class Decision:
         if self.pooled is not None:
             return self.pooled.verdict or "not measured"
         holds, fails, total = len(self.sets("holds")), len(self.sets("fails")), len(self.effects)
-        if not total:
-            return "not measured"
-        if total == 1:
-            return "holds" if holds else "fails" if fails else "not decided"
+        if total <= 1:
+            return "not measured" if not total else "holds" if holds else "fails" if fails else "not decided"
         if total in (holds, fails):
             return f"{'holds' if holds else 'fails'} on all {total}"
         if not holds and not fails:
@@ -260,27 +262,20 @@ def _outcome(claim: Claim, effect: Effect | None, p: float | None) -> Outcome:
     return Outcome(("holds" if claim.beyond(effect.value) else "fails") if decided else "not decided", effect, p)
 
 
-@dataclass(frozen=True)
-class Theorem:
-    """Hold a statement that is true by algebra.
-
-    Attributes:
-        text: what it says.
-        proof: in a line.
-        deviation: how far the numbers of a set are from it; None where it does not apply.
-    """
+class Theorem(NamedTuple):
+    """A statement that is true by algebra, its proof in a line, and how far the numbers of a set are from it."""
 
     text: str
     proof: str
-    deviation: Callable[[Record], float | None]
+    deviation: Callable[[Record], float | None]  # None where it does not apply
 
 
 def theorem_table(theorems: Sequence[Theorem], results: Mapping[str, Record]) -> list[str]:
     """Markdown: each theorem, its proof, and the largest deviation over the sets."""
     rows = []
-    for theorem in theorems:
-        off = [value for record in results.values() if (value := theorem.deviation(record)) is not None]
-        rows.append((theorem.text, theorem.proof, f"{max(off):.1g}" if off else "not measured"))
+    for text, proof, deviation in theorems:
+        off = [value for record in results.values() if (value := deviation(record)) is not None]
+        rows.append((text, proof, f"{max(off):.1g}" if off else "not measured"))
     return table(("theorem", "proof", "largest deviation found"), rows, 2)
 
 
@@ -316,8 +311,7 @@ def claims_section(
         for one in decisions:
             place = next(places)
             rows.append((place, one.claim.text, one.claim.source, f"**{one.verdict}**", *_shown(one, by_set, write)))
-            effects += ["", f"### {place}. {one.claim.text}", "", one.claim.threshold, ""]
-            effects += effect_table(one, names, write)
+            effects += ["", f"### {place}. {one.claim.text}", "", one.claim.threshold, "", *_effects(one, names, write)]
         sets = [names.get(name, name) for name in decisions[0].outcomes] if decisions else []
         columns = ["mean effect, 95 % interval", "p after Holm", "sets that agree"]
         if not decisions or decisions[0].pooled is None:
@@ -326,21 +320,16 @@ def claims_section(
     return [*lines, *effects]
 
 
-def effect_table(
-    decision: Decision, names: Mapping[str, str] = SHORT, write: Callable[[float], str] = number
-) -> list[str]:
-    """Markdown: the effect on every set, its interval, p and verdict; of the mean over the sets too where it counts."""
+def _effects(decision: Decision, names: Mapping[str, str], write: Callable[[float], str]) -> list[str]:
+    """The effect on every set, its interval, p and verdict; of the mean over the sets too where it counts."""
     rows: list[tuple[str, ...]] = []
     everything = dict(decision.outcomes)
     if decision.pooled is not None and decision.pooled.effect is not None:
         everything["mean over the sets"] = decision.pooled
-    for name, outcome in everything.items():
-        effect = outcome.effect
-        if effect is None:
-            rows.append((names.get(name, name), "", "", "", "not measured"))
-            continue
-        ends = "" if effect.error is None else " to ".join(map(write, effect.interval))
-        rows.append((names.get(name, name), write(effect.value), ends, outcome.said_p, outcome.verdict or ""))
+    for name, one in everything.items():
+        value = "" if one.effect is None else write(one.effect.value)
+        verdict = "not measured" if one.effect is None else one.verdict or ""
+        rows.append((names.get(name, name), value, one.interval(write), one.said_p, verdict))
     return table(("set", "effect", "95 % interval", "p after Holm", "verdict"), rows, 1)
 
 
@@ -350,12 +339,10 @@ def _shown(decision: Decision, by_set: bool, write: Callable[[float], str]) -> l
     if pooled is not None:
         if pooled.effect is None:
             return ["", "", ""]
-        low, high = map(write, pooled.effect.interval)
-        return [f"{write(pooled.effect.value)} ({low} to {high})", pooled.said_p, decision.agreeing]
+        return [f"{write(pooled.effect.value)} ({pooled.interval(write)})", pooled.said_p, decision.agreeing]
     if not by_set:
         return [write(float(np.median(decision.effects))) if decision.effects else ""]
-    marks = {name: "" if outcome.p is not None else " \\*" for name, outcome in decision.outcomes.items()}
     return [
-        "-" if outcome.verdict is None else f"{outcome.verdict}{marks[name]}"
-        for name, outcome in decision.outcomes.items()
+        "-" if one.verdict is None else one.verdict if one.p is not None else f"{one.verdict} \\*"
+        for one in decision.outcomes.values()
     ]

@@ -1,9 +1,8 @@
-"""The one driver of all studies: units of work, kept as soon as they are done, here or on a Ray cluster; then pages.
+"""The one driver of all studies: units of work, kept as soon as they are done; then pages.
 
 A study is settings in, JSON out. Its work is cut into units, each with a file of its own and a key, what its result
 depends on besides the code. A finished unit is kept; one with another key is refused. A run that was stopped goes on
-where it was. A unit depends on nothing but its arguments: where it runs changes no number, as long as the machines and
-their numbers of threads are alike. Pages and figures are made from the JSON files alone.
+where it was. A unit depends on nothing but its arguments. Pages and figures are made from the JSON files alone.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +58,8 @@ class Study:
         quick: what `--quick` leaves.
         schema: of its records.
         options: adds those of its own to a parser.
-        units: from all options, rounds of units: one round is finished before the next one is asked for. What cannot
-            be had is named on stderr and left out.
-        read: from the folder of the results and all options, the records by set, without their check.
+        units: from all options. What cannot be had is named on stderr and left out.
+        read: from the folder of the results, the records by set, without their check.
         pages: from the records and the folder, all pages and figures by file name.
     """
 
@@ -72,15 +69,14 @@ class Study:
     quick: str
     schema: int
     options: Callable[[argparse.ArgumentParser], object]
-    units: Callable[[argparse.Namespace], Iterable[Sequence[Unit]]]
-    read: Callable[[Path, argparse.Namespace], dict[str, dict[str, Any]]]
+    units: Callable[[argparse.Namespace], Sequence[Unit]]
+    read: Callable[[Path], dict[str, dict[str, Any]]]
     pages: Callable[[Results, Path], Mapping[str, bytes]]
 
 
 def command(study: Study, words: Sequence[str]) -> int:
     """Run a study from the words of its command line; return the exit code."""
     options = parsed(study, words)
-
     try:
         with one_line(options.debug, STOPPED):
             print(f"written: {', '.join(map(str, run(study, options)))}")
@@ -105,9 +101,6 @@ def parsed(study: Study, words: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help=study.quick)
     add("--fresh", action="store_true", help="compute finished work again")
     add("--figures", action="store_true", help="only write pages and figures, from the JSON files in --out")
-    add("--ray", nargs="?", const="local", metavar="ADDRESS",
-        help="spread the units over Ray's workers: on this machine, or of a cluster: its address or auto")  # fmt: skip
-    add("--gpus", type=float, default=0.0, help="with --ray, GPUs that each unit takes; 0.5 is half of one")
     study.options(parser)
     return parser.parse_args([*words, *([] if sys.stderr.isatty() else ["--no-progress"])])
 
@@ -118,16 +111,13 @@ def run(study: Study, options: argparse.Namespace) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    inputs = {f"--{name}": vars(options).get(name) for name in ("data", "csv", "weights")}
+    inputs = {f"--{name}": vars(options).get(name) for name in ("data", "weights")}
     check_apart({"--out": options.out}, inputs)
-    for name in ("data", "weights"):
-        place = vars(options).get(name)
+    for name, place in inputs.items():
         if place is not None and not place.is_dir():
-            raise FileError(f"expected a folder at {place}; it is not there. Check --{name}.")
-        if place is not None:
-            setattr(options, name, place.absolute())  # a worker finds it, wherever it runs
+            raise FileError(f"expected a folder at {place}; it is not there. Check {name}.")
     finished = [] if options.figures else _measured(study, options)
-    results = study.read(options.out, options)
+    results = study.read(options.out)
     if not results:
         raise FileError(f"expected results of this study in {options.out}; found none. Run the study first.")
     with understood(options.out, "results of this study", "Delete those that are damaged, and run it again."):
@@ -138,44 +128,35 @@ def run(study: Study, options: argparse.Namespace) -> list[Path]:
 
 
 def _measured(study: Study, options: argparse.Namespace) -> list[Path]:
-    """Measure every unit that is not finished; return the files of the last round."""
-    _check_cluster(options)
-    if options.ray is None:
-        chosen_device(options.device)  # a wrong one is told before the work
-    out = folder(options.out)
-    paths: list[Path] = []
-    for units in study.units(options):
-        paths = [out / unit.file for unit in units]
-        jobs = {}
-        for place, (unit, path) in enumerate(zip(units, paths, strict=True), 1):
-            if not options.fresh and is_finished(path, study.schema, unit.key):
-                print(f"{unit.file}: kept, finished before", file=sys.stderr)
-            else:
-                label = f"{path.stem} ({place} of {len(units)})" if options.progress and options.ray is None else None
-                jobs[unit.file] = partial(_record, unit, study.schema, options.device, label)
-        for name, record in _spread(jobs, options):
-            path = out / name
-            folder(path.parent)
-            for beside, content in record.pop("files", {}).items():
-                write_aside(path.parent / beside, content)
-            write_aside(path, dumped(record))
-            print(f"{name}: {record['seconds']['total']:.1f} s", file=sys.stderr)
-    if not paths:
+    """Measure every unit that is not finished; return the files of all units."""
+    device = chosen_device(options.device)  # a wrong one is told before the work
+    out, units = folder(options.out), study.units(options)
+    for place, unit in enumerate(units, 1):
+        path = out / unit.file
+        if not options.fresh and is_finished(path, study.schema, unit.key):
+            print(f"{unit.file}: kept, finished before", file=sys.stderr)
+            continue
+        label = f"{path.stem} ({place} of {len(units)})" if options.progress else None
+        record = _record(unit, study.schema, device, label)
+        for beside, content in record.pop("files", {}).items():
+            write_aside(out / beside, content)
+        write_aside(path, dumped(record))
+        print(f"{unit.file}: {record['seconds']['total']:.1f} s", file=sys.stderr)
+    if not units:
         raise FileError("expected data for one of the sets; found none. See the lines above, and pass --data.")
-    return paths
+    return [out / unit.file for unit in units]
 
 
-def _record(unit: Unit, schema: int, device: str, label: str | None) -> dict[str, Any]:
-    """Measure a unit, here or on a worker; return its whole record."""
-    chosen, start = chosen_device(device), time.perf_counter()
+def _record(unit: Unit, schema: int, device: torch.device, label: str | None) -> dict[str, Any]:
+    """Measure a unit; return its whole record."""
+    start = time.perf_counter()
     form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
     with tqdm(total=unit.work, desc=label, disable=label is None, bar_format=form) as bar:
-        record = unit.measure(chosen, bar.update)
+        record = unit.measure(device, bar.update)
     record["seconds"]["total"] = round(time.perf_counter() - start, 2)
     with one_thread():
-        machine = {"device": device_name(chosen), "system": platform.system()}
-    head = {"schema": schema, **unit.key, "machine": machine, "versions": versions()}
-    return head | record
+        machine = {"device": device_name(device), "system": platform.system()}
+    return {"schema": schema, **unit.key, "machine": machine, "versions": versions()} | record
 
 
 def is_finished(path: Path, schema: int, key: Mapping[str, Any]) -> bool:
@@ -199,6 +180,12 @@ def is_finished(path: Path, schema: int, key: Mapping[str, Any]) -> bool:
 def read_record(path: Path, schema: int) -> dict[str, Any]:
     """Read the record of a unit."""
     return read_json(path, "a result of this study", schema, "Delete it, or compute it again with --fresh.")
+
+
+def read_sets(names: Collection[str], schema: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the records of those sets that have one, in this order."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    return {name: read_record(path, schema) for name, path in paths.items() if path.exists()}
 
 
 def dumped(record: Mapping[str, Any]) -> bytes:
@@ -232,45 +219,3 @@ def check_at_least(options: argparse.Namespace, **least: int) -> None:
 def rounded(value: float, digits: int = 6) -> float:
     """Round to so many significant digits."""
     return float(f"{value:.{digits}g}")
-
-
-def _check_cluster(options: argparse.Namespace) -> None:
-    if not 0 <= options.gpus <= 64:
-        raise ArgumentError(f"expected --gpus from 0 to 64 for each unit; found {options.gpus}.")
-    if options.gpus and options.ray is None:
-        raise ArgumentError("expected --gpus with --ray; found it alone. Here --device says what a study runs on.")
-
-
-def _spread(
-    jobs: Mapping[str, Callable[[], dict[str, Any]]], options: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and results, each when it is there; on a cluster that is in no order."""
-    if options.ray is None or not jobs:
-        for name, job in jobs.items():
-            yield name, job()
-        return
-    from latedrop.adapters.ray import cause, connected
-
-    with connected(options.ray) as ray:
-        there = ray.cluster_resources().get("GPU", 0)
-        if there < options.gpus:
-            raise ArgumentError(
-                f"expected a cluster with {options.gpus:g} GPUs or more for each unit; found {there:g} in all. Leave "
-                "--gpus out, or start workers that have some."
-            )
-        resources = {"num_cpus": 1, **({"num_gpus": options.gpus} if options.gpus else {})}
-        work: Any = ray.remote(**resources, max_retries=3)(_call)
-        waiting = {work.remote(job): name for name, job in jobs.items()}
-        try:
-            while waiting:
-                (done,), _ = ray.wait(list(waiting), num_returns=1)
-                yield waiting.pop(done), ray.get(done)
-        except ray.exceptions.RayError as error:
-            raise cause(error) from error
-        finally:
-            for left in waiting:
-                ray.cancel(left, force=True)
-
-
-def _call(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return job()

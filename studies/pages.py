@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -41,22 +42,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1)
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
-def captions(study: str) -> dict[str, str]:
-    """Read the captions of a study's figures, by the name of their file without `.png`."""
-    return {name[7:]: text for name, text in words(study).items() if name.startswith("figure ")}
-
-
-def captioned(captions: Mapping[str, str]) -> list[str]:
-    """Markdown: figures with their captions."""
+def captioned(study: str) -> list[str]:
+    """Markdown: the figures of a study with their captions, sections `figure NAME` of its `words.md`."""
     lines = ["## Figures", ""]
+    captions = {name[7:]: text for name, text in words(study).items() if name.startswith("figure ")}
     for place, (name, caption) in enumerate(captions.items(), 1):
         lines += [f"![{caption}]({name}.png)", "", f"*Figure {place}. {caption}*", ""]
     return lines
 
 
-def page(lines: Iterable[str]) -> bytes:
-    """A file of lines."""
-    return ("\n".join(lines).rstrip() + "\n").encode()
+def page(study: str, **parts: str | Sequence[str]) -> str:
+    """Fill the template of a study's tables, `tables.md` in its folder; parts may be lines."""
+    template = (Path(__file__).parent / study / "tables.md").read_text(encoding="utf-8")
+    return template.format(**{name: part if isinstance(part, str) else "\n".join(part) for name, part in parts.items()})
 
 
 def counted(results: Results) -> str:
@@ -91,16 +89,21 @@ def run_where(records: Sequence[Mapping[str, Any]]) -> str:
 
 def written(
     figures: Callable[[Results], Mapping[str, Figure]],
-    tables: Callable[[Results], list[str]],
+    tables: Callable[[Results], str],
     claims: Callable[[Results], list[str]],
 ) -> Callable[[Results, Path], dict[str, bytes]]:
     """Return what makes all pages of a study, and its figures where matplotlib is installed, by file name."""
 
     def pages(results: Results, folder: Path) -> dict[str, bytes]:
-        files = drawn(lambda: figures(results))
-        return files | {"tables.md": page(tables(results)), "claims.md": page(claims(results))}
+        texts = {"tables.md": tables(results), "claims.md": "\n".join(claims(results))}
+        return drawn(lambda: figures(results)) | {name: as_file(text) for name, text in texts.items()}
 
     return pages
+
+
+def as_file(text: str) -> bytes:
+    """Encode a page; nothing stands between its paragraphs but one empty line."""
+    return (re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n").encode()
 
 
 def drawn(figures: Callable[[], Mapping[str, Figure]]) -> dict[str, bytes]:

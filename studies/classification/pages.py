@@ -16,7 +16,7 @@ from latedrop.plots.canvas import GREY, style_of
 from studies.claims import Effect, Record, Values
 from studies.classification.claims import claims_page, is_part, told, values
 from studies.classification.data import SHIFTS, STRENGTHS
-from studies.pages import Results, captioned, captions, one_legend, run_where, table, words, written
+from studies.pages import Results, captioned, one_legend, page, run_where, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,8 +108,8 @@ def _table(
     return table(["", *results], rows)
 
 
-def tables(results: Results) -> list[str]:
-    """Markdown: how it was run, the tables and the figures."""
+def tables(results: Results) -> str:
+    """Fill the page: how it was run, the tables and the figures."""
     units = [unit for record in results.values() for unit in record["units"]]
     rows = []
     for name, record in results.items():
@@ -119,27 +119,18 @@ def tables(results: Results) -> list[str]:
         accuracy = cell(values(record, "softmax", "accuracy"), record, 3)
         rows.append([name, len(record["units"]), *sizes, unit["epochs"], accuracy, said])
     head = ("set", "repeats", "train", "validation", "test", "epochs", "accuracy", "the default is")
-    return [
-        "# The classification study",
-        "",
-        f"{len(results)} sets, {len(units)} repeats in all, {run_where(units)}. Every repeat trains its own networks "
-        "on its own rows. [Claims](claims.md) are decided on a page of their own.",
-        "",
-        *table(head, rows),
-        "",
-        "## Tables",
-        "",
-        WORDS["methods"],
-        "",
-        *set_tables(results),
-        "### Strange rows",
-        "",
-        *score_tables(results),
-        *captioned(captions("classification")),
-    ]
+    return page(
+        "classification",
+        sets=str(len(results)),
+        repeats=str(len(units)),
+        where=run_where(units),
+        set_table=table(head, rows),
+        methods=set_tables(results),
+        scores=score_tables(results),
+        figures=captioned("classification"),
+    )
 
 
-WORDS = words("classification")
 _LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -147,7 +147,7 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, help=f"number of repeats of each set; at most and by default {REPEATS}")
 
 
-def _units(options: Namespace) -> Iterator[list[Unit]]:
+def _units(options: Namespace) -> list[Unit]:
     check_at_least(options, repeats=1)
     if (options.repeats or 1) > REPEATS:
         raise ArgumentError(
@@ -167,10 +167,10 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
             depends = {"set": item.name, "repeat": repeat, "data_sha256": digests, "settings": asdict(settings)}
             measured = partial(measure, item, options.data, repeat, settings)
             units.append(Unit(f"{item.name}-{repeat}.json", depends, work(item, settings), measured))
-    yield units
+    return units
 
 
-def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
     """Read the results of each set: records in the order of the repeats, and the share of common rows."""
     sets: dict[str, dict[str, Any]] = {}
     for name, item in SETS.items():

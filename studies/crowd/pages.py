@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from latedrop import plots
-from latedrop.errors import FileError
+from latedrop.files import understood
 from latedrop_crowd.regions import find_regions
-from latedrop_crowd.scenes import make_scenes
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
-from studies.pages import Results, captioned, captions, drawn, one_legend, page, table, tradeoff, words
+from studies.pages import Results, captioned, one_legend, page, table, tradeoff, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,52 +95,31 @@ def network_table(results: Results) -> list[str]:
     return table(head, rows, 2)
 
 
-def pages(results: Results, folder: Path) -> dict[str, bytes]:
-    """All pages, and the figures where matplotlib is installed, by file name."""
-
-    def pictures() -> Mapping[str, Figure]:
-        examples = {name: maps for name in results if (maps := _examples(folder / f"{name}.npz"))}
-        return figures(results, examples)
-
-    files = drawn(pictures)
-    shown = [name for name in CAPTIONS if f"{name}.png" in files or (folder / f"{name}.png").exists()]
-    return files | {"tables.md": page(tables(results, shown)), "claims.md": page(claims_page(results))}
-
-
-def tables(results: Results, shown: list[str]) -> list[str]:
-    """Markdown: how it was run, who wins, the tables and the figures."""
+def tables(results: Results) -> str:
+    """Fill the page: how it was run, who wins, the tables and the figures."""
     first = next(iter(results.values()))
-    machines = sorted({place["machine"]["device"] for record in results.values() for place in _places(record)})
-    seconds = sum(_seconds(record) for record in results.values())
-    lines = [
-        "# The crowd counting study",
-        "",
-        f"{', '.join(NAMES[name] for name in results)}: MCNN trained without dropout, dropout injected before "
-        f"{len(first['sites'])} of its convolutions at {len(first['rates'])} rates, {first['settings']['draws']} draws "
-        f"each; {seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {first['versions']['torch']}). "
-        "Rates, scales and thresholds were chosen on validation frames, none of which is a test frame; every number is "
-        "of the test frames. NLLs are without log(2 pi)/2. [Claims](claims.md) are decided on a page of their own.",
-        "",
-        *network_table(results),
-        "",
-        "## Who wins",
-        "",
-    ]
+    places = [place for each in results.values() for place in (each, each["rejection"].get("measured_on", each))]
+    verdicts, by_set = [], []
     for name, record in results.items():
-        lines += [f"- {NAMES[name]}, {verdict(record, target)}" for target in ("pixel", "count")]
-    lines += ["", WORDS["methods"], ""]
-    for name, record in results.items():
-        lines += [f"## {NAMES[name]}", "", *_set(record)]
-    return [*lines, *captioned({name: CAPTIONS[name] for name in shown})]
-
-
-def _set(record: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for target in ("pixel", "count"):
-        lines += [*method_table(record, target), ""]
-    lines += [*coverage_table(record), ""]
-    lines += [*_notes(record), ""]
-    return [*lines, *_rejected(record["rejection"]), ""]
+        verdicts += [f"- {NAMES[name]}, {verdict(record, target)}" for target in _UNITS]
+        by_set += [f"## {NAMES[name]}", ""]
+        for part in (*(method_table(record, target) for target in _UNITS), coverage_table(record), _notes(record)):
+            by_set += [*part, ""]
+        by_set += [*_rejected(record["rejection"]), ""]
+    return page(
+        "crowd",
+        sets=", ".join(NAMES[name] for name in results),
+        sites=str(len(first["sites"])),
+        rates=str(len(first["rates"])),
+        draws=str(first["settings"]["draws"]),
+        minutes=f"{sum(map(_seconds, results.values())) / 60:.1f}",
+        machines=" and ".join(sorted({place["machine"]["device"] for place in places})),
+        torch=first["versions"]["torch"],
+        networks=network_table(results),
+        verdicts=verdicts,
+        by_set=by_set,
+        figures=captioned("crowd"),
+    )
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:
@@ -222,30 +200,19 @@ def _measured_on(rejection: Mapping[str, Any]) -> str:
     return f" The rejection was measured on {place['machine']['device']} (torch {place['versions']['torch']}){draws}."
 
 
-def _places(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Where a set was measured, and where its rejection was, if elsewhere."""
-    return [record, *([record["rejection"]["measured_on"]] if "measured_on" in record["rejection"] else [])]
-
-
 def _seconds(record: Mapping[str, Any]) -> float:
     return float(sum(value for name, value in record["seconds"].items() if name != "this_run"))
 
 
-def _examples(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The example maps of a set; none where the file is not there."""
-    if not path.exists():
-        return {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in ("mean", "std", "target", "frame")}
-    except (OSError, ValueError, KeyError) as error:
-        raise FileError(f"expected the example maps of this study in {path}; {error}. Run the set again.") from error
+def _examples(folder: Path, results: Results) -> Examples:
+    """The example maps of each set that has some."""
+    paths = {name: folder / f"{name}.npz" for name in results}
+    with understood(folder, "example maps of this study", "Run the sets again."):
+        return {name: dict(np.load(path, allow_pickle=False)) for name, path in paths.items() if path.exists()}
 
 
 Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
-WORDS = words("crowd")
-CAPTIONS = captions("crowd")
 _LOOKS: dict[str, dict[str, Any]] = {
     "mean of draws": {"color": "black", "marker": "o", "linestyle": "-"},
     "unscaled": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
@@ -266,23 +233,24 @@ _NOBODY = 0.01
 _UNITS = {"pixel": "people per cell", "count": "people"}
 
 
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+    return written(lambda found: figures(found, _examples(folder, found)), tables, claims_page)(results, folder)
+
+
 def figures(results: Results, examples: Examples) -> dict[str, Figure]:
     """The figures by name.
 
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    drawn = {f"rates_{target}": _rates(results, target) for target in _UNITS}
-    drawn |= {
+    return {
+        **{f"rates_{target}": _rates(results, target) for target in _UNITS},
         "tradeoff": _tradeoff(results),
-        "tradeoff_3d": _tradeoff_3d(results),
         "calibration": _calibration(results),
         "counts": _counts(results),
+        **({"maps": _maps(examples)} if examples else {}),
     }
-    drawn |= {"maps": _maps(examples)} if examples else {}
-    settings = results["scenes"]["settings"] if "scenes" in examples else {}
-    whole = settings.get("every") == 1 and settings.get("frames") is None
-    return drawn | ({"scene": _scene(results["scenes"], examples["scenes"])} if whole else {})
 
 
 def _rates(results: Results, target: str) -> Figure:
@@ -328,31 +296,6 @@ def _tradeoff(results: Results) -> Figure:
             if nll.max() - nll.min() > _WIDE_RANGE:
                 ax.set_xscale("symlog")
     one_legend(figure, grid[0][0])
-    return figure
-
-
-def _tradeoff_3d(results: Results) -> Figure:
-    """Draw the paths of `_tradeoff` with the RMSE as a third axis, as the paper does."""
-    figure = plots.new_figure(4.2 * max(2, len(results)), 8.0)
-    for place, (name, record) in enumerate(results.items()):
-        for row, (target, unit) in enumerate(_UNITS.items()):
-            ax: Any = figure.add_subplot(2, len(results), row * len(results) + place + 1, projection="3d")
-            columns = record["injected"][target]
-            for i in paper_rates(record):
-                nll, ma = columns["path"]["nll"][i], columns["path"]["ma"][i]
-                height = [columns["test"]["rmse"][i]] * len(nll)
-                ax.plot(nll, ma, height, color="0.6", linewidth=1)
-                for end, kind in ((0, "scaled"), (-1, "relaxed")):
-                    look = {key: _LOOKS[kind][key] for key in ("color", "marker")}
-                    ax.scatter(nll[end], ma[end], height[end], s=18, label=kind, **look)
-            ax.set_title(f"{NAMES.get(name, name)}, {target}", fontsize="medium")
-            ax.set_xlabel("NLL [nats]")
-            ax.set_ylabel("miscalibration area")
-            ax.set_zlabel(f"RMSE [{unit}]", labelpad=12)
-            ax.tick_params(labelsize=7)
-            ax.locator_params(nbins=4)
-            ax.set_box_aspect(None, zoom=0.82)
-    one_legend(figure, figure.axes[0])
     return figure
 
 
@@ -440,27 +383,7 @@ def _maps(examples: Examples) -> Figure:
     return figure
 
 
-def _scene(record: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Figure:
-    """Draw the paper's last figure with its frame, of synthetic scenes, which are drawn again."""
-    scenes = make_scenes(0, record["frames"]["validation"], record["frames"]["test"])
-    figure = plots.new_figure(4 * 3.0, 2 * 2.5)
-    for row, side in zip(figure.subplots(2, 4), range(2), strict=True):
-        row[0].imshow(scenes.image(int(arrays["frame"][side])).squeeze(), cmap="gray", vmin=0, vmax=1)
-        density = max(float(arrays[kind][side].max()) for kind in ("target", "mean"))
-        for ax, kind, title in zip(row[1:], ("target", "mean", "std"), ("annotated", "predicted", "std"), strict=True):
-            colours, most = ("magma", None) if kind == "std" else ("viridis", density)
-            ax.imshow(arrays[kind][side].astype(np.float32), cmap=colours, vmin=0, vmax=most)
-            people = arrays[kind][side].astype(np.float64).sum()
-            ax.set_title(title if kind == "std" else f"{title}: {people:.1f}", fontsize="medium")
-        for ax in (row[0], row[2], row[3]):
-            scale = 4 if ax is row[0] else 1  # pixels of the frame on each side of a cell
-            _box_false(ax, arrays["mean"][side], arrays["target"][side], scale)
-        for ax in row:
-            ax.set(xticks=[], yticks=[])
-    return figure
-
-
-def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any], scale: int = 1) -> None:
+def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
     """Box the regions of a predicted map `(h, w)` in which next to nobody is annotated."""
     from matplotlib.patches import Rectangle
 
@@ -468,8 +391,7 @@ def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any], scale
     for label in range(1, len(regions) + 1):
         rows, columns = np.nonzero(regions.labels == label)
         if target[rows, columns].astype(np.float64).sum() < _NOBODY:
-            corner = (scale * (columns.min() - 1.5), scale * (rows.min() - 1.5))
-            size = (scale * (np.ptp(columns) + 3), scale * (np.ptp(rows) + 3))
+            corner, size = (columns.min() - 1.5, rows.min() - 1.5), (np.ptp(columns) + 3, np.ptp(rows) + 3)
             ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
 
 

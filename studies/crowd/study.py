@@ -1,18 +1,17 @@
 """The crowd counting study: `python -m studies crowd`. Injected dropout in people counters: pixels, counts, rejection.
 
-Trained counters and annotated frames in, one JSON for each set out. The units of the first round are stages of a set,
-kept under `parts`: one without draws (plain output, constant variance, linearization), one for each rate (draws, and a
-propagated variance beside them), one for each network that was trained with dropout. Those of the second round put the
-stages of a set together and measure what rejecting uncertain regions is worth.
+Trained counters and annotated frames in, one JSON for each set out. A unit is a set: measured without draws (plain
+output, constant variance, linearization), at each rate (draws, and a propagated variance beside them), and with each
+network that was trained with dropout; then what rejecting uncertain regions is worth at the rate that is chosen.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import digest_of
 from latedrop.metrics.levels import central_quantile
 from latedrop.terminal import need, number_list
@@ -49,7 +48,7 @@ from studies.crowd.stages import (
     sampled,
     tuned,
 )
-from studies.driver import Study, Unit, check_at_least, chosen_names, is_finished, read_record
+from studies.driver import Study, Unit, check_at_least, chosen_names, read_sets
 
 Record: TypeAlias = dict[str, Any]
 
@@ -62,55 +61,24 @@ QUICK = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6)
 _SCENES = (80, 120)  # validation and test frames
 
 
-@dataclass(frozen=True)
-class Job:
-    """Hold all that a worker needs to open a set, wherever it runs.
-
-    Attributes:
-        name: of the set.
-        where: its folder; None: scenes are made.
-        weights: of the network without dropout, and of those with it: names and files.
-        settings: what the results depend on.
-        batch: frames that run at once.
-        chunk: draws that run at once; None: what fits.
-    """
-
-    name: str
-    where: Path | None
-    weights: tuple[tuple[str, Path], ...]
-    settings: Settings
-    batch: int
-    chunk: int | None
-
-
-@lru_cache(maxsize=1)
-def opened(job: Job, device: torch.device) -> tuple[CrowdSet, dict[str, Trained], Setup]:
-    """Decode the frames of a set, and load its networks, once for all stages that run in one process."""
-    networks = {stem: load_weights(path, device) for stem, path in job.weights}
-    item = _open(job.name, job.where, networks[job.name], job.settings)
-    return item, networks, load(item, networks[job.name], job.settings, batch=job.batch, chunk=job.chunk)
-
-
-def stage(job: Job, name: str, rate: float | None, device: torch.device, tick: Tick) -> Record:
-    """Measure one stage of a set: without draws, at a rate, or of a network that was trained with dropout."""
-    _, networks, setup = opened(job, device)
+def measure(
+    item: CrowdSet,
+    weights: Mapping[str, Path],
+    settings: Settings,
+    batch: int,
+    chunk: int | None,
+    device: torch.device,
+    tick: Tick,
+) -> Record:
+    """Measure a set. The first weights are those of the network without dropout."""
+    trained, *others = (load_weights(path, device) for path in weights.values())
+    setup = load(item, trained, settings, batch=batch, chunk=chunk)
     with tuned():
-        if name in networks:
-            record = embedded(setup, networks[name], tick)
-        else:
-            record = first_order(setup, tick) if rate is None else rate_stage(setup, rate, tick)
-    return {"stage": record, "seconds": {}}
-
-
-def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: Tick) -> Record:
-    """Put the stages of a set together, and measure what rejection is worth at the rate that they choose."""
-    item, networks, setup = opened(job, device)
-    records = {name: read_record(path, SCHEMA) for name, path in stages.items()}
-    drawn = [records[f"rate_{rate:g}"]["stage"] for rate in job.settings.rates]
-    others = {stem: records[stem]["stage"] for stem in networks if stem != job.name}
-    record = _assembled(setup, records["first_order"]["stage"], drawn, others)
-    with tuned():
-        rejection, arrays = reject(setup, record, lambda rate: sampled(setup, setup.trained, rate, tick))
+        free = first_order(setup, tick)
+        drawn = [rate_stage(setup, rate, tick) for rate in settings.rates]
+        dropped = {stem: embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
+        record = _assembled(setup, free, drawn, dropped)
+        rejection, arrays = reject(setup, record, lambda rate: sampled(setup, trained, rate, tick))
     stream = BytesIO()
     np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
     return record | {
@@ -120,8 +88,8 @@ def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: 
         "cells": {"grid": list(setup.grid), "inside": int(setup.inside.sum())},
         "enlarge": item.enlarge,
         "tf32_convolutions": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-        "seconds": {name: each["seconds"]["total"] for name, each in records.items()},
-        "files": {f"{job.name}.npz": stream.getvalue()},
+        "seconds": {},
+        "files": {f"{item.name}.npz": stream.getvalue()},
     }
 
 
@@ -301,57 +269,36 @@ def _settings(options: Namespace) -> Settings:
     return replace(quick, draws=draws, rates=rates, every=options.every, seed=options.seed)
 
 
-def _units(options: Namespace) -> Iterator[list[Unit]]:
+def _units(options: Namespace) -> list[Unit]:
     need("crowd", "scipy", "safetensors")
-    settings, parts = _settings(options), options.out.absolute() / "parts"
-    stages, sets = [], []
+    settings, units = _settings(options), []
     for name in chosen_names("scenes" if options.quick and options.sets is None else options.sets, SETS):
-        job = _job(name, options, settings)
-        if job is None:
+        try:
+            weights, where = _weights(name, options.weights), _folder(name, options.data)
+        except FileError as error:
+            print(f"{name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
             continue
-        hashes = {stem: digest_of(path) for stem, path in job.weights}
-        networks = {stem: load_weights(path, torch.device("cpu")) for stem, path in job.weights}
-        depends = {"set": name, "settings": asdict(settings) | {"rates": list(settings.rates)}}
-        about = {stem: {"sha256": hashes[stem], "about": dict(net.about)} for stem, net in networks.items()}
-        result = Unit(f"{name}.json", depends | {"networks": about}, 0.0, partial(assembled, job, {}))
-        if not options.fresh and is_finished(options.out / result.file, SCHEMA, result.key):
-            sets.append(result)
-            continue
-        item = _open(name, job.where, networks[name], settings)
-        total = sum(len(settings.chosen(item, part)) for part in PARTS)
-        costs: dict[str, tuple[int, float | None]] = {"first_order": (FREE_COST, None)}
-        costs |= {f"rate_{rate:g}": (settings.draws + FREE_COST, rate) for rate in settings.rates}
-        costs |= {stem: (settings.draws, None) for stem in networks if stem != name}
-        for each, (cost, rate) in costs.items():
-            key = depends | {"weights": hashes.get(each, hashes[name])}
-            stages.append(Unit(f"parts/{name}/{each}.json", key, cost * total, partial(stage, job, each, rate)))
-        paths = {each: parts / name / f"{each}.json" for each in costs}
-        sets.append(replace(result, work=settings.draws * total, measure=partial(assembled, job, paths)))
-    yield stages
-    yield sets
-    for unit in sets:  # all are finished now
-        for path in (parts / Path(unit.file).stem).glob("*.json"):
-            path.unlink()
-        for path in (parts / Path(unit.file).stem, parts):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+        networks = {stem: load_weights(path, torch.device("cpu")) for stem, path in weights.items()}
+        item = _open(name, where, networks[name], settings)
+        about = {
+            stem: {"sha256": digest_of(path), "about": dict(networks[stem].about)} for stem, path in weights.items()
+        }
+        key = {"set": name, "settings": asdict(settings) | {"rates": list(settings.rates)}, "networks": about}
+        passes = FREE_COST + len(settings.rates) * (settings.draws + FREE_COST) + len(weights) * settings.draws
+        frames = sum(len(settings.chosen(item, part)) for part in PARTS)
+        call = partial(measure, item, weights, settings, options.batch, options.chunk)
+        units.append(Unit(f"{name}.json", key, passes * frames, call))
+    return units
 
 
-def _job(name: str, options: Namespace, settings: Settings) -> Job | None:
-    """The set with its files; None, and a line that says why, where some are missing."""
-    try:
-        weights = _weights(name, options.weights)
-    except LatedropError as error:
-        print(f"{name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
-        return None
+def _folder(name: str, data: Path | None) -> Path | None:
+    """The folder of a set; None for scenes, which need none."""
     inner = SETS[name]
-    where = None if inner is None or options.data is None else options.data / inner
-    if inner is not None and (where is None or not where.is_dir()):
-        print(f"{name}: skipped, no folder {inner} in --data {options.data or '(not given)'}", file=sys.stderr)
+    if inner is None:
         return None
-    others = sorted(weights.parent.glob(f"{name}-embedded-*.safetensors"))
-    files = ((name, weights), *((path.stem, path) for path in others))
-    return Job(name, where, files, settings, options.batch, options.chunk)
+    if data is None or not (data / inner).is_dir():
+        raise FileError(f"no folder {inner} in --data {data or '(not given)'}")
+    return data / inner
 
 
 def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -> CrowdSet:
@@ -374,16 +321,14 @@ def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -
     return item if about.get("sigma", item.sigma) == item.sigma else replace(item, sigma=about["sigma"])
 
 
-def _weights(name: str, folder: Path | None) -> Path:
-    """The network that a set is measured with: one that has not seen its validation frames."""
+def _weights(name: str, folder: Path | None) -> dict[str, Path]:
+    """The networks that a set is measured with: one that has not seen its validation frames, and those with dropout."""
     if folder is None:
-        if SETS.get(name) is None:
-            return shipped(name)
-        folder = Path(__file__).parent / "weights"
+        folder = shipped(name).parent if SETS[name] is None else Path(__file__).parent / "weights"
     path = folder / f"{name}.safetensors"
     if not path.is_file():
         raise FileError(f"expected weights at {path}; there is no such file.")
-    return path
+    return {name: path} | {path.stem: path for path in sorted(folder.glob(f"{name}-embedded-*.safetensors"))}
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -391,11 +336,6 @@ def _rates(text: str) -> tuple[float, ...]:
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise ArgumentError(f"expected --rates between 0 and 1, separated by commas; found {text!r}.")
     return rates
-
-
-def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
-    paths = {name: folder / f"{name}.json" for name in SETS}
-    return {name: read_record(path, SCHEMA) for name, path in paths.items() if path.exists()}
 
 
 STUDY = Study(
@@ -406,6 +346,6 @@ STUDY = Study(
     SCHEMA,
     _options,
     _units,
-    _read,
+    partial(read_sets, SETS, SCHEMA),
     pages,
 )

@@ -51,7 +51,7 @@ from studies.regression.scores import (
     processed,
     rate_measures,
 )
-from studies.regression.training import Concrete, GaussianTraining, Plan, Stack, heads, key, train, train_concrete
+from studies.regression.training import ConcreteTraining, GaussianTraining, Plan, Stack, heads, key, train
 from studies.site_rates import fit_sites
 
 MEMBERS = 5
@@ -73,7 +73,7 @@ class Networks:
 
     plain: Stack
     embedded: Stack
-    concrete: Concrete
+    concrete: Stack
     gaussian: Stack
     seeds: tuple[int, ...]
 
@@ -95,8 +95,10 @@ class Networks:
 
     def learned(self, split: int) -> tuple[Member, list[float], float]:
         """The concrete network of a split in float64, its rates, and its noise."""
-        member = _double(self.concrete.stack.member(split, 0))
-        return member, self.concrete.rate[split].tolist(), float(self.concrete.noise[split])
+        assert self.concrete.own is not None
+        *logits, log_noise = self.concrete.own[:, split]
+        member = _double(self.concrete.member(split, 0))
+        return member, torch.stack(logits).sigmoid().tolist(), float(log_noise.exp())
 
 
 def cost(hidden: Sequence[int], rates: Sequence[float]) -> float:
@@ -137,7 +139,7 @@ def train_all(
     remembering, thinned = replace(alone, snapshots=SNAPSHOTS), replace(plan, rates=tuple(rates))
     plain = train(*many, remembering, own, tick=counting(1))
     embedded = train(x, y, thinned, seeds, tick=counting(len(rates)))
-    concrete = train_concrete(x, y, alone, seeds, tick=counting(_CONCRETE))
+    concrete = train(x, y, alone, seeds, tick=counting(_CONCRETE), kind=ConcreteTraining)
     gaussian = train(*many, alone, own, tick=counting(_GAUSSIAN), kind=GaussianTraining)
     return Networks(plain, embedded, concrete, gaussian, tuple(seeds))
 

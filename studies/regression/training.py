@@ -11,8 +11,8 @@ The result of a member does not depend on who is trained beside it. Initial weig
 numbers that masks are cut from come from generators seeded by the split alone. The rates of one split share
 them, a paired comparison: they start from the same weights, see the same batches, and what a small rate drops
 a larger one drops too. The last batch of an epoch is as large as what is left. On CUDA one epoch is a captured graph,
-replayed; on the CPU a stack is trained in groups of splits that fit the cache, one thread for each. The numbers drawn
-depend on the kind of device.
+replayed; on the CPU a stack is trained in groups of splits that fit the cache. The numbers drawn depend on the kind of
+device.
 
 *Gaussian heads* (Nix and Weigend 1994) have the outputs (m, s), mean and log variance of the target, and
 `loss = mean((y - m)^2 exp(-s) / 2 + s / 2)`.
@@ -33,21 +33,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
-from threading import Event
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from latedrop.devices import one_thread
 from latedrop.errors import OutputError
 from studies.regression.scores import Member, hidden_units
-
-T = TypeVar("T")
 
 _GROUP_FLOATS = 400_000
 
@@ -73,22 +67,24 @@ class Stack:
         splits: how many.
         rates: of each split's members.
         snapshots: the layers at earlier epochs, as many as `Plan.snapshots`.
+        own: what concrete dropout learned, `(sites + 1, members)`: the logit of each site's rate, and the log of the
+            noise variance of the standardised target.
     """
 
     layers: tuple[Layer, ...]
     splits: int
     rates: tuple[float, ...]
     snapshots: tuple[tuple[Layer, ...], ...] = ()
+    own: Tensor | None = None
 
-    def member(self, split: int, rate: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Weight `(inputs, outputs)` and bias `(outputs,)` of each layer of one network."""
+    def member(self, split: int, rate: int, layers: Sequence[Layer] | None = None) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Weight `(inputs, outputs)` and bias `(outputs,)` of each layer of one network, now or at a snapshot."""
         index = split * len(self.rates) + rate
-        return _member(self.layers, index)
+        return tuple((layer.weight[index], layer.bias[index, 0]) for layer in layers or self.layers)
 
     def history(self, split: int, rate: int) -> list[tuple[tuple[Tensor, Tensor], ...]]:
         """Return one network at each snapshot."""
-        index = split * len(self.rates) + rate
-        return [_member(layers, index) for layers in self.snapshots]
+        return [self.member(split, rate, layers) for layers in self.snapshots]
 
 
 @dataclass(frozen=True)
@@ -151,22 +147,32 @@ def train(
         OutputError: a member diverged.
     """
     width = len(plan.rates) * min(plan.batch, x.shape[1]) * max(plan.hidden)
-
-    def work(group: slice, report: Callable[[int], object]) -> list[list[Layer]]:
-        training = (kind or Training)(x[group], y[group], plan, seeds[group], report)
-        return [training.run(), *training.snapshots]
-
-    groups = in_groups(work, x, width, tick)
-    layers, *snapshots = (joined(same) for same in zip(*groups, strict=True))
+    count = 1 if x.is_cuda else min(len(x), math.ceil(len(x) / max(1, _GROUP_FLOATS // width)))
+    edges = [len(x) * index // count for index in range(count + 1)]
+    groups = [slice(*ends) for ends in pairwise(edges)]
+    trained = [(kind or Training)(x[group], y[group], plan, seeds[group], tick) for group in groups]
+    layers, *snapshots = (
+        _joined(same) for same in zip(*([each.run(), *each.snapshots] for each in trained), strict=True)
+    )
     if not all(bool(torch.isfinite(layer.weight).all()) for layer in layers):
         raise OutputError("expected finite weights after training; found NaN or inf. Lower the learning rate.")
-    return Stack(tuple(layers), len(x), plan.rates, tuple(map(tuple, snapshots)))
+    own = [each.own.detach() for each in trained if each.own is not None]
+    return Stack(layers, len(x), plan.rates, tuple(snapshots), torch.cat(own, 1) if own else None)
+
+
+def _joined(groups: Sequence[Sequence[Layer]]) -> tuple[Layer, ...]:
+    """Join the layers of several groups of splits."""
+    return tuple(
+        Layer(torch.cat([layer.weight for layer in same]), torch.cat([layer.bias for layer in same]))
+        for same in zip(*groups, strict=True)
+    )
 
 
 class Training:
     """One stack in training: its parameters, buffers and generators. `run` it once."""
 
     outputs = 1
+    own: Tensor | None = None
 
     def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], object]) -> None:
         self.plan, self.tick, self.x, self.y = plan, tick, x, y
@@ -274,57 +280,6 @@ def _initial_layers(sizes: Sequence[int], seeds: Sequence[int]) -> list[tuple[Te
     return [(torch.stack([w for w, _ in same]), torch.stack([b[None] for _, b in same])) for same in members]
 
 
-def in_groups(
-    work: Callable[[slice, Callable[[int], object]], T], x: Tensor, width: int, tick: Callable[[int], object]
-) -> list[T]:
-    """`work` on slices of the splits: all at once on CUDA; on the CPU as many as fit the cache, a thread for each.
-
-    Args:
-        work: is told which splits, and whom to tell of progress.
-        x: `(splits, n, inputs)`.
-        width: floats that a step needs for each split.
-        tick: see `train`.
-    """
-    splits, threads = len(x), torch.get_num_threads()
-    if x.is_cuda:
-        return [work(slice(0, splits), tick)]
-    count = math.ceil(splits / max(1, _GROUP_FLOATS // width))
-    count = min(splits, math.ceil(count / threads) * threads)
-    edges = [splits * index // count for index in range(count + 1)]
-    stop = Event()
-    report = _until(stop, tick)
-    with one_thread(), ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(work, slice(start, end), report) for start, end in pairwise(edges)]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            # Ctrl-C reaches the main thread alone; the others end with their epoch.
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def joined(groups: Sequence[Sequence[Layer]]) -> list[Layer]:
-    """The layers of several groups of splits as those of one."""
-    return [
-        Layer(torch.cat([layer.weight for layer in same]), torch.cat([layer.bias for layer in same]))
-        for same in zip(*groups, strict=True)
-    ]
-
-
-def _until(stop: Event, tick: Callable[[int], object]) -> Callable[[int], object]:
-    def told(steps: int) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        tick(steps)
-
-    return told
-
-
-def _member(layers: Sequence[Layer], index: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    return tuple((layer.weight[index], layer.bias[index, 0]) for layer in layers)
-
-
 def _last_quarter(plan: Plan) -> set[int]:
     """`plan.snapshots` epochs of the last quarter, fewer where it is shorter, the last one among them."""
     if not plan.snapshots:
@@ -340,45 +295,14 @@ _LEARNING_RATE = 1e-2
 _FIRST_RATE = 0.1
 
 
-@dataclass(frozen=True)
-class Concrete:
-    """Networks, and the rates `(splits, sites)` and noise variances of the standardised target `(splits,)` learned."""
-
-    stack: Stack
-    rate: Tensor
-    noise: Tensor
-
-
-def train_concrete(
-    x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], *, tick: Callable[[int], object] = lambda rows: None
-) -> Concrete:
-    """Train one network for every split; the rates of `plan` are not looked at.
-
-    Args:
-        x: `(splits, n, inputs)`, float32, standardised.
-        y: `(splits, n)`.
-        plan: sizes and hyper-parameters.
-        seeds: one for each split.
-        tick: told the rows times splits that have been trained on.
-    """
-
-    def work(group: slice, report: Callable[[int], object]) -> tuple[list[Layer], Tensor]:
-        training = _ConcreteTraining(x[group], y[group], plan, seeds[group], report)
-        return training.run(), training.own.detach()
-
-    groups = in_groups(work, x, plan.batch * max(plan.hidden), tick)
-    *logits, log_noise = torch.cat([own for _, own in groups], 1)
-    stack = Stack(tuple(joined([layers for layers, _ in groups])), len(x), (0.0,))
-    return Concrete(stack, torch.stack(logits, 1).sigmoid(), log_noise.exp())
-
-
-class _ConcreteTraining(Training):
+class ConcreteTraining(Training):
     """As the other stacks, with more parameters for each member: `logit p` of every site, and `log s2`."""
 
     masked = True
+    own: Tensor
 
     def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], object]) -> None:
-        super().__init__(x, y, replace(plan, rates=(0.0,), snapshots=0), seeds, tick)
+        super().__init__(x, y, plan, seeds, tick)
         first = math.log(_FIRST_RATE / (1 - _FIRST_RATE))
         start = torch.tensor([first] * len(plan.hidden) + [0.0], device=x.device)
         self.own = start[:, None].repeat(1, len(x)).requires_grad_()

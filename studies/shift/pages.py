@@ -21,13 +21,12 @@ from studies.pages import (
     SHORT,
     Results,
     captioned,
-    captions,
     counted,
     one_legend,
     order_interval,
+    page,
     run_where,
     table,
-    words,
     written,
 )
 from studies.shift.claims import claims_page, slope, values
@@ -148,56 +147,32 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
 
 
-def tables(results: Results) -> list[str]:
-    """Markdown: how it was run, the tables and the figures."""
-    rows = []
+def tables(results: Results) -> str:
+    """Fill the page: how it was run, the tables and the figures."""
+    rows, left_out = [], []
     for name, record in results.items():
         shifted = sorted(cut["shifted"] for cut in record["cuts"])
         reach = str(shifted[0]) if shifted[0] == shifted[-1] else f"{shifted[0]} to {shifted[-1]}"
         sizes = [record["rows"][part] for part in ("train", "validation", "inside")]
         counts = [len(record["cuts"]), len(record["left_out"]), *sizes, reach, round(record["seconds"]["total"])]
         rows.append([SHORT.get(name, name), *counts])
-    lines = [
-        "# The shift study",
-        "",
-        f"{counted(results)}, {sum(len(record['cuts']) for record in results.values())} cuts: networks see the rows on "
-        "one side of a quantile of one input and are tested on the rows beyond it. "
-        f"{run_where(list(results.values()))}. [Claims](claims.md) are decided on a page of their own. The rows of "
-        "Rate-In predate the current rule, one rate for each layer and call: they have one for each layer and row.",
-        "",
-        *table(("set", "cuts", "left out", "train", "validation", "inside", "shifted", "seconds"), rows),
-        "",
-    ]
-    lines += [
-        "## All sets",
-        "",
-        WORDS["measures"],
-        "",
-        WORDS["numbers"],
-        "",
-        WORDS["like"],
-        "",
-        *method_tables(results),
-    ]
-    lines += [
-        *captioned(captions("shift")),
-        "## Where the default overshoots",
-        "",
-        WORDS["overshoot"],
-        "",
-        *overshoot_table(results),
-        "",
-    ]
-    lines += ["## Set by set", "", *set_tables(results), "## Left out", "", "Inputs are counted from 0.", ""]
-    left_out = [
-        f"- {SHORT.get(name, name)}, input {one['input']} {one['direction']}: {one['reason']}."
-        for name, record in results.items()
-        for one in record["left_out"]
-    ]
-    return [*lines, *(left_out or ["Nothing."])]
+        for one in record["left_out"]:
+            place = f"input {one['input']} {one['direction']}"
+            left_out.append(f"- {SHORT.get(name, name)}, {place}: {one['reason']}.")
+    return page(
+        "shift",
+        sets=counted(results),
+        cuts=str(sum(len(record["cuts"]) for record in results.values())),
+        where=run_where(list(results.values())),
+        set_table=table(("set", "cuts", "left out", "train", "validation", "inside", "shifted", "seconds"), rows),
+        methods=method_tables(results),
+        figures=captioned("shift"),
+        overshoot=overshoot_table(results),
+        by_set=set_tables(results),
+        left_out=left_out or "Nothing.",
+    )
 
 
-WORDS = words("shift")
 _GROWTH = ("injected, scaled", "injected, floor", "embedded, floor", "laplace, floor", "ensemble, floor",
            "gaussian ensemble, scaled", "default", "default + reference")  # fmt: skip
 _WIDE = 4

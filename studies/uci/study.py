@@ -7,7 +7,7 @@ three of 50, where it is sampled and the rates of the sites can differ. A unit i
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,18 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from studies.driver import Study, Unit, check_at_least, rounded
-from studies.regression.data import (
-    Table,
-    UciSet,
-    chosen_tables,
-    key_of,
-    parts,
-    permutations,
-    read_sets,
-    split_digest,
-    table_options,
-)
+from studies.driver import Study, Unit, check_at_least, read_sets, rounded
+from studies.regression.data import SETS, Table, UciSet, parts, permutations, split_digest, units_of
 from studies.regression.methods import (
     Networks,
     Rows,
@@ -79,7 +69,7 @@ class Settings:
 QUICK = Settings(splits=3, deep_draws=20, epochs=0.1)
 
 
-def work(item: UciSet, settings: Settings) -> float:
+def work(item: UciSet, table: Table, settings: Settings) -> float:
     """How much `measure` will report to its `tick`."""
     splits = min(settings.splits or item.splits, item.splits)
     train_rows = round(0.9 * item.rows)
@@ -139,13 +129,15 @@ def _depth(
     for kind, record in records.items():
         for how, index in best_rates(record["validation"], len(rates)).items():
             methods[f"{kind}, {how}"]["rate_index"] = index.tolist()
+    assert networks.concrete.own is not None
+    *logits, log_noise = networks.concrete.own
     for name, each_split in conformal(nets, rows).items():
         methods[name] = {measure: [rounded(row[measure]) for row in each_split] for measure in each_split[0]}
     return {
         **{kind: _lists(record, len(rows.splits)) for kind, record in records.items()},
         "concrete": {
-            "rate": [_rounded(site) for site in networks.concrete.rate.T],
-            "noise": _rounded(networks.concrete.noise),
+            "rate": [_rounded(site.sigmoid()) for site in logits],
+            "noise": _rounded(log_noise.exp()),
         },
         "methods": methods,
     }
@@ -168,20 +160,16 @@ def _rounded(values: Tensor) -> list[float]:
 
 
 def _options(parser: ArgumentParser) -> None:
-    table_options(parser)
     parser.add_argument("--splits", type=int, help="maximum number of splits per data set")
     parser.add_argument("--draws", type=int, help="number of masks to sample the variance with; exact by default")
 
 
-def _units(options: Namespace) -> Iterator[list[Unit]]:
+def _units(options: Namespace) -> list[Unit]:
     check_at_least(options, splits=1, draws=2)
     quick = QUICK if options.quick else Settings()
     splits = quick.splits if options.splits is None else options.splits
     settings = Settings(splits, options.draws, quick.deep_draws, quick.epochs, options.seed)
-    yield [
-        Unit(f"{item.name}.json", key_of(item, settings), work(item, settings), partial(measure, item, table, settings))
-        for item, table in chosen_tables(options)
-    ]
+    return units_of(options, settings, work, measure)
 
 
 STUDY = Study(
@@ -192,6 +180,6 @@ STUDY = Study(
     SCHEMA,
     _options,
     _units,
-    partial(read_sets, SCHEMA),
+    partial(read_sets, SETS, SCHEMA),
     pages,
 )

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from rounding import assert_same_up_to_rounding
-from studies.regression.training import Plan, _ConcreteTraining, train_concrete
+from studies.regression.training import Plan, ConcreteTraining, train
 
 
 def test_the_loss_is_the_evidence_bound() -> None:
     torch.manual_seed(0)
     x, y, hidden = torch.randn(2, 30, 4), torch.randn(2, 30), (7, 5)
-    training = _ConcreteTraining(x, y, Plan(hidden, (0.0,), 1e-3, 30, 1), [1, 2], lambda rows: None)
+    training = ConcreteTraining(x, y, Plan(hidden, (0.0,), 1e-3, 30, 1), [1, 2], lambda rows: None)
     with torch.no_grad():
         training.own[:-1] = torch.linspace(-2, 0.5, 4).view(-1, 2)
         training.own[-1] = torch.tensor([0.3, -1.0])

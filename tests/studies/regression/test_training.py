@@ -19,7 +19,6 @@ from studies.regression.training import (
     initial,
     key,
     train,
-    train_concrete,
 )
 
 SPLITS, ROWS, INPUTS = 3, 45, 4
@@ -129,8 +128,7 @@ def test_captured_epochs_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> 
     plan = Plan((8, 6), (0.0, 0.2), 1e-2, 16, 9, snapshots=2)
 
     def runs() -> list[Stack]:
-        concrete = train_concrete(x, y, plan, SEEDS).stack
-        return [concrete, *(train(x, y, plan, SEEDS, kind=kind) for kind in (Training, GaussianTraining))]
+        return [train(x, y, plan, SEEDS, kind=kind) for kind in (ConcreteTraining, Training, GaussianTraining)]
 
     replayed = runs()
     monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
