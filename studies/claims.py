@@ -21,9 +21,10 @@ a line and the largest deviation found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -137,32 +138,27 @@ class Claim:
         text: what is claimed.
         effect: what is measured, in words.
         measure: the effect on a set; None where the set does not say.
-        above: it holds where the effect is above this; None: where it is below `below`.
-        below: the other threshold.
+        above: it holds where the effect is above the limit; else below.
+        limit: the threshold.
         source: whose claim it is.
     """
 
     text: str
     effect: str
     measure: Callable[[Record], Effect | None]
-    above: float | None = None
-    below: float | None = None
+    above: bool
+    limit: float
     source: str = "paper"
-
-    @property
-    def limit(self) -> float:
-        """The threshold."""
-        return self.above if self.above is not None else self.below or 0.0
 
     @property
     def threshold(self) -> str:
         """Effect and threshold as a sentence."""
-        side = f"{'above' if self.above is not None else 'below'} {self.limit:g}"
+        side = f"{'above' if self.above else 'below'} {self.limit:g}"
         return f"Effect: {self.effect}; the claim is that it is {side}."
 
     def beyond(self, value: float) -> bool:
         """Whether a number is where the claim puts it."""
-        return value > self.limit if self.above is not None else value < self.limit
+        return value > self.limit if self.above else value < self.limit
 
 
 @dataclass(frozen=True)
@@ -226,9 +222,44 @@ class Decision:
         return f"holds on {holds}, fails on {fails} of {total}"
 
 
-def bound(measure: Callable[..., Effect | None], *arguments: Any) -> Callable[[Record], Effect | None]:
-    """Return a measure of a record with its other arguments in place."""
-    return lambda record: measure(record, *arguments)
+Measured: TypeAlias = "Values | float | Effect | None"
+"""What a measure returns: a number for each split or block, one without a spread, or an effect; None for neither."""
+
+
+def read_claims(
+    study: str, measures: Collection[Callable[..., Measured]], overlap: Callable[[Record], float] = lambda record: 0.0
+) -> dict[str, tuple[Claim, ...]]:
+    """Read the claims of a study by their heading, from the tables of `claims.md` in its folder.
+
+    Args:
+        study: its name.
+        measures: the functions that the tables name; they take a record and the arguments that stand there.
+        overlap: of a record, `n_test / n_train` of splits that share rows.
+    """
+    functions = {function.__name__: function for function in measures}
+    groups: dict[str, list[Claim]] = {}
+    for line in (Path(__file__).parent / study / "claims.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            claims = groups.setdefault(line[3:], [])
+        elif line.startswith("| ") and not line.startswith(("| claim ", "| --- ")):
+            text, effect, how, limit, source = (cell.strip() for cell in line.strip("|").split("|"))
+            name, _, words = how.partition(": ")
+            side, threshold = limit.split()
+            measure = _effect_by(functions[name], words.split("; ") if words else [], overlap)
+            claims.append(Claim(text, effect, measure, side == ">", float(threshold), source))
+    return {heading: tuple(claims) for heading, claims in groups.items()}
+
+
+def _effect_by(
+    function: Callable[..., Measured], words: Sequence[str], overlap: Callable[[Record], float]
+) -> Callable[[Record], Effect | None]:
+    def effect(record: Record) -> Effect | None:
+        value = function(record, *words)
+        if value is None or isinstance(value, Effect):
+            return value
+        return Effect.mean(value, overlap(record)) if isinstance(value, np.ndarray) else Effect(value)
+
+    return effect
 
 
 def decide(claim: Claim, results: Mapping[str, Record]) -> Decision:

@@ -38,7 +38,7 @@ class Unit:
         key: what the record depends on, as JSON has it; it is part of the record.
         work: how much `measure` will report to its tick.
         measure: from a device and a tick, the rest of the record. `seconds` in it is a mapping, to which `total` is
-            added; `files`, by name, are written beside it and are no part of it.
+            added.
     """
 
     file: str
@@ -138,8 +138,6 @@ def _measured(study: Study, options: argparse.Namespace) -> list[Path]:
             continue
         label = f"{path.stem} ({place} of {len(units)})" if options.progress else None
         record = _record(unit, study.schema, device, label)
-        for beside, content in record.pop("files", {}).items():
-            write_aside(out / beside, content)
         write_aside(path, dumped(record))
         print(f"{unit.file}: {record['seconds']['total']:.1f} s", file=sys.stderr)
     if not units:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latedrop import plots
-from latedrop.plots.canvas import GREY, style_of
+from latedrop.plots.canvas import style_of
 from studies.claims import Effect, Record, Values
 from studies.classification.claims import claims_page, is_part, told, values
-from studies.classification.data import SHIFTS, STRENGTHS
 from studies.pages import Results, captioned, one_legend, page, run_where, table, written
 
 if TYPE_CHECKING:
@@ -131,7 +130,6 @@ def tables(results: Results) -> str:
     )
 
 
-_LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
 
 
@@ -141,7 +139,7 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {"gains": _gains(results), "strengths": _strengths(results)}
+    return {"gains": _gains(results)}
 
 
 def _gains(results: Results) -> Figure:
@@ -170,34 +168,6 @@ def _gains(results: Results) -> Figure:
 
 def _offset(index: int, count: int) -> float:
     return 0.6 * ((index + 0.5) / count - 0.5)
-
-
-def _strengths(results: Results) -> Figure:
-    figure = plots.new_figure(8.5, 0.6 + 1.5 * len(results))
-    grid = figure.subplots(len(results), len(SHIFTS), squeeze=False, sharex=True)
-    for row, (key, record) in zip(grid, results.items(), strict=True):
-        for ax, shift in zip(row, SHIFTS, strict=True):
-            parts = ("test", *(f"{shift}-{strength}" for strength in STRENGTHS))
-            for index, method in enumerate(_LINES):
-                gains = [_mean_gain(record, method, part) for part in parts]
-                if None not in gains:
-                    ax.plot(
-                        (0, *STRENGTHS), gains, label=method, **style_of(index) | {"markersize": 3, "linestyle": "-"}
-                    )
-            ax.axhline(0, color=GREY, linewidth=0.8, zorder=0)
-            ax.tick_params(labelsize="small")
-        row[0].set_ylabel(f"{key}\nnats gained", fontsize="small")
-    for ax, shift in zip(grid[0], SHIFTS, strict=True):
-        ax.set_title(shift, fontsize="medium")
-    for ax in grid[-1]:
-        ax.set_xlabel("strength")
-    one_legend(figure, grid[0][0])
-    return figure
-
-
-def _mean_gain(record: Record, method: str, part: str) -> float | None:
-    own, base = (values(record, name, "nll", part) for name in (method, _BASE))
-    return None if own is None or base is None else float((base - own).mean())
 
 
 pages = written(figures, tables, claims_page)

@@ -1,4 +1,4 @@
-"""Tables and figures of the crowd study, from its JSON and the example maps beside it; all of test frames.
+"""Tables and figures of the crowd study, from its JSON alone; all of test frames.
 
 Every method is shown at the rate that the validation frames choose. Each figure has a row of panels for each set.
 Pixels are cells of the density map inside the region of interest.
@@ -7,15 +7,11 @@ Pixels are cells of the density map inside the region of interest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from latedrop import plots
-from latedrop.files import understood
-from latedrop_crowd.regions import find_regions
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
 from studies.pages import Results, captioned, one_legend, page, table, tradeoff, written
@@ -204,15 +200,6 @@ def _seconds(record: Mapping[str, Any]) -> float:
     return float(sum(value for name, value in record["seconds"].items() if name != "this_run"))
 
 
-def _examples(folder: Path, results: Results) -> Examples:
-    """The example maps of each set that has some."""
-    paths = {name: folder / f"{name}.npz" for name in results}
-    with understood(folder, "example maps of this study", "Run the sets again."):
-        return {name: dict(np.load(path, allow_pickle=False)) for name, path in paths.items() if path.exists()}
-
-
-Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
-
 _LOOKS: dict[str, dict[str, Any]] = {
     "mean of draws": {"color": "black", "marker": "o", "linestyle": "-"},
     "unscaled": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
@@ -223,22 +210,12 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "constant": {"color": "0.55", "marker": "", "linewidth": 2.5, "linestyle": "-"},
     SIZE: {"color": "#E69F00", "marker": "", "linewidth": 2, "linestyle": (0, (6, 2))},
 }
-_BAND = "#BBDDF2"
-_CLIPS = {"ucsd": 200}
-"""Frames of a clip, of sets that have several."""
 _WIDE_RANGE = 1000
 """Of NLLs: beyond it an axis is logarithmic."""
-_NOBODY = 0.01
-"""People annotated inside a region, below which it is false."""
 _UNITS = {"pixel": "people per cell", "count": "people"}
 
 
-def pages(results: Results, folder: Path) -> dict[str, bytes]:
-    """All pages, and the figures where matplotlib is installed, by file name."""
-    return written(lambda found: figures(found, _examples(folder, found)), tables, claims_page)(results, folder)
-
-
-def figures(results: Results, examples: Examples) -> dict[str, Figure]:
+def figures(results: Results) -> dict[str, Figure]:
     """The figures by name.
 
     Raises:
@@ -248,8 +225,6 @@ def figures(results: Results, examples: Examples) -> dict[str, Figure]:
         **{f"rates_{target}": _rates(results, target) for target in _UNITS},
         "tradeoff": _tradeoff(results),
         "calibration": _calibration(results),
-        "counts": _counts(results),
-        **({"maps": _maps(examples)} if examples else {}),
     }
 
 
@@ -311,36 +286,6 @@ def _calibration(results: Results) -> Figure:
     return figure
 
 
-def _counts(results: Results) -> Figure:
-    figure, grid = _grid(results, 1, 11.0, 2.8)
-    for name, (ax,), record in _rows(results, grid):
-        series, every = record["series"], record["settings"]["every"]
-        shown = {key: np.array(series[key], dtype=np.float64) for key in ("mean", "low", "high", "truth")}
-        at = np.arange(len(shown["mean"]), dtype=np.float64) * every
-        for end in reversed(_clip_ends(record)):  # nothing joins the last frame of a clip with the first of the next
-            at = np.insert(at, end, end * every - 0.5)
-            shown = {key: np.insert(values, end, np.nan) for key, values in shown.items()}
-        ax.fill_between(at, shown["low"], shown["high"], color=_BAND, linewidth=0, label=_band_label(record))
-        ax.plot(at, shown["mean"], color=_LOOKS["unscaled"]["color"], linewidth=1, label="mean of draws")
-        ax.scatter(at, shown["truth"], s=6, c="black", linewidths=0, label="annotated", zorder=3)
-        ax.set(xlabel="test frame", ylabel=f"{name}\npeople")
-        ax.set_ylim(bottom=0)
-        ax.margins(x=0.01)
-    one_legend(figure, grid[0][0])
-    return figure
-
-
-def _clip_ends(record: Mapping[str, Any]) -> list[int]:
-    """Where a new clip begins among the test frames: those of UCSD are clips of their own, with gaps between."""
-    length = _CLIPS.get(record["set"])
-    places = [place // length for place in record["series"]["frame"]] if length else []
-    return [i for i in range(1, len(places)) if places[i] != places[i - 1]]
-
-
-def _band_label(record: Mapping[str, Any]) -> str:
-    return f"{100 * record['series']['level']:g} % interval, relaxed scale"
-
-
 def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
     """Ends of the axis of NLLs: what the paper's rates and the controls need, and not one curve that runs away."""
     test, places = record["injected"][target]["test"], paper_rates(record)
@@ -351,48 +296,6 @@ def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
         values.append(record["size_control"]["test"]["nll"])
     margin = 0.25 * max(max(values) - min(values), 0.2)
     return min(values) - 2 * margin, max(values) + margin
-
-
-def _maps(examples: Examples) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
-    figure, grid = _grid(examples, 6, 2.3, 1.9)
-    for name, row, arrays in _rows(examples, grid):
-        for side in range(2):
-            density = max(float(arrays[kind][side].max()) for kind in ("target", "mean"))
-            for place, kind in enumerate(("target", "mean", "std")):
-                ax = row[3 * side + place]
-                values = arrays[kind][side].astype(np.float32)
-                colours = "magma" if kind == "std" else "viridis"
-                # A few cells stand out far; with them as the end of the scale the rest would be black.
-                most = float(np.quantile(values, 0.998)) if kind == "std" else density
-                image = ax.imshow(values, cmap=colours, vmin=0, vmax=most)
-                if kind != "target":
-                    _box_false(ax, arrays["mean"][side], arrays["target"][side])
-                ax.set(xticks=[], yticks=[])
-                end = "max" if kind == "std" else "neither"
-                bar = figure.colorbar(image, ax=ax, shrink=0.8, location="bottom", pad=0.03, extend=end)
-                bar.locator = MaxNLocator(3)
-                bar.ax.tick_params(labelsize=7)
-                bar.update_ticks()
-        row[0].set_ylabel(name)
-    titles = [f"{kind}\n{side}" for side in ("usual count", "fullest") for kind in ("annotated", "predicted", "std")]
-    for ax, title in zip(grid[0], titles, strict=True):
-        ax.set_title(title, fontsize="medium")
-    figure.supxlabel("all in people per cell of the density map", fontsize="medium")
-    return figure
-
-
-def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Box the regions of a predicted map `(h, w)` in which next to nobody is annotated."""
-    from matplotlib.patches import Rectangle
-
-    regions = find_regions(mean.astype(np.float64))
-    for label in range(1, len(regions) + 1):
-        rows, columns = np.nonzero(regions.labels == label)
-        if target[rows, columns].astype(np.float64).sum() < _NOBODY:
-            corner, size = (columns.min() - 1.5, rows.min() - 1.5), (np.ptp(columns) + 3, np.ptp(rows) + 3)
-            ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
 
 
 def _grid(results: Mapping[str, Any], wide: int, width: float, height: float) -> tuple[Figure, Any]:
@@ -412,3 +315,6 @@ def _lines(ax: Axes, rates: Sequence[float], values: Mapping[str, Any]) -> None:
         ax.plot(rates, numbers, label=kind, markersize=4, **_LOOKS[kind])
     ax.axvline(PAPER * 1.15, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
     ax.set_xscale("log")
+
+
+pages = written(figures, tables, claims_page)

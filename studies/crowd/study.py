@@ -12,7 +12,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -78,9 +77,7 @@ def measure(
         drawn = [rate_stage(setup, rate, tick) for rate in settings.rates]
         dropped = {stem: embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
         record = _assembled(setup, free, drawn, dropped)
-        rejection, arrays = reject(setup, record, lambda rate: sampled(setup, trained, rate, tick))
-    stream = BytesIO()
-    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+        rejection = reject(setup, record, lambda rate: sampled(setup, trained, rate, tick))
     return record | {
         "rejection": rejection,
         "frames": {part: len(frames) for part, frames in setup.parts.items()},
@@ -89,14 +86,11 @@ def measure(
         "enlarge": item.enlarge,
         "tf32_convolutions": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         "seconds": {},
-        "files": {f"{item.name}.npz": stream.getvalue()},
     }
 
 
-def reject(
-    setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]
-) -> tuple[Record, dict[str, npt.NDArray[Any]]]:
-    """Measure rejection at the rate and scale that a record chose for pixels; return arrays for pictures, too.
+def reject(setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]) -> Record:
+    """Measure rejection at the rate and scale that a record chose for pixels.
 
     Args:
         setup: frames, network and settings.
@@ -106,7 +100,7 @@ def reject(
     best = record["chosen"]["pixel"]["scaled"]
     fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
     maps = draw(record["rates"][best])
-    return _rejection(setup, maps, plain_maps(setup), fit), _examples(setup, maps, fit)
+    return _rejection(setup, maps, plain_maps(setup), fit)
 
 
 def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapping[str, Record]) -> Record:
@@ -211,16 +205,6 @@ def _rejection(setup: Setup, maps: Mapping[str, Drawn], plain: Mapping[str, Tens
     draws = {"mae": float(np.abs(error).mean()), "rmse": float((error**2).mean() ** 0.5)}
     result = measure_rejection(parts["validation"], parts["test"], setup.settings.seed, near=near)
     return result | {"map": "plain", "draws": draws}
-
-
-def _examples(setup: Setup, maps: Mapping[str, Drawn], fit: Record) -> dict[str, npt.NDArray[Any]]:
-    """Mean, relaxed deviation and target of two test frames: a usual one and the fullest."""
-    frames, drawn = setup.parts["test"], maps["test"]
-    order = frames.count.argsort(stable=True)
-    chosen = torch.stack([order[len(order) // 2], order[-1]])
-    values = {"mean": drawn.mean, "std": _std(drawn, fit), "target": frames.density}
-    arrays = {name: _full(setup, value[chosen]).astype(np.float16) for name, value in values.items()}
-    return arrays | {"frame": np.array([frames.places[index] for index in chosen.tolist()])}
 
 
 def _std(drawn: Drawn, fit: Record) -> Tensor:

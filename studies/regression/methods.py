@@ -29,7 +29,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,16 @@ from studies.regression.scores import (
     processed,
     rate_measures,
 )
-from studies.regression.training import ConcreteTraining, GaussianTraining, Plan, Stack, heads, key, train
+from studies.regression.training import (
+    ConcreteTraining,
+    GaussianTraining,
+    Plan,
+    Stack,
+    Training,
+    heads,
+    key,
+    train,
+)
 from studies.site_rates import fit_sites
 
 MEMBERS = 5
@@ -61,7 +70,7 @@ _CONCRETE, _GAUSSIAN, _DEEPER = 3.0, 1.5, 1.5
 
 @dataclass(frozen=True)
 class Networks:
-    """Trained networks of all splits.
+    """Trained networks of all splits; they are given in float64.
 
     Attributes:
         plain: without dropout, `MEMBERS` for each split; their `splits` are split times member.
@@ -78,23 +87,23 @@ class Networks:
     seeds: tuple[int, ...]
 
     def ensemble(self, split: int) -> list[Member]:
-        """The plain networks of a split, in float64."""
+        """The plain networks of a split."""
         return [_double(self.plain.member(split * MEMBERS + index, 0)) for index in range(MEMBERS)]
 
     def history(self, split: int) -> list[Member]:
-        """The first plain network at its snapshots, in float64."""
+        """The first plain network at its snapshots."""
         return [_double(member) for member in self.plain.history(split * MEMBERS, 0)]
 
     def thinned(self, split: int) -> list[Member]:
-        """The embedded networks of a split, rate by rate, in float64."""
+        """The embedded networks of a split, rate by rate."""
         return [_double(self.embedded.member(split, index)) for index in range(len(self.embedded.rates))]
 
     def gaussians(self, split: int) -> list[Member]:
-        """The Gaussian heads of a split, in float64."""
+        """The Gaussian heads of a split."""
         return [_double(self.gaussian.member(split * MEMBERS + index, 0)) for index in range(MEMBERS)]
 
     def learned(self, split: int) -> tuple[Member, list[float], float]:
-        """The concrete network of a split in float64, its rates, and its noise."""
+        """The concrete network of a split, its rates, and its noise."""
         assert self.concrete.own is not None
         *logits, log_noise = self.concrete.own[:, split]
         member = _double(self.concrete.member(split, 0))
@@ -128,20 +137,21 @@ def train_all(
     Raises:
         OutputError: a network diverged.
     """
-    deeper = _DEEPER ** (len(plan.hidden) - 1)
-
-    def counting(each: float) -> Callable[[int], object]:
-        return lambda rows: tick(rows * each * deeper)
-
     many = x.repeat_interleave(MEMBERS, 0), y.repeat_interleave(MEMBERS, 0)
     own = [seed if index == 0 else key(seed, "member", index) for seed in seeds for index in range(MEMBERS)]
     alone = replace(plan, rates=(0.0,))
-    remembering, thinned = replace(alone, snapshots=SNAPSHOTS), replace(plan, rates=tuple(rates))
-    plain = train(*many, remembering, own, tick=counting(1))
-    embedded = train(x, y, thinned, seeds, tick=counting(len(rates)))
-    concrete = train(x, y, alone, seeds, tick=counting(_CONCRETE), kind=ConcreteTraining)
-    gaussian = train(*many, alone, own, tick=counting(_GAUSSIAN), kind=GaussianTraining)
-    return Networks(plain, embedded, concrete, gaussian, tuple(seeds))
+
+    def trained(costs: float, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], kind: Any = Training) -> Stack:
+        each = costs * _DEEPER ** (len(plan.hidden) - 1)
+        return train(x, y, plan, seeds, tick=lambda rows: tick(rows * each), kind=kind)
+
+    return Networks(
+        trained(1, *many, replace(alone, snapshots=SNAPSHOTS), own),
+        trained(len(rates), x, y, replace(plan, rates=tuple(rates)), seeds),
+        trained(_CONCRETE, x, y, alone, seeds, ConcreteTraining),
+        trained(_GAUSSIAN, *many, alone, own, GaussianTraining),
+        tuple(seeds),
+    )
 
 
 def _double(member: Member) -> Member:
@@ -352,9 +362,7 @@ def _with_ones(features: Tensor) -> Tensor:
     return torch.cat([features, torch.ones_like(features[:, :1])], 1)
 
 
-LOSS = 0.1
-_BINS = 10
-_STEPS = 40
+LOSS, _BINS, _STEPS = 0.1, 10, 40
 
 
 def layer_rate(activations: Tensor, loss: float = LOSS) -> Tensor:
@@ -390,11 +398,9 @@ def information_kept(shares: Tensor, rate: Tensor) -> Tensor:
     tensor(0.)
     """
     after = torch.cat([shares[:1] + rate * (1 - shares[:1]), (1 - rate) * shares[1:]])
-    return _entropy(after) - (1 - shares[0]) * _entropy(torch.stack([rate, 1 - rate]))
-
-
-def _entropy(shares: Tensor) -> Tensor:
-    return -torch.xlogy(shares, shares).sum()
+    kept = torch.special.entr(torch.stack([rate, 1 - rate])).sum()
+    information: Tensor = torch.special.entr(after).sum() - (1 - shares[0]) * kept
+    return information
 
 
 SNAPSHOTS = 20
@@ -415,19 +421,18 @@ def swag(history: Sequence[Member], x: Mapping[str, Tensor], seed: int) -> Momen
     z = torch.randn(_DRAWS, flat.shape[1] + len(flat), generator=generator, dtype=torch.float64).to(flat)
     low_rank = z[:, flat.shape[1] :] @ deviations / math.sqrt(2 * (len(flat) - 1))
     drawn = mean + z[:, : flat.shape[1]] * (deviations.square().mean(0) / 2).sqrt() + low_rank
-    return {part: _moments([_predicted(_member(row, history[0]), rows) for row in drawn]) for part, rows in x.items()}
+    return {part: _moments([_predicted(row, history[0], rows) for row in drawn]) for part, rows in x.items()}
 
 
-def _member(flat: Tensor, like: Member) -> Member:
-    """Cut the weights of one network, in a row, into layers of the shapes of another's."""
-    shapes = [tensor.shape for layer in like for tensor in layer]
-    tensors = [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
-    return list(zip(tensors[::2], tensors[1::2], strict=True))
-
-
-def _predicted(member: Member, x: Tensor) -> Tensor:
-    weight, bias = member[-1]
-    return (hidden_units(member, x)[-1] @ weight + bias)[:, 0]
+def _predicted(flat: Tensor, like: Member, x: Tensor) -> Tensor:
+    """Run the network whose weights stand in a row, in the order and shapes of another's."""
+    sizes = [tensor.numel() for layer in like for tensor in layer]
+    tensors = [
+        part.view(old.shape) for part, old in zip(flat.split(sizes), (t for layer in like for t in layer), strict=True)
+    ]
+    *_, (weight, bias) = member = list(zip(tensors[::2], tensors[1::2], strict=True))
+    outputs: Tensor = (hidden_units(member, x)[-1] @ weight + bias)[:, 0]
+    return outputs
 
 
 def _moments(outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -487,27 +492,21 @@ def least_variance(nets: Sequence[Network], rows: Rows) -> Tensor:
 
 
 def by_rate(
-    networks: Networks,
-    nets: Sequence[Network],
-    rows: Rows,
-    rates: Sequence[float],
-    draws: int | None,
-    parts: Sequence[str] = (),
+    networks: Networks, nets: Sequence[Network], rows: Rows, draws: int | None, parts: Sequence[str] = ()
 ) -> dict[str, dict[str, Predicted]]:
     """Injected and embedded dropout by part, for each split and within a split for each rate: `(splits · rates, n)`.
 
     Args:
-        networks: trained; the embedded ones at `rates`.
+        networks: trained; the rates are those of the embedded ones.
         nets: the plain ones, of `plain`.
         rows: what to predict.
-        rates: of dropout.
         draws: see `methods.dropout`.
         parts: those wanted; all but the training rows where empty.
     """
     injected, embedded = [], []
     for split, net in enumerate(nets):
         sites, seed = net.by_site["validation"].shape[1], networks.seeds[split]
-        for rate, member in zip(rates, networks.thinned(split), strict=True):
+        for rate, member in zip(networks.embedded.rates, networks.thinned(split), strict=True):
             own = network(member, *rows.of(split))
             injected.append(dropout(net, [rate] * sites, draws, seed, parts=parts))
             embedded.append(dropout(own, [rate] * sites, draws, seed, parts=parts))
@@ -575,12 +574,7 @@ def conformal(nets: Sequence[Network], rows: Rows, part: str = "test") -> dict[s
 
 
 def predictions(
-    networks: Networks,
-    nets: Sequence[Network],
-    rows: Rows,
-    draws: int | None,
-    *,
-    dropped: Mapping[str, tuple[Measure, Mapping[str, Tensor]]] | None = None,
+    networks: Networks, nets: Sequence[Network], rows: Rows, draws: int | None, dropped: Mapping[str, Measure]
 ) -> dict[str, dict[str, Predicted]]:
     """Every method that has a density: its Gaussians `(splits, n)`, by part.
 
@@ -589,22 +583,14 @@ def predictions(
         nets: the plain ones, of `plain`.
         rows: what to predict.
         draws: see `methods.dropout`.
-        dropped: of injected and embedded dropout, what `by_rate` gave and what `rate_measures` says of its validation
-            rows, where they are known.
+        dropped: injected and embedded dropout at the rates of the embedded networks, of `by_rate`.
     """
-    least, rates = least_variance(nets, rows), networks.embedded.rates
-    if dropped is None:
-        each = least.repeat_interleave(len(rates))
-        raw = by_rate(networks, nets, rows, rates, draws)
-        dropped = {
-            kind: (measure, rate_measures({"validation": measure["validation"]}, each)["validation"])
-            for kind, measure in raw.items()
-        }
+    least, rates = least_variance(nets, rows), len(networks.embedded.rates)
     by_name: dict[str, dict[str, Predicted]] = {}
-    for kind, (measure, validation) in dropped.items():
-        for how, index in best_rates(validation, len(rates)).items():
-            picked = _at(measure, index, len(rates))
-            by_name[f"{kind}, {how}"] = processed(picked, least, (how,))[how]
+    for kind, measure in dropped.items():
+        validation = rate_measures({"validation": measure["validation"]}, least.repeat_interleave(rates))["validation"]
+        for how, index in best_rates(validation, rates).items():
+            by_name[f"{kind}, {how}"] = processed(_at(measure, index, rates), least, (how,))[how]
     for name, measure in measures(networks, nets, rows, draws).items():
         for how, parts in processed(measure, least, _PROCESSED).items():
             by_name[f"{name}, {how}"] = parts

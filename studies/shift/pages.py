@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latedrop import plots
-from latedrop.plots.canvas import COLOURS, GREY, style_of
+from latedrop.plots.canvas import COLOURS, style_of
 from studies.pages import (
     SHORT,
     Results,
@@ -173,9 +173,6 @@ def tables(results: Results) -> str:
     )
 
 
-_GROWTH = ("injected, scaled", "injected, floor", "embedded, floor", "laplace, floor", "ensemble, floor",
-           "gaussian ensemble, scaled", "default", "default + reference")  # fmt: skip
-_WIDE = 4
 _EIGHTH = "#7f4f24"
 """A brown: the usual colours are seven."""
 
@@ -186,7 +183,7 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {"coverage": _coverage(results), "growth": _growth(results)}
+    return {"coverage": _coverage(results)}
 
 
 def _coverage(results: Results) -> Figure:
@@ -202,26 +199,6 @@ def _coverage(results: Results) -> Figure:
         ax.axvline(0.9, color="black", linewidth=1, linestyle=":")
         ax.set_xlim(right=1.01)
     one_legend(figure, shifted, columns=5)
-    return figure
-
-
-def _growth(results: Results) -> Figure:
-    names = [name for name in _GROWTH if name in method_names(results)] or method_names(results)[:_WIDE]
-    high = -(-len(names) // _WIDE)
-    figure = plots.new_figure(3.1 * min(_WIDE, len(names)) + 0.6, 3.1 * high + 0.8)
-    grid = figure.subplots(high, min(_WIDE, len(names)), squeeze=False, sharex=True, sharey=True).flatten()
-    for ax, method in zip(grid, names, strict=False):
-        for index, (name, record) in enumerate(results.items()):
-            error, variance = (values(record, method, f"{what}_growth") for what in ("error", "variance"))
-            if error is not None and variance is not None:
-                ax.scatter(np.exp(error), np.exp(variance), alpha=0.7, label=SHORT.get(name, name), **_look(index))
-        ax.set(xscale="log", yscale="log", title=method)
-        ax.axline((1, 1), (10, 10), color=GREY, linewidth=1, zorder=0)
-    for ax in grid[len(names) :]:
-        ax.remove()
-    figure.supxlabel("squared error, shifted over inside")
-    figure.supylabel("variance, shifted over inside")
-    one_legend(figure, grid[0], columns=5)
     return figure
 
 

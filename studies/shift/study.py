@@ -36,6 +36,7 @@ from studies.regression.data import SETS, Table, UciSet, units_of
 from studies.regression.methods import (
     Networks,
     Rows,
+    by_rate,
     cost,
     least_variance,
     leverage,
@@ -299,7 +300,7 @@ def measure(
 def _scored(networks: Networks, rows: Rows, divided: Parts, settings: Settings) -> dict[str, dict[str, list[float]]]:
     """Every method's measures, cut by cut."""
     nets = plain(networks, rows)
-    by_name = predictions(networks, nets, rows, settings.draws)
+    by_name = predictions(networks, nets, rows, settings.draws, by_rate(networks, nets, rows, settings.draws))
     for name, distance in (("leverage", leverage), ("neighbours", neighbours)):
         raw = rows.joined([distance(net) for net in nets])
         for how, treated in processed(raw, least_variance(nets, rows), ("scaled", "floor")).items():

@@ -118,10 +118,9 @@ def _depth(
     """The records of every rate and the measures of every method, of networks of one depth."""
     nets = plain(networks, rows)
     each = least_variance(nets, rows).repeat_interleave(len(rates))
-    raw = by_rate(networks, nets, rows, rates, draws, judged)
-    records = {kind: rate_measures(by_name, each) for kind, by_name in raw.items()}
-    dropped = {kind: (raw[kind], records[kind]["validation"]) for kind in raw}
-    by_name = predictions(networks, nets, rows, draws, dropped=dropped)
+    dropped = by_rate(networks, nets, rows, draws, judged)
+    records = {kind: rate_measures(by_name, each) for kind, by_name in dropped.items()}
+    by_name = predictions(networks, nets, rows, draws, dropped)
     methods = {
         name: {measure: _rounded(values) for measure, values in scores(each_part["test"]).items()}
         for name, each_part in by_name.items()

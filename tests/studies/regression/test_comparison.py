@@ -12,6 +12,7 @@ from studies.regression.methods import (
     Networks,
     Rows,
     best_rates,
+    by_rate,
     conformal,
     least_variance,
     plain,
@@ -49,14 +50,15 @@ def changed(data: Rows, part: str) -> Rows:
 
 
 def variances(case: tuple[Networks, int | None], data: Rows) -> dict[str, dict[str, Tensor]]:
-    by_method = predictions(case[0], plain(case[0], data), data, case[1])
+    nets = plain(case[0], data)
+    by_method = predictions(case[0], nets, data, case[1], by_rate(case[0], nets, data, case[1]))
     return {name: {part: predicted.variance for part, predicted in parts.items()} for name, parts in by_method.items()}
 
 
 def test_every_part_but_the_training_rows_is_predicted(case: tuple[Networks, int | None]) -> None:
     data = rows()
     nets = plain(case[0], data)
-    by_method = predictions(case[0], nets, data, case[1])
+    by_method = predictions(case[0], nets, data, case[1], by_rate(case[0], nets, data, case[1]))
     least = least_variance(nets, data)
     for name, parts in by_method.items():
         assert list(parts) == ["validation", "inside", "test"], name
