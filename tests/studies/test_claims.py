@@ -22,8 +22,12 @@ from studies.claims import (
 )
 
 
+def claim_of(measure: Any, *, above: float | None = None, below: float = 0.0) -> Claim:
+    return Claim("x", "level", measure, above is not None, below if above is None else above)
+
+
 def verdict(effect: Effect | None, **limit: float) -> str | None:
-    return decide(Claim("", "", lambda _: effect, **limit), {"a": {}}).outcomes["a"].verdict
+    return decide(claim_of(lambda _: effect, **limit), {"a": {}}).outcomes["a"].verdict
 
 
 def test_an_effect_without_a_spread_is_decided_by_its_number() -> None:
@@ -57,7 +61,7 @@ def test_intervals() -> None:
 
 
 def test_the_sets_of_a_claim_are_one_family() -> None:
-    claim = Claim("", "", lambda record: Effect(record["effect"], 1.0), above=0.0)
+    claim = claim_of(lambda record: Effect(record["effect"], 1.0), above=0.0)
     alone: dict[str, dict[str, Any]] = {"a": {"effect": 2.2}}  # p = 0.028
     assert decide(claim, alone).outcomes["a"].verdict == "holds"
     more = alone | {f"set {place}": {"effect": 0.5} for place in range(3)}
@@ -65,7 +69,7 @@ def test_the_sets_of_a_claim_are_one_family() -> None:
     assert decided["a"].verdict == "not decided"
     assert decided["a"].p == pytest.approx(4 * 0.0278, rel=1e-2)
     # What has no spread, or says nothing, is no test and costs nothing.
-    other = Claim("", "", lambda record: Effect(record["effect"], 1.0) if record["effect"] < 9 else None, above=0.0)
+    other = claim_of(lambda record: Effect(record["effect"], 1.0) if record["effect"] < 9 else None, above=0.0)
     assert decide(other, alone | {"b": {"effect": 10.0}}).outcomes["a"].verdict == "holds"
     assert decide(other, alone | {"b": {"effect": 10.0}}).outcomes["b"] == Outcome()
 
@@ -78,7 +82,7 @@ def test_quantiles_and_p_values_are_those_of_the_tables() -> None:
 
 
 def pooled(**levels: float) -> list[Any]:
-    claim = Claim("x", "level", lambda record: record["effect"], above=0.5)
+    claim = claim_of(lambda record: record["effect"], above=0.5)
     return decide_pooled((claim,), {name: {"effect": Effect(level)} for name, level in levels.items()})
 
 
@@ -91,7 +95,7 @@ def test_where_sets_count_as_one_their_mean_is_tested() -> None:
 
 
 def test_more_claims_make_each_harder() -> None:
-    claim = Claim("x", "level", lambda record: record["effect"], above=0.5)
+    claim = claim_of(lambda record: record["effect"], above=0.5)
     results = {name: {"effect": Effect(level)} for name, level in (("p", 0.6), ("q", 0.65), ("r", 0.7))}
     alone, together = decide_pooled((claim,), results)[0], decide_pooled((claim,) * 5, results)[0]
     assert alone.pooled is not None
@@ -100,8 +104,8 @@ def test_more_claims_make_each_harder() -> None:
 
 
 def test_a_section_numbers_its_claims_and_marks_what_has_no_spread() -> None:
-    first = Claim("one", "x", lambda record: Effect(record["effect"]), above=0.0)
-    second = Claim("two", "y", lambda record: Effect(record["effect"], 0.1, 9), above=0.0)
+    first = Claim("one", "x", lambda record: Effect(record["effect"]), True, 0.0)
+    second = Claim("two", "y", lambda record: Effect(record["effect"], 0.1, 9), True, 0.0)
     results = {"yacht": {"effect": 1.0}, "boston-housing": {"effect": -1.0}}
     groups = {"First": [decide(first, results)], "Then": [decide(second, results)]}
     lines = claims_section(groups, by_set=True)

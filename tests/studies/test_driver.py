@@ -2,12 +2,9 @@
 
 import errno
 import json
-import os
-import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, FileError
 from studies.__main__ import main
 from studies.driver import Study, Unit, command, parsed, read_record, run
 
@@ -26,29 +23,18 @@ def squared(number: int, device: torch.device, tick: Any) -> dict[str, Any]:
     return {"square": number**2, "seconds": {}}
 
 
-def refused(device: torch.device, tick: Any) -> dict[str, Any]:
-    raise DataError("expected another number; found this one.")
-
-
 def stopped(device: torch.device, tick: Any) -> dict[str, Any]:
     raise KeyboardInterrupt
 
 
-def killed_once(mark: Path, device: torch.device, tick: Any) -> dict[str, Any]:
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"square": 49, "seconds": {}}
-
-
-def units(options: Namespace) -> Iterator[list[Unit]]:
+def units(options: Namespace) -> list[Unit]:
     names = options.sets.split(",") if options.sets else ["1", "2", "3"]
-    yield [
+    return [
         Unit(f"{name}.json", {"seed": options.seed}, 1, partial(squared, int(name))) for name in names if name != "0"
     ]
 
 
-def read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
+def read(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: read_record(path, 7) for path in sorted(folder.glob("*.json"))}
 
 
@@ -68,7 +54,7 @@ def again(study: Study, out: Path, *words: str) -> list[Path]:
 
 
 def with_units(*found: Unit) -> Study:
-    return replace(SQUARES, units=lambda options: iter([list(found)]))
+    return replace(SQUARES, units=lambda options: list(found))
 
 
 def test_records_and_pages(tmp_path: Path) -> None:
@@ -91,18 +77,6 @@ def test_finished_units_are_kept_and_others_refused(tmp_path: Path, capsys: pyte
         again(SQUARES, tmp_path, "--seed", "3")
     again(SQUARES, tmp_path, "--seed", "3", "--fresh")
     assert json.loads((tmp_path / "1.json").read_text())["seed"] == 3
-
-
-def test_rounds_follow_one_another(tmp_path: Path) -> None:
-    def rounds(options: Namespace) -> Iterator[list[Unit]]:
-        yield [Unit("parts/a.json", {}, 1, partial(squared, 3))]
-        first = read_record(tmp_path / "parts" / "a.json", 7)["square"]
-        yield [Unit("b.json", {}, 1, partial(squared, first))]
-        (tmp_path / "parts" / "a.json").unlink()
-
-    assert again(replace(SQUARES, units=rounds), tmp_path)[0] == tmp_path / "b.json"
-    assert json.loads((tmp_path / "b.json").read_text())["square"] == 81
-    assert not list((tmp_path / "parts").glob("*.json"))
 
 
 def test_damaged_and_older_records_are_refused(tmp_path: Path) -> None:
@@ -149,23 +123,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         again(SQUARES, tmp_path, "--figures")
     with pytest.raises(ArgumentError, match="expected --device"):
         again(SQUARES, tmp_path, "--device", "abacus")
-    with pytest.raises(ArgumentError, match="--gpus with --ray"):
-        again(SQUARES, tmp_path, "--gpus", "1")
-    for wrong in ("-1", "nan", "100"):
-        with pytest.raises(ArgumentError, match="--gpus from 0 to 64"):
-            again(SQUARES, tmp_path, "--ray", "auto", "--gpus", wrong)
     assert command(SQUARES, ["--out", str(tmp_path), "--figures"]) == 1
-
-
-@pytest.mark.slow
-def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
-    units = [Unit(f"{n}.json", {}, 1, partial(squared, n)) for n in range(5)]
-    study = with_units(*units, Unit("7.json", {}, 1, partial(killed_once, tmp_path / "mark")))
-    again(study, tmp_path / "out", "--ray")
-    assert (tmp_path / "out" / "claims.md").read_text() == "0 1 4 9 16 49"
-    with pytest.raises(DataError, match="expected another number"):
-        again(with_units(Unit("a.json", {}, 1, refused)), tmp_path / "other", "--ray")
-    assert cluster.is_initialized()  # whoever began it ends it
 
 
 def test_a_study_runs_as_a_module() -> None:

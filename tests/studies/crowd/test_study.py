@@ -27,13 +27,11 @@ from latedrop_crowd.scenes import make_scenes
 from studies import pages as study_pages
 from studies.__main__ import main
 from studies.crowd import claims as crowd_claims
-from studies.crowd import pages as crowd_pages
 from studies.crowd import study as crowd
 from studies.crowd.measures import COVERAGES, KINDS, Predicted, conformal, fit, judge
 from studies.crowd.stages import Settings, load, sampled
 from studies.crowd.study import STUDY
 from studies.driver import parsed, read_record, run
-from written import arrays_of
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 RATES = (0.005, 0.05)
@@ -169,7 +167,6 @@ def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
     assert record["rates"] == list(RATES)
     assert len(record["sites"]) == 10
     assert record["frames"] == {"validation": 4, "test": 4}
-    assert not (quick / "parts").exists()
     for columns in (*record["injected"].values(), *record["sampling_free"].values()):
         for part in ("validation", "test"):
             for kind in KINDS:
@@ -181,9 +178,6 @@ def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
     assert set(record["rejection"]["controls"]) == {"random", "lowest_mass", "low_density", "shift"}
     assert len(record["series"]["truth"]) == 4
     assert record["networks"]["scenes-embedded-0.1"]["about"]["rate"] == 0.1
-    assert {"first_order", "rate_0.005", "scenes-embedded-0.1", "total"} < set(record["seconds"])
-    maps = arrays_of(quick / "scenes.npz")
-    assert maps["mean"].shape == maps["std"].shape == maps["target"].shape == (2, 16, 18)
 
 
 def test_the_numbers_are_those_of_the_library(quick: Path, weights: Path) -> None:
@@ -222,7 +216,7 @@ def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: fl
     study = load(item, Trained(MCNN().eval()), settings, batch=2)
     fit = {"least": [1e-9], "relaxed_scale": [1.0]}
     record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
-    found, _ = crowd.reject(study, record, lambda rate: sampled(study, study.trained, rate, lambda passes: None))
+    found = crowd.reject(study, record, lambda rate: sampled(study, study.trained, rate, lambda passes: None))
     assert found["near_cells"] == cells
 
 
@@ -245,35 +239,6 @@ def test_only_the_region_of_interest_counts() -> None:
     assert drawn.mean.shape == test.density.shape
     with pytest.raises(DataError, match="expected weights made for the region of interest of ucsd"):
         load(item, Trained(trained.model, cells[:-1], {}), settings, batch=2)
-
-
-def test_a_stopped_run_goes_on_and_ends_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: Path, quick: Path
-) -> None:
-    real, calls = crowd.rate_stage, []
-
-    def stopping(setup: Any, rate: float, tick: Any) -> Any:
-        calls.append(rate)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(setup, rate, tick)
-
-    monkeypatch.setattr(crowd, "rate_stage", stopping)
-    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
-    assert main(["crowd", *words(tmp_path, weights)]) == 130
-    stages = sorted(path.name for path in (tmp_path / "parts" / "scenes").iterdir())
-    assert stages == ["first_order.json", f"rate_{RATES[0]:g}.json"]
-    again(tmp_path, weights)
-    assert calls == [RATES[0], RATES[1], RATES[1]]
-    here, whole = (read(folder) for folder in (tmp_path, quick))
-    for record in (here, whole):
-        record.pop("seconds")
-    assert here == whole
-    assert not (tmp_path / "parts").exists()
-    monkeypatch.setattr(crowd, "assembled", lambda *_: pytest.fail("computed again"))
-    monkeypatch.setattr(crowd, "stage", lambda *_: pytest.fail("computed again"))
-    assert again(tmp_path, weights)[0] == tmp_path / "scenes.json"
-    assert "kept, finished before" in capsys.readouterr().err
 
 
 def test_other_settings_or_weights_are_never_mixed(quick: Path, weights: Path, tmp_path: Path) -> None:
@@ -319,19 +284,15 @@ def test_weights_of_another_training_are_refused(tmp_path: Path, about: dict[str
 
 
 @needs_matplotlib
-def test_pages_and_figures_come_from_the_files_alone(tmp_path: Path, quick: Path) -> None:
-    for name in ("scenes.json", "scenes.npz"):
-        (tmp_path / name).write_bytes((quick / name).read_bytes())
+def test_pages_and_figures_come_from_the_json_alone(tmp_path: Path, quick: Path) -> None:
+    (tmp_path / "scenes.json").write_bytes((quick / "scenes.json").read_bytes())
     assert main(["crowd", "--figures", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "tables.md").read_text(encoding="utf-8")
     assert "| injected, scaled |" in page
     assert "embedded at 0.1" in page
-    for name in crowd_pages.CAPTIONS.keys() - {"scene"}:  # its frames are those of a whole run
+    for name in ("rates_pixel", "rates_count", "tradeoff", "calibration"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"({name}.png)" in page
     claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
     assert "decide little" in claims  # only some of the frames were measured
-    (tmp_path / "scenes.npz").write_bytes(b"no maps")
-    with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
-        crowd_pages.pages({"scenes": read(tmp_path)}, tmp_path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rounding import assert_same_up_to_rounding
-from studies.regression.training import Plan, ConcreteTraining, train
+from studies.regression.training import ConcreteTraining, Plan, train
 
 
 def test_the_loss_is_the_evidence_bound() -> None:
@@ -35,8 +35,10 @@ def test_noise_is_learned_and_rates_stay_inside(hidden: tuple[int, ...]) -> None
     torch.manual_seed(1)
     x = torch.randn(3, 400, 3)
     y = x[..., 0] + torch.tensor([0.1, 0.3, 1.0])[:, None] * torch.randn(3, 400)
-    learned = train_concrete(x, y, Plan(hidden, (0.0,), 5e-3, 64, 120), [1, 2, 3])
-    assert learned.rate.shape == (3, len(hidden))
-    assert bool((learned.rate > 0).all() and (learned.rate < 0.5).all())
-    assert bool((learned.noise.diff() > 0).all())
-    assert 0.5 < float(learned.noise[2]) < 1.4
+    learned = train(x, y, Plan(hidden, (0.0,), 5e-3, 64, 120), [1, 2, 3], kind=ConcreteTraining)
+    assert learned.own is not None
+    rates, noise = learned.own[:-1].sigmoid(), learned.own[-1].exp()
+    assert rates.shape == (len(hidden), 3)
+    assert bool((rates > 0).all() and (rates < 0.5).all())
+    assert bool((noise.diff() > 0).all())
+    assert 0.5 < float(noise[2]) < 1.4

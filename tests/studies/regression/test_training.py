@@ -1,6 +1,5 @@
 """The stack against one network at a time, and against itself in other company."""
 
-import threading
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from latedrop.errors import OutputError
 from rounding import assert_same_up_to_rounding
 from studies.regression import training as stacked
 from studies.regression.training import (
+    ConcreteTraining,
     GaussianTraining,
     Plan,
     Stack,
@@ -88,31 +88,14 @@ def test_a_member_does_not_depend_on_who_trains_beside_it() -> None:
     assert_same(together, 2, 0, rate_zero, 2, 0)
 
 
-def test_groups_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     plan = Plan((8,), (0.0, 0.2), 1e-2, 16, 5)
     whole = train(x, y, plan, SEEDS)
     monkeypatch.setattr(stacked, "_GROUP_FLOATS", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     grouped = train(x, y, plan, SEEDS)
     for split in range(SPLITS):
         assert_same(whole, split, 1, grouped, split, 1)
-
-
-def test_ctrl_c_ends_the_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = data()
-    monkeypatch.setattr(stacked, "_GROUP_FLOATS", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    before, ticks = threading.active_count(), []
-
-    def tick(rows: int) -> None:
-        ticks.append(rows)
-        if len(ticks) > 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(x, y, Plan((8,), (0.0,), 1e-2, 16, 100_000), SEEDS, tick=tick)
-    assert threading.active_count() == before
 
 
 def test_divergence_is_an_error() -> None:

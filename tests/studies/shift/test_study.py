@@ -1,44 +1,48 @@
-"""The whole study in small, on a table of one's own: what it writes, and that its measures agree."""
+"""The whole study in small, on a table of its own: what it writes, and that its measures agree."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from latedrop.errors import DataError
 from studies.__main__ import main
-from studies.driver import parsed, read_record, run
-from studies.pages import captions
+from studies.driver import read_record
+from studies.regression import data
 from studies.regression.data import SETS
 from studies.shift import study as shift
-from studies.shift.study import MEASURES, STUDY, Settings
+from studies.shift.study import MEASURES, Settings
 
 HOWS = ("raw", "scaled", "floor")
 MEASURED = ("injected", "embedded", "concrete", "laplace", "ensemble", "ensemble variance", "gaussian",
             "gaussian ensemble", "rate-in", "swag")  # fmt: skip
-TINY = Settings(epochs=0.002, draws=3)
 
 
-@pytest.fixture(autouse=True)
-def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shift, "QUICK", TINY)
-
-
-def written(path: Path, rows: int = 150) -> Path:
+def table(rows: int = 150) -> np.ndarray:
     """A table whose first two inputs can be cut; the third has two values."""
     random = np.random.default_rng(0)
     x = random.normal(size=(rows, 3))
     x[:, 2] = x[:, 2] > 0
-    y = x[:, 0] + np.sin(x[:, 1]) + x[:, 2] + 0.1 * random.normal(size=rows)
-    lines = [",".join(f"{value:.6f}" for value in row) for row in np.column_stack([x, y])]
-    path.write_text("\n".join(["a,b,c,y", *lines]) + "\n", encoding="utf-8")
-    return path
+    return np.column_stack([x, x[:, 0] + np.sin(x[:, 1]) + x[:, 2] + 0.1 * random.normal(size=rows)])
 
 
-def words(table: Path, out: Path, *more: str) -> list[str]:
-    return ["--csv", str(table), "--target", "y", "--quick", "--device", "cpu", "--out", str(out), *more]
+@pytest.fixture(scope="module", autouse=True)
+def small() -> Iterator[None]:
+    """A set of its own with few epochs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shift, "QUICK", Settings(epochs=0.002, draws=3))
+        patch.setitem(SETS, "mine", replace(SETS["yacht"], name="mine", rows=150, columns=4, epochs=1000))
+        patch.setattr(data, "load", lambda item, folder: table())
+        yield
+
+
+def words(out: Path, *more: str) -> list[str]:
+    return ["--sets", "mine", "--quick", "--device", "cpu", "--out", str(out), *more]
 
 
 def record_of(out: Path) -> dict[str, Any]:
@@ -46,13 +50,10 @@ def record_of(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, small: None) -> Path:
     """Results and pages, as a user runs it."""
-    place = tmp_path_factory.mktemp("shift")
-    table, out = written(place / "mine.csv"), place / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shift, "QUICK", TINY)
-        assert main(["shift", *words(table, out)]) == 0
+    out = tmp_path_factory.mktemp("shift")
+    assert main(["shift", *words(out)]) == 0
     return out
 
 
@@ -97,16 +98,15 @@ def test_a_common_recipe_has_the_steps_of_the_uci_study() -> None:
 
 def test_pages_come_from_the_json_alone(folder: Path) -> None:
     before = (folder / "tables.md").read_text(encoding="utf-8")
-    assert main(["shift", *words(folder.parent / "mine.csv", folder, "--figures")]) == 0
+    assert main(["shift", *words(folder, "--figures")]) == 0
     assert (folder / "tables.md").read_text(encoding="utf-8") == before
     assert "- mine, input 2 above: " in before
     assert "decide nothing" in (folder / "claims.md").read_text(encoding="utf-8")
     if find_spec("matplotlib") is not None:
-        assert {f"{name}.png" for name in captions("shift")} <= {path.name for path in folder.iterdir()}
+        assert (folder / "coverage.png").exists()
 
 
-def test_a_table_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
-    flat = tmp_path / "flat.csv"
-    flat.write_text("a,y\n" + "".join(f"{i % 2},{i}\n" for i in range(150)), encoding="utf-8")
-    with pytest.raises(DataError, match="expected an input of flat with at least 15 % of the rows beyond"):
-        run(STUDY, parsed(STUDY, words(flat, tmp_path / "out")))
+def test_a_table_that_cannot_be_cut_is_refused() -> None:
+    flat = np.array([[i % 2, i] for i in range(150)], dtype=np.float64)
+    with pytest.raises(DataError, match="expected an input of mine with at least 15 % of the rows beyond"):
+        shift.measure(SETS["mine"], flat, Settings(), torch.device("cpu"))
