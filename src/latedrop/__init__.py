@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
-    from latedrop.calibration.transforms import Log, Standardized
+    from latedrop.calibration.targets import Log, Standardized
     from latedrop.data.batches import Batches
     from latedrop.dropout.first_order import Linearization, linearize
     from latedrop.dropout.inject import inject
@@ -116,7 +116,7 @@ _HOMES = {
     "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
-    "calibration.transforms": ("Log", "Standardized"),
+    "calibration.targets": ("Log", "Standardized"),
     "weights": ("fingerprint",),
     "errors": ("LatedropError", "LatedropWarning"),
     "dropout.first_order": ("Linearization", "linearize"),

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
-from latedrop.calibration.logistic import logistic
+from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.record import Columns
 from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.data.batches import Batches

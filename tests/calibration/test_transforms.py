@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop import Log, Standardized
-from latedrop.calibration.transforms import Transform
+from latedrop.calibration.targets import Transform
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.evaluation import compare, likelihood, verdict
 from networks import mlp

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.class_sets import ClassSets, Score, at_most, rejection, scores_of
+from latedrop.calibration.class_record import ClassSets, Score, at_most, rejection, scores_of
 from latedrop.errors import ArgumentError, DataError
 from rounding import rounding
 

@@ -29,7 +29,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from latedrop.boxes.detections import BoxOptions, Detector, Readout, matched
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
-from latedrop.calibration.logistic import logistic
+from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.data.batches import row_total
 from latedrop.data.datasets import is_dataset

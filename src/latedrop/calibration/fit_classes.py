@@ -19,6 +19,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
 from latedrop.calibration.guard import Guard
@@ -29,7 +30,7 @@ from latedrop.terms.features import Features
 
 __all__ = [
     *("ALONE", "Chosen", "ClassFit", "Measured", "chosen", "entropy", "fitted", "information", "log_temperatures"),
-    *("losses", "minimised", "prior", "starts"),
+    *("logistic", "losses", "minimised", "prior", "starts"),
 ]
 
 ALONE = "temperature alone"
@@ -38,6 +39,7 @@ _FOLDS = 5
 _FARTHEST = 60.0  # bound on |log T|: if all labels are right the best T is 0, and a search step may go anywhere
 _LARGEST = 30.0  # upper bound on the log of the slope, for the same reason
 _FAR = 3.0  # |log T| beyond which the penalty is constant, because cosine logits need an extreme T
+_NEWTON_STEPS, _HALVES = 50, 20
 _USUAL_SPREAD = 2.0  # typical standard deviation of the logits of a row
 
 
@@ -173,6 +175,42 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Sequence[float]) -> tuple
 
     optimiser.step(step)
     return float(step().detach()), parameters.detach()
+
+
+def logistic(inputs: Tensor, labels: Tensor, ridge: Tensor, start: Tensor | None = None) -> Tensor:
+    """Return the coefficients `(P,)` of inputs `(N, P)` for labels `(N,)` of 0 and 1, by Newton's steps.
+
+    Minimises `sum_i log(1 + exp(-s_i x_i' w)) + sum_j ridge_j (w_j - start_j)^2 / 2`, with `s = 1` for labels of 1 and
+    `-1` for labels of 0. Steps that do not lower the loss are halved.
+
+    >>> x = torch.tensor([[-1.0, 1.0], [1.0, 1.0]]).double()
+    >>> bool(logistic(x, torch.tensor([0.0, 1.0]), torch.tensor([0.1, 0.1]))[0] > 0)
+    True
+    """
+    ridge, labels = ridge.to(inputs), labels.to(inputs)
+    start = inputs.new_zeros(inputs.shape[1]) if start is None else start.to(inputs)
+
+    def cost(weights: Tensor) -> float:
+        fit = binary_cross_entropy_with_logits(inputs @ weights, labels, reduction="sum")
+        return float(fit + (ridge * (weights - start).square()).sum() / 2)
+
+    weights, now = start, cost(start)
+    for _ in range(_NEWTON_STEPS):
+        p = torch.sigmoid(inputs @ weights)
+        slope = inputs.T @ (p - labels) + ridge * (weights - start)
+        curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + ridge.diag()
+        step = torch.linalg.solve(curvature, slope)
+        for _ in range(_HALVES):
+            after = cost(weights - step)
+            if after <= now:
+                break
+            step = step / 2
+        if not after < now:
+            break
+        weights, last, now = weights - step, now, after
+        if last - now <= 1e-12 * abs(last):
+            break
+    return weights
 
 
 def _log_softmax(logits: Tensor, temperature: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -274,10 +274,14 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         columns = {f"{term.name}:{part}" if part else term.name: value for part, value in term.columns(rows).items()}
         columns = {name: _as_column(name, value, rows.mean) for name, value in columns.items()}
         values = torch.stack([*columns.values()])
-        if any_true(
-            ~(torch.isfinite(values) & (values >= 0))
-        ):  # one test for all columns, because each waits for the GPU
-            _refuse_unsound(columns)
+        # One test for all columns, because each waits for the GPU.
+        if any_true(~(torch.isfinite(values) & (values >= 0))):
+            name, value = next((n, v) for n, v in columns.items() if bool((~(v.isfinite() & (v >= 0))).any()))
+            infinite = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+            raise DataError(
+                f"expected term {name!r} to be finite and not below 0; found other values.",
+                rows=None if any_true(value < 0) else infinite,
+            )
         rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that read other terms
         measured |= columns
     return measured
@@ -298,23 +302,8 @@ def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
     return column.expand(mean.shape)
 
 
-def _refuse_unsound(columns: Mapping[str, Tensor]) -> NoReturn:
-    """Raise `DataError` that names the first negative or infinite column, and its rows if none is negative."""
-    name, value = next((n, v) for n, v in columns.items() if bool((~(torch.isfinite(v) & (v >= 0))).any()))
-    infinite = value.isfinite().logical_not().reshape(len(value), -1).any(1)
-    raise DataError(
-        f"expected term {name!r} to be finite and not below 0; found other values.",
-        rows=None if any_true(value < 0) else infinite,
-    )
-
-
 def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
-    """Return each term's share of the variance of every row, `(N,)`, averaged over outputs.
-
-    Args:
-        names: names of the parts.
-        values: parts of the variance, `(parts, N, ...)`.
-    """
+    """Return each term's share of the variance, `(N,)`, averaged over outputs, from its parts `(parts, N, ...)`."""
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
     return by_term(dict(zip(names, each.unbind(), strict=True)))
 
@@ -362,28 +351,21 @@ _LEAST_FLOOR = 1e-4  # of the mean squared error
 
 
 class Block(NamedTuple):
-    """Hold the positions of columns that share one coefficient, and their typical share of the variance."""
+    """Columns that share one coefficient."""
 
-    places: Sequence[int]
-    share: float
+    places: Sequence[int]  # of the columns
+    share: float  # typical, of the variance
     of_forest: bool = False
 
 
 @dataclass(frozen=True)
 class TermFit:
-    """Hold coefficients and floors of K outputs: `variance = floors + columns @ coefficients`.
+    """Hold coefficients and floors of K outputs: `variance = floors + columns @ coefficients`."""
 
-    Attributes:
-        coefficients: `(K, J)`, for J columns.
-        floors: `(K,)`.
-        constants: mean squared errors, `(K,)`.
-        without: a second fit without the forest; None if there is no forest.
-    """
-
-    coefficients: Tensor
-    floors: Tensor
-    constants: Tensor
-    without: TermFit | None = None
+    coefficients: Tensor  # (K, J), for J columns
+    floors: Tensor  # (K,)
+    constants: Tensor  # mean squared errors, (K,)
+    without: TermFit | None = None  # a second fit without the forest, if there is one
 
     def variance(self, columns: Tensor) -> Tensor:
         """Return the fitted variance `(n, K, ...)` of columns `(n, K, ..., J)`."""

@@ -72,7 +72,7 @@ def validation_batches(
     The sites are found on the first inputs. Rows of weight 0 are skipped, as if they were not in the data.
     """
     sites, count = plan.sites if isinstance(plan.sites, Sites) else None, 0
-    weights = None if plan.weighs_later else plan.counted
+    weights = plan.counted
     with progress("calibrating", row_total(data), show=plan.progress) as done:
         for x, y in plan.batches.read(data, model):
             rows, count = len(y), count + len(y)
@@ -204,8 +204,7 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
     """Run the network on the validation rows, and measure all terms there."""
     method = plan.method
     assert isinstance(method, Terms)
-    weighted = plan.weighs_later or plan.counted is not None
-    choice = _RowChoice(None if weighted else row_total(data), MOST_ROWS)
+    choice = _RowChoice(row_total(data) if plan.counted is None else None, MOST_ROWS)
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     positions: Tensor | None = None

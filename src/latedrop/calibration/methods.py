@@ -12,12 +12,11 @@ from functools import cached_property
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
 from torch import Tensor
 
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.record import Choice, checked_choice
-from latedrop.calibration.transforms import Transform, checked_transform
+from latedrop.calibration.targets import Transform, checked_transform
 from latedrop.data.batches import Batches
 from latedrop.data.names import Names
 from latedrop.dropout.moments import Engine, checked_draws
@@ -270,25 +269,19 @@ class Plan:
 
     @property
     def has_floor(self) -> bool:
-        """Whether a constant is fitted beside a scaled variance."""
+        """Return True if a constant is fitted beside a scaled variance."""
         return not isinstance(self.method, Terms) and self.method.floor
-
-    @property
-    def weighs_later(self) -> bool:
-        """Whether weights are only known once the rows were read, without those of weight 0."""
-        return self.row_weights is not None and not hasattr(self.row_weights, "__len__")
 
     @cached_property
     def counted(self) -> Tensor | None:
-        """The weight of every row, those of weight 0 among them; None where all count the same."""
+        """Return the weight of every row, those of weight 0 among them; None where all count the same."""
         if self.row_weights is None:
             return None
-        weights = np.asarray(self.row_weights) if self.weighs_later else self.row_weights
-        weights_of_rows = checked_weights(weights, len(weights))
-        return None if bool((weights_of_rows == weights_of_rows[0]).all()) else weights_of_rows
+        weights = checked_weights(self.row_weights, len(self.row_weights))
+        return None if bool((weights == weights[0]).all()) else weights
 
     def check_weights(self, rows: int) -> None:
-        """`DataError` unless there is a weight for each of the rows that were read, and two of them count."""
+        """Raise `DataError` unless there is a weight for each of the rows that were read, and two of them count."""
         if self.row_weights is not None:
             weights = checked_weights(self.row_weights, rows)
             if int((weights > 0).sum()) < 2:
@@ -296,14 +289,14 @@ class Plan:
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """The weights of rows whose weight is above 0, with mean 1; None where all count the same."""
+        """Return the weights of rows whose weight is above 0, with mean 1; None where all count the same."""
         if self.counted is None:
             return None
         counting = self.counted[self.counted > 0]
         return None if bool((counting == counting[0]).all()) else counting / counting.mean()
 
     def has_outputs(self, shape: Sequence[int]) -> bool:
-        """Whether each index of axis 1 of outputs `(N, ...)` of this shape has its own scale."""
+        """Return True if each index of axis 1 of outputs `(N, ...)` of this shape has its own scale."""
         wanted = len(shape) != 3 if self.per_output is None else self.per_output
         return wanted and len(shape) > 1 and shape[1] > 1
 

@@ -34,8 +34,7 @@ from latedrop.calibration.scale import (
     residuals,
     tradeoff,
 )
-from latedrop.calibration.targets import as_output, check_rows, check_shapes, warn_of_poor_fit
-from latedrop.calibration.transforms import Transform
+from latedrop.calibration.targets import Transform, as_output, check_rows, check_shapes, warn_of_poor_fit
 from latedrop.dropout.first_order import linearize
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -55,29 +54,18 @@ _LEVEL = 4  # of warnings, up to the caller of `calibrate`
 
 @dataclass(frozen=True)
 class ScaleFit:
-    """Scale, floor and relaxed scale of one variance of the validation rows, and what they give.
+    """Scale, floor and relaxed scale of one variance of the validation rows, and what they give."""
 
-    Attributes:
-        mean, variance, target: `(N, ...)`; the variance is raw, with `least` in the place of zeros.
-        per_output: whether each index of axis 1 has its own scale and floor.
-        zeros: how many raw variances were 0.
-        least: the smallest positive raw variance, one value or one for each output.
-        optimal: scales and floors of least NLL.
-        relaxed: those that balance the calibration curve.
-        unit: how the targets were transformed for training; all of the above is in the model's unit.
-        weights: `(N,)`, what each row counts, with mean 1; None where all count the same.
-    """
-
-    mean: Tensor
-    variance: Tensor
+    mean: Tensor  # (N, ...), as variance and target, in the model's unit
+    variance: Tensor  # raw, with `least` in the place of zeros
     target: Tensor
-    per_output: bool
-    zeros: int
-    least: Tensor
-    optimal: tuple[Tensor, Tensor]
-    relaxed: tuple[Tensor, Tensor]
-    unit: Transform | None = None
-    weights: Tensor | None = None
+    per_output: bool  # whether each index of axis 1 has its own scale and floor
+    zeros: int  # how many raw variances were 0
+    least: Tensor  # the smallest positive raw variance, one value or one for each output
+    optimal: tuple[Tensor, Tensor]  # scales and floors of least NLL
+    relaxed: tuple[Tensor, Tensor]  # those that balance the calibration curve
+    unit: Transform | None = None  # how the targets were transformed for training
+    weights: Tensor | None = None  # (N,), with mean 1; None where all count the same
 
     def row(self, rate: Rate) -> RateRow:
         """Return the metrics of the raw, the scaled and the relaxed variance at a rate, in the original unit."""
@@ -206,21 +194,13 @@ def _likeliest(
 
 @dataclass(frozen=True)
 class FittedRates:
-    """The best rate, and all that were tried.
-
-    Attributes:
-        sites: where dropout goes.
-        rate: the best one.
-        fit: its scale.
-        table: a row for each rate.
-        shares: each site's share of the raw variance to first order; None where the sites are not told apart.
-    """
+    """The best rate, and all that were tried."""
 
     sites: Sites
-    rate: Rate
-    fit: ScaleFit
-    table: tuple[RateRow, ...]
-    shares: dict[str, float] | None
+    rate: Rate  # the best one
+    fit: ScaleFit  # of the best one
+    table: tuple[RateRow, ...]  # a row for each rate
+    shares: dict[str, float] | None  # each site's share of the raw variance to first order
 
 
 def fit_rates(network: Network, data: Any, plan: Plan) -> FittedRates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
@@ -15,7 +15,7 @@ from torch import Tensor
 from latedrop.calibration.fitted_terms import FittedTerms, aligned
 from latedrop.calibration.scale import Floors, Intervals, Scales, TradeoffPoint, apply_scale, lifted
 from latedrop.calibration.seen import Sketch
-from latedrop.calibration.transforms import StoredTransform
+from latedrop.calibration.targets import StoredTransform
 from latedrop.calibration.verdict import Verdict
 from latedrop.dropout.moments import MOST_DRAWS
 from latedrop.errors import ArgumentError, LatedropWarning
@@ -68,7 +68,7 @@ class RateRow:
 
     @property
     def rmses(self) -> tuple[float, ...]:
-        """The RMSE of each output, or one for all."""
+        """Return the RMSE of each output, or one for all."""
         return self.rmse if isinstance(self.rmse, tuple) else (self.rmse,)
 
 
@@ -183,54 +183,54 @@ class Calibration:
 
     @property
     def row(self) -> RateRow:
-        """The row of the table at the chosen rate."""
+        """Return the row of the table at the chosen rate."""
         return next(row for row in self.table if row.rate == self.rate)
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The NLL-optimal scales, one per output or one for all."""
+        """Return the NLL-optimal scales, one per output or one for all."""
         return self.row.scale
 
     @property
     def floors(self) -> tuple[float, ...]:
-        """The floors that are added to the scaled variance, likewise."""
+        """Return the floors that are added to the scaled variance, likewise."""
         return self.row.floor
 
     @property
     def scale(self) -> float | tuple[float, ...]:
-        """`scales`, as a number where there is one."""
+        """Return `scales`, as a number where there is one."""
         return _single(self.scales)
 
     @property
     def relaxed_scale(self) -> float | tuple[float, ...]:
-        """The scales that balance the calibration curve, as a number where there is one."""
+        """Return the scales that balance the calibration curve, as a number where there is one."""
         return _single(self.row.relaxed_scale)
 
     @property
     def floor(self) -> float | tuple[float, ...]:
-        """`floors`, as a number where there is one."""
+        """Return `floors`, as a number where there is one."""
         return _single(self.floors)
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """The names of the outputs, one for each entry along axis 1: as the target columns. None where not known."""
+        """Return the names of the outputs, one for each entry along axis 1, as the target columns; None if unknown."""
         columns = self.columns or {}
         names = columns.get("targets") or columns.get("target_arrays") or ()
         return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
 
     @property
     def kind(self) -> str:
-        """Which intervals predictions have: `"student"`, `"gaussian"`, `"isotonic"` or `"conformal"`."""
+        """Return the kind of intervals: `"student"`, `"gaussian"`, `"isotonic"` or `"conformal"`."""
         if self.intervals is not None:
             return self.intervals.kind
         return "gaussian" if self.degrees is None else "student"
 
     def tradeoff(self) -> tuple[TradeoffPoint, ...]:
-        """The path from the optimal to the relaxed scale, with NLL and miscalibration area at each step."""
+        """Return the path from the optimal to the relaxed scale, with NLL and miscalibration area at each step."""
         return self.path
 
     def chosen(self, choice: Choice | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The (scales, floors) of a choice; the calibration's own where None."""
+        """Return the (scales, floors) of a choice; the calibration's own where None."""
         choice = checked_choice(self.choice if choice is None else choice)
         if choice == "optimal":
             return self.scales, self.floors
@@ -241,12 +241,11 @@ class Calibration:
         return (float(choice),) * len(self.scales), self.floors
 
     def variance(self, raw: Tensor, choice: Choice | None = None) -> Tensor:
-        """The predicted variance from the variance over draws, both `(N, ...)`."""
-        scales, floors = self.chosen(choice)
-        return self.scaled(raw, scales, floors)
+        """Return the predicted variance from the variance over draws, both `(N, ...)`."""
+        return self.scaled(raw, *self.chosen(choice))
 
-    def scaled(self, raw: Tensor, scales: Sequence[float], floors: Sequence[float]) -> Tensor:
-        """`scale · variance + floor` with given scales and floors."""
+    def scaled(self, raw: Tensor, scales: tuple[float, ...], floors: tuple[float, ...]) -> Tensor:
+        """Return `scale · variance + floor` with given scales and floors."""
         least, scale, floor = (torch.tensor(v, dtype=torch.float64) for v in (self.least_variance, scales, floors))
         return apply_scale(lifted(raw, least), scale, floor)
 
@@ -276,7 +275,7 @@ class Calibration:
         return replace(usual, errors=from_curve(self.curves["levels"], self.curves[curve], self.rows))
 
     def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
-        """Readable JSON, with a checksum over its content; `tensor` makes plain data of tensors."""
+        """Return readable JSON, with a checksum over its content; `tensor` makes plain data of tensors."""
         return CALIBRATION.to_json(self, tensor)
 
     @classmethod
@@ -286,7 +285,7 @@ class Calibration:
 
     @property
     def verdict_of_other(self) -> str:
-        """A sentence about the verdict where that is not what predictions use; empty where it is."""
+        """Return a sentence about the verdict where that is not what predictions use; empty where it is."""
         if self.verdict is None or (self.choice == "optimal" and self.intervals is None):
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
@@ -294,7 +293,7 @@ class Calibration:
 
     @property
     def next_step(self) -> str:
-        """Advice on what to try next, in one line; empty where there is nothing to say."""
+        """Return advice on what to try next, in one line; empty where there is nothing to say."""
         verdict, fitted = self.verdict, self.terms
         if verdict is None:
             return ""
@@ -344,11 +343,8 @@ class Calibration:
         lines += aligned(cells)
         if isinstance(self.rate, Mapping) or self.shares is not None:
             rates, shares = rates_by_site(self.sites, self.rate), self.shares or {}
-            rows = [
-                [site.name, _short(rates[site.name]), f"{shares[site.name]:.1%}" if shares else ""]
-                for site in self.sites
-            ]
-            lines += aligned([["site", "rate", "share of variance"], *rows])
+            by_site = [[name, _short(rate), f"{shares[name]:.1%}" if shares else ""] for name, rate in rates.items()]
+            lines += aligned([["site", "rate", "share of variance"], *by_site])
         return lines
 
 
@@ -362,7 +358,7 @@ CALIBRATION = Format(
 
 
 def checked_choice(choice: Any) -> Choice:
-    """The choice of scale, or `ArgumentError`."""
+    """Return the choice of scale, or raise `ArgumentError`."""
     if isinstance(choice, TradeoffPoint):
         return choice
     if isinstance(choice, str) and choice in ("optimal", "relaxed"):
@@ -375,7 +371,7 @@ def checked_choice(choice: Any) -> Choice:
 
 
 def rate_text(rate: Rate | None) -> str:
-    """A rate for tables: a number, `per site` where they differ, a dash where there is no dropout."""
+    """Format a rate for tables: a number, `per site` where they differ, a dash where there is no dropout."""
     if rate is None or rate == {}:
         return "-"
     return "per site" if isinstance(rate, Mapping) else _short(rate)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from latedrop.calibration.methods import Method as FittingMethod
-    from latedrop.calibration.transforms import Transform
+    from latedrop.calibration.targets import Transform
     from latedrop.prediction.predictor import ClassPredictor, Predictor
 
 __all__ = ["FILES", "LEVEL", "Classes", "Fitting", "Loading", "Tabled", "TargetUnit", "split"]
@@ -105,7 +105,7 @@ class TargetUnit(NamedTuple):
 
     def transform(self) -> "Transform | None":
         """Return what they mean; `ArgumentError` where they contradict each other."""
-        from latedrop.calibration.transforms import Log, Standardized
+        from latedrop.calibration.targets import Log, Standardized
 
         mean, std, log = self
         if (mean is None) != (std is None) or (log and mean is not None):

@@ -18,8 +18,7 @@ from latedrop.calibration.cross_validation import CrossValidation, share_error, 
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
-from latedrop.calibration.targets import as_output, warn_of_poor_fit
-from latedrop.calibration.transforms import Transform
+from latedrop.calibration.targets import Transform, as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged, losses
 from latedrop.data.names import in_order
 from latedrop.errors import ArgumentError

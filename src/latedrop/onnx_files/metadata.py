@@ -33,7 +33,7 @@ _Scores: TypeAlias = tuple[Annotated[float, Limits(-10, 1e6)], ...]
 @record
 @dataclass(frozen=True)
 class TargetUnit:
-    """How the targets were transformed for training; see `calibration.transforms`.
+    """How the targets were transformed for training; see `calibration.targets`.
 
     Attributes:
         kind: by a mean and a std, or by a logarithm.

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, effective_rows
-from latedrop.calibration.logistic import logistic
+from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import TradeoffPoint, residuals
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows

@@ -33,8 +33,7 @@ from latedrop.calibration.methods import Classification, Method, Plan, Sampling,
 from latedrop.calibration.rates import FittedRates, ScaleFit, fit_rates, fit_scale
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import marks_of, sketch
-from latedrop.calibration.targets import is_classification
-from latedrop.calibration.transforms import Transform
+from latedrop.calibration.targets import Transform, is_classification
 from latedrop.calibration.verdict import judged
 from latedrop.data.arrays import place
 from latedrop.data.batches import Batches, Peeked, as_target, first_rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.transforms import Standardized
+from latedrop.calibration.targets import Standardized
 from latedrop.data.rows import Items, map_rows, row_count, tensors
 from latedrop.dropout.compiled import batch_function
 from latedrop.errors import ArgumentError

@@ -16,7 +16,7 @@ from latedrop.calibration.fit_classes import entropy
 from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
-from latedrop.calibration.transforms import capped
+from latedrop.calibration.targets import capped
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.levels import checked_level
 from latedrop.quantiles import student_quantile

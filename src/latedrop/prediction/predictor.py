@@ -23,8 +23,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.class_record import CLASSES, ClassCalibration
-from latedrop.calibration.class_sets import ClassSets, Score, checked_score, rejection
+from latedrop.calibration.class_record import CLASSES, ClassCalibration, ClassSets, Score, checked_score, rejection
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
