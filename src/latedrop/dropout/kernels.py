@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import triton
@@ -16,11 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 __all__ = ["product"]
-
-_Axis: TypeAlias = "tuple[int, int, int, int]"
-"""Its size, and how far one step along it goes in the value, in the output and in the units of a mask."""
-_Plan: TypeAlias = "tuple[tuple[int, ...], int, int, tuple[int, ...], tuple[int, ...]]"
-"""Strides of the output, programs, blocks of one row, and what the kernel wants to know of axes and sizes."""
 
 _BLOCK = 1024
 _REPEATS = 4  # row blocks of one program: they share the hash
@@ -102,8 +97,10 @@ def product(
 
 
 @lru_cache(maxsize=1024)
-def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> _Plan | None:
+def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> Any:
     """Plan how the kernel goes over values of these sizes and strides, draws first.
+
+    Returns strides of the output, programs, blocks of one row, and what the kernel wants to know of axes and sizes.
 
     It takes an axis along which a mask does not change, and two others; None where there are more.
     """
@@ -120,7 +117,7 @@ def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -
     outs, total = [0] * len(sizes), 1
     for i in reversed(order):
         outs[i], total = total, total * sizes[i]
-    axes: list[_Axis] = []
+    axes: list[tuple[int, ...]] = []  # size, and steps in the value, in the output and in the units of a mask
     for i in order:
         inner = sizes[i], steps[i], outs[i], units[i]
         if sizes[i] == 1:

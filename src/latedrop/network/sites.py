@@ -9,6 +9,7 @@ from math import prod
 from numbers import Real
 from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -80,11 +81,8 @@ class Site:
     def place(self, unit: int) -> tuple[int, ...]:
         """Return the position of a unit, counted flat, in the mask; led by the call where the layer has several."""
         call, unit = divmod(unit, self.count)
-        places: list[int] = []
-        for size in reversed(self.units):
-            unit, index = divmod(unit, size)
-            places.insert(0, index)
-        return (call, *places) if self.calls > 1 and self.kind == "element" else tuple(places)
+        places = tuple(map(int, np.unravel_index(unit, self.units)))
+        return (call, *places) if self.calls > 1 and self.kind == "element" else places
 
 
 class Sites(tuple[Site, ...]):
