@@ -14,6 +14,7 @@ and the logits of a row have the covariance `(I ⊗ h)' P^-1 (I ⊗ h)`. One eig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.calibration.fit_classes import ClassFit, Measured, entropy, fitted, information, losses
 from latedrop.metrics import auroc
-from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, fpr_at, selective_risk
+from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, selective_risk
 from latedrop.prediction.predictor import ClassPredictor
 from studies.classification.data import ImageSet
 from studies.classification.doubt import DoubtFit, differences, fitted_with_doubt, mutual_information
@@ -167,7 +168,8 @@ def told_apart(strange: Tensor, usual: Tensor) -> tuple[float, float]:
     (1.0, 0.0)
     """
     positive = torch.arange(len(strange) + len(usual)) < len(strange)
-    return float(auroc(torch.cat([strange, usual]), positive)), float(fpr_at(strange, usual))
+    threshold = strange.sort(descending=True).values[math.ceil(0.95 * len(strange) - 1e-9) - 1]
+    return float(auroc(torch.cat([strange, usual]), positive)), float((usual >= threshold).double().mean())
 
 
 RATES = (0.02, 0.05, 0.1, 0.2)

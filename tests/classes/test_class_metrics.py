@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from latedrop.errors import DataError
-from latedrop.metrics import auroc
 from latedrop.metrics import classes as metrics
 from rounding import rounding
 
@@ -57,17 +56,6 @@ def test_area_under_risk_coverage_is_the_mean_risk() -> None:
     order = np.argsort(doubt.numpy())
     expected = np.mean(np.cumsum(wrong.numpy()[order]) / np.arange(1, len(order) + 1))
     assert float(metrics.selective_risk(doubt, wrong)) == pytest.approx(expected)
-
-
-def test_detection_scores() -> None:
-    rng = np.random.default_rng(0)
-    up, down = np.round(rng.normal(1, 1, 300), 1), np.round(rng.normal(0, 1, 500), 1)  # with ties
-    truth, score = np.r_[np.ones(300), np.zeros(500)], np.r_[up, down]
-    assert float(metrics.aupr(up, down)) == pytest.approx(sklearn_metrics.average_precision_score(truth, score))
-    area = auroc(score, truth.astype(bool))
-    assert float(area) == pytest.approx(sklearn_metrics.roc_auc_score(truth, score))
-    fpr, tpr, _ = sklearn_metrics.roc_curve(truth, score, drop_intermediate=False)
-    assert float(metrics.fpr_at(up, down)) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,6 @@ def test_a_vector_of_outputs_is_as_many_streams() -> None:
             stream.update(row[k])
     assert both.coverage == tuple(stream.coverage[0] for stream in alone)
     assert both.bias[1] == pytest.approx(5, abs=1)
-    assert both.widening == tuple(stream.widening[0] for stream in alone)
 
 
 def test_labels_come_late_out_of_order_and_for_some_rows_alone() -> None:

@@ -11,8 +11,7 @@ $$
 the last over bins `b` of the confidence `c`, with `n_b` rows each.
 
 References: Guo et al., "On Calibration of Modern Neural Networks" (2017). Nixon et al., "Measuring Calibration in Deep
-Learning" (2019). Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017). Hendrycks, Gimpel, "A
-Baseline for Detecting Misclassified and Out-of-Distribution Examples" (2017).
+Learning" (2019). Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017).
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import Array
 
 __all__ = [
-    *("accuracy", "aupr", "brier", "cross_entropy", "ece", "fpr_at", "reliability", "risk_coverage"),
-    *("selective_risk", "set_coverage"),
+    *("accuracy", "brier", "cross_entropy", "ece", "reliability", "risk_coverage", "selective_risk", "set_coverage"),
 ]
 
 _BINS = 15
@@ -121,31 +119,6 @@ def selective_risk(score: Array, wrong: Array) -> Tensor:
     return risk_coverage(score, wrong)[1].mean()
 
 
-def aupr(positive: Array, negative: Array) -> Tensor:
-    """Return the average precision of telling positives from negatives by a score that is larger for positives.
-
-    >>> aupr([2.0, 3.0], [0.0, 1.0])
-    tensor(1., dtype=torch.float64)
-    """
-    true, false = _thresholds(positive, negative)
-    precision, recall = true / (true + false), true / true[-1]
-    steps = torch.diff(recall, prepend=recall.new_zeros(1))
-    return (precision * steps).sum()
-
-
-def fpr_at(positive: Array, negative: Array, recall: float = 0.95) -> Tensor:
-    """Return the share of negatives that score at least as high as the threshold that finds `recall` of the positives.
-
-    >>> fpr_at([2.0, 3.0], [0.0, 2.5])
-    tensor(0.5000, dtype=torch.float64)
-    """
-    if not 0 < recall <= 1:
-        raise ArgumentError(f"expected a recall inside (0, 1]; found {recall!r}.")
-    true, false = _thresholds(positive, negative)
-    first = int((true / true[-1] >= recall - 1e-12).nonzero()[0])
-    return false[first] / false[-1]
-
-
 def set_coverage(members: Array, labels: Array) -> Tensor:
     """Return the share of rows whose set `(N, K)` of bools holds the label.
 
@@ -170,16 +143,3 @@ def _checked(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     if not bool(((p >= 0) & (p <= 1 + 1e-4)).all()) or not bool(((p.sum(1) - 1).abs() < 1e-2).all()):
         raise DataError("expected rows of probabilities that sum to 1; found others. Pass a softmax of logits.")
     return p, y.long().to(p.device)
-
-
-def _thresholds(positive: Array, negative: Array) -> tuple[Tensor, Tensor]:
-    """Return how many positives and negatives are at or above each distinct score, from the largest on."""
-    ups, downs = (torch.as_tensor(part).detach().double().flatten().cpu() for part in (positive, negative))
-    if not len(ups) or not len(downs) or bool(torch.cat([ups, downs]).isnan().any()):
-        raise DataError("expected scores of at least one positive and one negative row, none of them NaN.")
-    both = torch.cat([ups, downs])
-    isup = torch.cat([torch.ones_like(ups), torch.zeros_like(downs)])
-    values, group = torch.unique(both, return_inverse=True)
-    true = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, isup).flip(0).cumsum(0)
-    false = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, 1 - isup).flip(0).cumsum(0)
-    return true, false

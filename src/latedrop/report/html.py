@@ -8,7 +8,7 @@ from html import escape
 
 from latedrop.calibration.verdict import Finding
 
-__all__ = ["Figure", "figures", "heading", "light", "lights", "paragraph", "table"]
+__all__ = ["Figure", "figures", "heading", "light", "lights", "opening", "paragraph", "table"]
 
 _ABOUT = {
     "coverage": "Do the intervals hold?",
@@ -29,12 +29,19 @@ class Figure:
 
 
 def light(grade: str, word: str = "") -> str:
-    """A coloured dot, with its word beside it."""
+    """Write a coloured dot, with its word beside it."""
     return f'<span class="light {grade}">{escape(word or grade)}</span>'
 
 
+def opening(grade: str, findings: Sequence[Finding], *soft: str) -> str:
+    """Write a verdict as a sentence, and a card for each of its findings; then paragraphs."""
+    sentence = "; ".join(finding.text for finding in findings)
+    top = f'<p class="verdict">{light(grade)} · {escape(sentence[0].upper() + sentence[1:])}.</p>'
+    return "".join([top, lights(findings), *(paragraph(text, "soft") for text in soft)])
+
+
 def lights(findings: Sequence[Finding]) -> str:
-    """A card for each finding."""
+    """Write a card for each finding."""
     cards = [
         f'<li class="card {part.grade}"><h3>{escape(_ABOUT.get(part.about, part.about))}</h3>'
         f'<p>{light(part.grade)} <span class="value">{escape(part.value)}</span></p>'
@@ -45,20 +52,20 @@ def lights(findings: Sequence[Finding]) -> str:
 
 
 def heading(text: str, level: int = 2, name: str = "") -> str:
-    """A heading, with a name to lead to where there is one."""
+    """Write a heading, with a name to lead to where there is one."""
     mark = f' id="{escape(name)}"' if name else ""
     return f"<h{level}{mark}>{escape(text)}</h{level}>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Text of one's own; nothing where it is empty."""
+    """Write text of one's own; nothing where it is empty."""
     return f"<p{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{escape(text)}</p>" if text else ""
 
 
 def table(
     lines: Sequence[Sequence[str]], caption: str = "", *, head: bool = True, marked: str = "", texts: bool = False
 ) -> str:
-    """A table in a box of its own that scrolls sideways on narrow screens.
+    """Write a table in a box of its own that scrolls sideways on narrow screens.
 
     The row of the name `marked` stands out; with `texts` all cells are text.
     """
@@ -81,7 +88,7 @@ def _cell(text: str) -> str:
 
 
 def figures(shown: Sequence[Figure], *, small: bool = False) -> str:
-    """Figures side by side where there is room."""
+    """Write figures side by side where there is room."""
     html = []
     for figure in shown:
         keys = "".join(f"<li>{_key(series)}{escape(name)}</li>" for series, name in figure.legend.items())

@@ -16,7 +16,7 @@ from latedrop.evaluation.judgement import JudgedOutput, Judgement
 from latedrop.metrics.groups import Floats, Group
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
-from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
+from latedrop.report.html import Figure, figures, heading, lights, paragraph, table
 from latedrop.report.svg import SHARES, SMALL, Axis, Plot, robust_limit, spread
 from latedrop.report.tables import (
     candidate_table,
@@ -30,7 +30,7 @@ from latedrop.report.tables import (
 )
 from latedrop.report.tables import table as evaluation_table
 
-__all__ = ["fitting", "made_of", "on_test_rows", "opening", "test_rows"]
+__all__ = ["fitting", "made_of", "on_test_rows", "test_rows"]
 
 _SHOWN = 6  # outputs that have sections
 _FEW = 4  # curves that can be told apart
@@ -56,24 +56,12 @@ _WORDS = (
 )
 _FLOOR = "Floor: the part of the variance that is the same for all rows."
 _RELAXED = "Relaxed: the scale balances the calibration curve."
-_NATS = (
-    "Nats measure how likely the true values were: a gain of 0.1 nats means 10 % more likely per row than under one "
-    "constant variance."
-)
 
 
 def test_rows(rows: int, verdict: Verdict | ClassVerdict | None) -> str:
     """Say how many test rows there are, and whether the calibration was fitted to them."""
     used = "that the calibration was fitted to" if verdict and verdict.fitted == "own rows" else "used for nothing else"
     return f"{rows:,} test rows, {used}"
-
-
-def opening(verdict: Verdict | None, about: str = "") -> str:
-    """Write the verdict in words, and a light for each of its parts."""
-    if verdict is None:
-        return paragraph("The calibration does not know its constant variance: calibrate again for a verdict.")
-    top = f'<p class="verdict">{light(verdict.grade)} · {escape(verdict.sentence)}</p>'
-    return f"{top}{lights(verdict.findings)}{paragraph(_NATS, 'soft')}{paragraph(about, 'soft')}"
 
 
 def on_test_rows(judgement: Judgement, c: Calibration, place: str) -> str:

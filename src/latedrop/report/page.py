@@ -21,21 +21,25 @@ from torch import Tensor
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.fit_classes import ALONE
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.verdict import Finding, Grade
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.judgement import ClassJudgement, Judgement, findings_of, judge, judge_classes
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
 from latedrop.numerals import percent
 from latedrop.prediction.prediction import ClassPrediction, Prediction
-from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
-from latedrop.report.numbers import fitting, made_of, on_test_rows, opening, test_rows
+from latedrop.report.html import Figure, figures, heading, opening, paragraph, table
+from latedrop.report.numbers import fitting, made_of, on_test_rows, test_rows
 from latedrop.report.svg import SHARES, Axis, Plot
 from latedrop.report.tables import class_candidates, class_table
 
 __all__ = ["page_of", "write_class_report", "write_report"]
 
 _WORST, _GROUPS = 8, 5
+_NO_CONSTANT = "The calibration does not know its constant variance: calibrate again for a verdict."
+_NATS = (
+    "Nats measure how likely the true values were: a gain of 0.1 nats means 10 % more likely per row than under one "
+    "constant variance."
+)
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -99,7 +103,7 @@ def write_report(
     verdict = calibration.verdict if judgement is None else judgement.together.verdict
     body = [
         heading(title, 1),
-        opening(verdict, about),
+        paragraph(_NO_CONSTANT) if verdict is None else opening(verdict.grade, verdict.findings, _NATS, about),
         "" if judgement is None else on_test_rows(judgement, calibration, place),
         made_of(calibration),
         fitting(calibration),
@@ -109,7 +113,7 @@ def write_report(
 
 
 def page_of(title: str, body: Sequence[str]) -> str:
-    """A whole page from its parts, which are HTML already, with the style and the script of all pages."""
+    """Return a whole page from its parts, which are HTML already, with the style and the script of all pages."""
     here = Path(__file__)
     style, script = (here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -167,15 +171,16 @@ def write_class_report(
     """
     if prediction is not None:
         judgement, c = judgement or judge_classes(prediction, labels), prediction.calibration
-        top = _class_opening(title, about, judgement.grade, judgement.findings)
-        top += _tested(judgement, prediction, places, place)
+        grade, findings = judgement.grade, judgement.findings
     elif calibration is not None:
         c, findings = calibration, findings_of(calibration.verdict)
-        top = _class_opening(title, about, findings[0].grade, findings)
+        grade = findings[0].grade
     else:
         raise ArgumentError("expected a prediction with labels, or a calibration, to write about; found neither.")
     body = [
-        *top,
+        heading(title, 1),
+        opening(grade, findings, about),
+        *([] if prediction is None or judgement is None else _tested(judgement, prediction, places, place)),
         heading("What was compared on the validation rows"),
         table(class_candidates(c), marked=c.choice),
         _reproduction(c, reproduce or {}),
@@ -183,16 +188,15 @@ def write_class_report(
     write_aside(path, page_of(title, body).encode())
 
 
-def _class_opening(title: str, about: str, grade: Grade, findings: Sequence[Finding]) -> list[str]:
-    sentence = "; ".join(finding.text for finding in findings)
-    verdict = f'<p class="verdict">{light(grade)} · {escape(sentence[0].upper() + sentence[1:])}.</p>'
-    return [heading(title, 1), verdict, lights(findings), paragraph(about, "soft")]
-
-
 def _tested(judged: ClassJudgement, prediction: ClassPrediction, places: Sequence[int | str], place: str) -> list[str]:
+    """Write the sections about test rows."""
+    said = f"{test_rows(judged.verdict.rows, judged.verdict)}; the one in use is marked."
+    if judged.strange is not None:
+        said += f" {percent(judged.strange, 0)} of them lie beyond 95 % of the reference rows."
+    said += " ECE: the calibration error, by how much probabilities are off on average."
     return [
         heading("On test rows"),
-        _scores(judged),
+        table(class_table(judged.scores), said, marked=judged.scores[0].label),
         figures(list(_figures(judged))),
         *_strange(judged, prediction),
         heading("Every class"),
@@ -200,17 +204,6 @@ def _tested(judged: ClassJudgement, prediction: ClassPrediction, places: Sequenc
         heading("The surest mistakes"),
         table(_worst(judged, prediction, places, place)),
     ]
-
-
-def _scores(judged: ClassJudgement) -> str:
-    strange = (
-        ""
-        if judged.strange is None
-        else f" {percent(judged.strange, 0)} of them lie beyond 95 % of the reference rows."
-    )
-    said = f"{test_rows(judged.verdict.rows, judged.verdict)}; the one in use is marked.{strange}"
-    said += " ECE: the calibration error, by how much probabilities are off on average."
-    return table(class_table(judged.scores), said, marked=judged.scores[0].label)
 
 
 def _figures(judged: ClassJudgement) -> Iterator[Figure]:
@@ -255,17 +248,17 @@ def _strange(judged: ClassJudgement, prediction: ClassPrediction) -> list[str]:
 
 
 def _classes(judged: ClassJudgement, c: ClassCalibration) -> list[list[str]]:
+    """Return what becomes of the rows of each class, header first."""
     p = next(iter(judged.probabilities.values()))
     label = p.argmax(1)
+
+    def average(values: Tensor) -> str:
+        return percent(float(values.double().mean()), 0) if len(values) else "-"
+
     lines = [["class", "rows", "found", "right where predicted", "mean probability of its rows"]]
     for k, name in enumerate(c.known_names):
-        own, said = judged.labels == k, label == k
-        shares = [
-            percent(float((label[own] == k).double().mean()), 0) if bool(own.any()) else "-",
-            percent(float(own[said].double().mean()), 0) if bool(said.any()) else "-",
-            percent(float(p[own, k].mean()), 0) if bool(own.any()) else "-",
-        ]
-        lines.append([name, f"{int(own.sum()):,}", *shares])
+        true, said = judged.labels == k, label == k
+        lines.append([name, f"{int(true.sum()):,}", average(said[true]), average(true[said]), average(p[true, k])])
     return lines if len(lines) <= 41 else [*lines[:41], ["...", "", "", "", ""]]
 
 

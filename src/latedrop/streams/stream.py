@@ -214,13 +214,6 @@ class Stream:
         with self._lock:
             return tuple(self._state.tracker.bias.tolist())
 
-    @property
-    def widening(self) -> tuple[float, ...]:
-        """Return current width over the predictor's own width, for each output; empty before the first row."""
-        with self._lock:
-            factor = self._state.tracker.factor(self.level)
-        return tuple((factor / normal_quantile((1 + self.level) / 2)).tolist())
-
     def silence(self) -> None:
         """Switch alarms off and take the rows from now on as usual."""
         with self._lock:
