@@ -29,9 +29,7 @@ from latedrop.calibration.cross_validation import Candidate, CrossValidation, le
 from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.record import Columns
 from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
-from latedrop.data.batches import Batches
-from latedrop.data.datasets import Unpack
-from latedrop.data.names import names_of
+from latedrop.data.batches import Batches, Unpack, names_of
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.network import Network, Readout, check_module

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from latedrop.data.batches import Batches, row_batches, row_total
-from latedrop.data.datasets import inputs_of
+from latedrop.data.batches import Batches, inputs_of, row_batches, row_total
 from latedrop.errors import ArgumentError, DataError
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
@@ -165,9 +164,9 @@ def test_a_batch_has_at_least_one_row(size: Any) -> None:
 
 
 REFUSED = {
-    "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found NoneType"),
-    "inputs alone": (X, r"expected a pair \(x, y\) or an iterable of batches; found a Tensor alone"),
-    "dict": ({"x": X, "y": Y}, r"expected a pair \(x, y\) or an iterable of batches; found a dict"),
+    "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found a NoneType"),
+    "inputs alone": (X, r"expected a pair \(x, y\) or an iterable of batches.*found a Tensor"),
+    "dict": ({"x": X, "y": Y}, r"expected a pair \(x, y\) or an iterable of batches.*found a dict"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
     "batches of numbers": ([1.0, 2.0, 3.0], r"expected every batch to be a pair.*found float\. Pass unpack="),

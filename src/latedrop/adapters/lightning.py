@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from latedrop.data.datasets import inputs_of
+from latedrop.data.batches import inputs_of
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
 from latedrop.prediction.predictor import ClassPredictor, Predictor

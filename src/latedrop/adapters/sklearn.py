@@ -18,7 +18,7 @@ from torch import nn
 from latedrop import metrics
 from latedrop.calibration.targets import as_logits
 from latedrop.data.arrays import is_table, place
-from latedrop.data.names import in_order
+from latedrop.data.batches import in_order
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.prediction.calibrate import calibrate

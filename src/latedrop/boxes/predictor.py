@@ -31,8 +31,7 @@ from latedrop.boxes.detections import BoxOptions, Detector, Readout, matched
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
 from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
-from latedrop.data.batches import row_total
-from latedrop.data.datasets import is_dataset
+from latedrop.data.batches import is_dataset, row_total
 from latedrop.data.rows import Collate
 from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError, DataError

@@ -31,9 +31,7 @@ from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.targets import as_output, check_rows, check_shapes
 from latedrop.data.arrays import is_table, place
-from latedrop.data.batches import first_rows, row_batches, row_total
-from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
-from latedrop.data.names import in_order
+from latedrop.data.batches import dataset_batches, first_rows, in_order, inputs_of, is_dataset, row_batches, row_total
 from latedrop.data.rows import as_items, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.dropout.moments import out_of_memory

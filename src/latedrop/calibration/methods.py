@@ -17,8 +17,7 @@ from torch import Tensor
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.targets import Transform, checked_transform
-from latedrop.data.batches import Batches
-from latedrop.data.names import Names
+from latedrop.data.batches import Batches, Names
 from latedrop.dropout.moments import Engine, checked_draws
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import checked_weights

@@ -1,8 +1,16 @@
-"""Read validation data as a stream of (inputs, targets): a pair of arrays, a data set, or an iterable of batches."""
+"""Read data: pairs of arrays or tables, batches, and data sets of torch or Hugging Face, with or without targets.
+
+A batch may be a mapping with inputs under the parameter names of `forward` and targets under one of `LABELS`, or under
+a name that the user gives. Entries that the model does not take are ignored, as in Hugging Face's `Trainer`.
+
+A calibration stores the names of its input and target columns. Later tables are reordered to this order; missing or
+additional columns are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -10,20 +18,42 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from latedrop.data.arrays import (
-    from_array,
-    from_table,
-    is_table,
-    map_values,
-    place,
+from latedrop.data.arrays import from_array, from_table, is_table, map_values, place
+from latedrop.data.rows import (
+    Collate,
+    Graphs,
+    Items,
+    as_graphs,
+    as_items,
+    is_graph,
+    row_count,
+    single_graphs,
+    take_rows,
 )
-from latedrop.data.datasets import Unpack, dataset_batches, is_dataset, unpacked
-from latedrop.data.rows import Collate, Graphs, Items, as_items, row_count, take_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.options import check_options, shown
+from latedrop.terminal import listed
+from latedrop.torch_private import bare
 
-__all__ = ["Batches", "Peeked", "as_target", "first_rows", "is_pair", "row_batches", "row_total"]
+__all__ = [
+    *("Batches", "Columns", "Names", "Peeked", "Unpack", "as_target", "dataset_batches", "first_inputs", "first_rows"),
+    *("gives_batches", "in_order", "index_of", "inputs_in", "inputs_loaded", "inputs_of", "is_dataset", "is_loader"),
+    *("is_pair", "names_of", "pair_in_order", "row_batches", "row_total"),
+]
+
+Unpack = Callable[[Any], "tuple[Any, Any]"] | str
+"""Function from a batch to (inputs, targets); if batches are mappings, the key of the targets is enough."""
+
+LABELS = ("labels", "label", "targets", "target", "y")
+"""Keys under which the targets of a mapping are looked up by default."""
+
+Names = Mapping[str, Sequence[str]]
+"""Column names under the keys `inputs` and `targets`; a key is missing if its names are unknown."""
+
+_ROWS = 256
+_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -53,34 +83,21 @@ class Batches:
         of batches, each a pair, a mapping, or an object that `unpack` turns into a pair. With `collate`, inputs
         are lists of items.
         """
-        if isinstance(data, Tensor) or hasattr(data, "__array__"):
+        alone = isinstance(data, Tensor) or hasattr(data, "__array__")
+        if not is_dataset(data) and (alone or isinstance(data, (str, Mapping)) or not isinstance(data, Iterable)):
+            remedy = "inputs and targets together, (x, y)" if alone else "one batch as a list of one, [batch]"
             raise DataError(
-                f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
-                "Pass inputs and targets together: calibrate(model, (x, y))."
+                f"expected a pair (x, y) or an iterable of batches, such as a DataLoader; found a "
+                f"{type(data).__name__}. Pass {remedy}."
             )
-        if isinstance(data, (str, Mapping)) and not is_dataset(data):
-            raise DataError(
-                f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__}. Pass one batch as a "
-                "list of one, [batch]."
-            )
-        if self.is_one_pair(data):
-            x, y = place(as_items(data[0], self.collate), model), as_target(data[1])
+        one = self.is_one_pair(data)
+        for batch in [data] if one else dataset_batches(data, self.size):
+            x, y = batch if one else _unpacked(batch, self.unpack, model)
+            x, y, start = place(as_items(x, self.collate), model), as_target(y), 0
             _check_rows(x, y)
-            start = 0
-            for part in row_batches(x, self.size):
+            for part in row_batches(x, self.size) if one else [x] * bool(len(y)):
                 yield part, y[start : start + row_count(part)]
                 start += row_count(part)
-            return
-        if not is_dataset(data) and not isinstance(data, Iterable):
-            raise DataError(
-                f"expected a pair (x, y) or an iterable of batches such as a DataLoader; found {type(data).__name__}."
-            )
-        for batch in dataset_batches(data, self.size):
-            x, y = unpacked(batch, self.unpack, model)
-            x, y = place(as_items(x, self.collate), model), as_target(y)
-            _check_rows(x, y)
-            if len(y):
-                yield x, y
 
     def is_one_pair(self, data: Any) -> bool:
         """Return True if data is one pair `(x, y)` of all rows, and not an iterable of batches."""
@@ -106,15 +123,12 @@ class Peeked:
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
     _check_size(batch_size)
-    if isinstance(x, Graphs):
-        yield from x.parts(batch_size)
-        return
-    rows = row_count(x)
+    rows = x.count if isinstance(x, Graphs) else row_count(x)  # a graph stays in one piece
     if 0 < rows <= batch_size:
         yield x
-        return
-    for start in range(0, rows, batch_size):
-        yield take_rows(x, slice(start, start + batch_size))
+    else:
+        for start in range(0, rows, batch_size):
+            yield take_rows(x, slice(start, start + batch_size))
 
 
 def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) -> Any:
@@ -177,3 +191,256 @@ def _check_rows(x: Any, y: Tensor) -> None:
             f"expected one target for each of the {rows} input rows; found targets of shape {tuple(y.shape)}. If a "
             "row is not one entry of a tensor, such as a graph of several nodes, pass a list of items and collate=."
         )
+
+
+class Columns(dict[str, Any]):
+    """Hold a batch of columns by name; the class marks mappings that were made here, not by the user."""
+
+
+def is_loader(data: Any) -> bool:
+    """Return True for a `DataLoader` or a data set, which yield batches of rows."""
+    return not isinstance(data, Tensor) and (isinstance(data, DataLoader) or is_dataset(data))
+
+
+def gives_batches(data: Any) -> bool:
+    """Return True for a loader, a data set or an iterator (which yields its batches only once)."""
+    return is_loader(data) or isinstance(data, Iterator)
+
+
+def is_dataset(data: Any) -> bool:
+    """Return True for a data set of torch or Hugging Face, which has to be cut into batches."""
+    return isinstance(data, Dataset) or _is_hugging_face(data)
+
+
+def _is_hugging_face(data: Any) -> bool:
+    """Return True for a data set of Hugging Face, or a dict of them."""
+    return all(hasattr(data, name) for name in ("with_format", "column_names"))
+
+
+def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches: those that data are; of a data set as torch's `DataLoader` makes them, or tensors by column."""
+    if not is_dataset(data):
+        return iter(_graph_batches(data, batch_size))
+    if not _is_hugging_face(data):
+
+        def collated(items: list[Any]) -> Any:
+            return as_graphs(items) if is_graph(items[0]) else default_collate(items)
+
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=collated))
+    if isinstance(data, Mapping):
+        raise DataError(
+            f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
+        )
+    kind = (getattr(data, "format", None) or {}).get("type")
+    plain = (None, "python", "numpy", "arrow", "pandas", "polars")
+    rows = data.with_format("torch") if kind in plain else data
+    return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in rows.iter(batch_size=batch_size))
+
+
+def _graph_batches(data: Any, size: int) -> Any:
+    """Return a graph, a batch or a list of graphs as a list of batches of at most `size`; all else as it is."""
+    graphs = [data] if is_graph(data) else data
+    if not isinstance(graphs, (list, tuple)) or not graphs or not all(map(is_graph, graphs)):
+        return data
+    if any(hasattr(g, "node_types") for g in graphs) or (graphs is data and all(hasattr(g, "ptr") for g in graphs)):
+        return data
+    each = single_graphs(graphs)
+    return [as_graphs(each[start : start + size]) for start in range(0, len(each), size)]
+
+
+def _graphs_and_targets(batch: Any, name: str | None) -> tuple[Graphs, Tensor]:
+    """Return graphs with their targets: `y`, or the attribute that `unpack=` names."""
+    x, name = Graphs(as_graphs(batch)), name or "y"
+    y = batch[name] if name in set(batch.keys()) else None
+    if not isinstance(y, Tensor):
+        raise DataError(
+            f"expected targets of graphs as their attribute {name!r}; found {sorted(batch.keys())}. Pass "
+            "batches=Batches(unpack=name), the name of the targets, or a pair (list of graphs, targets)."
+        )
+    if y.dim() == 0 or len(y) not in (x.count, x.graphs.num_nodes):
+        raise DataError(
+            f"expected one target for each of {x.count} graphs or of their {x.graphs.num_nodes} nodes; found "
+            f"shape {tuple(y.shape)}. Several targets of one graph are stored in the shape (1, targets)."
+        )
+    return x, y
+
+
+def _stacked(values: Any) -> Any:
+    """Stack a list of tensors if they have the same shape; return other values unchanged."""
+    if not isinstance(values, list) or not values or not all(isinstance(value, Tensor) for value in values):
+        return values
+    return torch.stack(values) if len({value.shape for value in values}) == 1 else values
+
+
+def _named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> Any:
+    """Return the inputs of a mapping, without targets: the entries that `forward` names, or the only entry.
+
+    If `forward` names none of several entries, the mapping itself is the input; for `Columns` this is an error.
+    """
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    required = {p.name for p in parameters if p.default is p.empty}
+    labels = {*LABELS, name} - required
+    rest = {key: value for key, value in batch.items() if key not in labels}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return rest
+    known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if set(batch) <= known - labels:
+        return batch
+    if known & set(rest):
+        return {key: value for key, value in rest.items() if key in known}
+    if len(rest) == 1 and (len(batch) > 1 or isinstance(batch, Columns)):
+        return next(iter(rest.values()))
+    if not isinstance(batch, Columns):
+        return rest if len(rest) < len(batch) else batch
+    raise DataError(
+        f"expected keys of a batch among the inputs of the model, {sorted(known)}; found {list(rest)}. Rename "
+        "the columns to these names, or pass a function as unpack= to calibrate and predict_batches."
+    )
+
+
+def _unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
+    """Return inputs and targets of a batch; in a mapping, targets are under the key `unpack` or one of `LABELS`."""
+    if is_graph(batch) and not callable(unpack):
+        return _graphs_and_targets(batch, unpack)
+    if isinstance(batch, Mapping) and not callable(unpack):
+        labels = [key for key in (LABELS if unpack is None else (unpack,)) if batch.get(key) is not None]
+        if len(labels) != 1:
+            wanted = f"one of {', '.join(LABELS)}" if unpack is None else repr(unpack)
+            raise DataError(
+                f"expected the targets of a batch under {wanted}; found {labels or 'none'} among its keys "
+                f"{list(batch)}. Pass the key of the targets, or a function from a batch to (inputs, "
+                "targets), as unpack=."
+            )
+        return _named_inputs(batch, model, labels[0]), batch[labels[0]]
+    if isinstance(unpack, str):
+        raise DataError(
+            f"expected batches that are mappings, with the targets under {unpack!r}; found {type(batch).__name__}. "
+            "Pass a function as unpack=."
+        )
+    pair = unpack(batch) if unpack is not None else batch
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        shape = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else type(pair).__name__
+        raise DataError(
+            f"expected every batch to be a pair (inputs, targets); found {shape}. "
+            "Pass unpack=, a function from a batch to such a pair."
+        )
+    return pair[0], pair[1]
+
+
+def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
+    """Return the inputs of a batch: the whole batch, or its first part if it must be a pair (inputs, targets).
+
+    For a mapping, return the entries that the model takes; with `unpack`, the first part of its result. With `collate`,
+    the batch is a list of items, or a tuple of such a list and targets.
+
+    A pair is two inputs if `forward` requires two or more, and inputs with targets if it takes only one. Raise
+    `DataError` if the second input is optional, because a wrong guess would go unnoticed.
+    """
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if isinstance(batch, Mapping) and isinstance(unpack, str):
+        return _named_inputs(batch, model, unpack)
+    if collate is None and not callable(unpack) and is_graph(batch):
+        return as_items(batch, None)
+    if unpack is not None:
+        return _unpacked(batch, unpack, model)[0]
+    if collate is not None:
+        return batch[0] if pair and isinstance(batch, tuple) else batch
+    if type(batch) in (dict, Columns):
+        return _named_inputs(batch, model)
+    if not pair:
+        return batch
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in taken)
+    first, second = batch
+    several = isinstance(first, (tuple, list)) and all(isinstance(part, Tensor) for part in first)
+    if several and isinstance(second, Tensor) and len(first) == needed > 1:
+        return tuple(first)  # ((a, b), targets)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed > 1:
+        return batch
+    if len(taken) < 2:
+        return first
+    raise DataError(
+        f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, is optional, so "
+        "the second part could be an input or a target. Pass batches of inputs alone, or pass to "
+        "predict_batches unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
+    )
+
+
+def inputs_in(
+    loader: Any, model: nn.Module, size: int, take: Callable[[Any], Any] | str | None = None, collate: Collate = None
+) -> Iterator[Any]:
+    """Yield the inputs of every batch; `take` is a function from a batch to inputs, or the key of the targets."""
+    for batch in dataset_batches(loader, size) if is_dataset(loader) else loader:
+        yield take(batch) if callable(take) else inputs_of(batch, model, take, collate)
+
+
+def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
+    """Return the inputs of every batch of a loader or data set; raise `DataError` if it is empty."""
+    batches = inputs_in(loader, model, _ROWS)
+    first = next(batches, None)
+    if first is None:
+        raise DataError("expected a loader or a data set with at least one batch of rows; found none. Pass more rows.")
+    return chain([first], batches)
+
+
+def first_inputs(x: Any, model: nn.Module, collate: Collate = None) -> Any:
+    """Return the inputs of the first batch of a loader or data set; return any other `x` unchanged."""
+    return next(inputs_loaded(x, model)) if is_loader(x) and collate is None else x
+
+
+def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
+    """Return the column names of a pair `(x, y)`; None if neither has any. Names with duplicates are ignored.
+
+    >>> import pandas
+    >>> names_of((pandas.DataFrame({"a": [1.0], "b": [2.0]}), pandas.Series([3.0], name="price")))
+    {'inputs': ('a', 'b'), 'targets': ('price',)}
+    """
+    if not is_pair(data):
+        return None
+    named = {key: _columns(part) for key, part in zip(("inputs", "targets"), data, strict=True)}
+    return {key: names for key, names in named.items() if names and len(set(names)) == len(names)} or None
+
+
+def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
+    """Return a data frame with its columns in the order of `names`; return any other `x` unchanged.
+
+    Raise `DataError` if columns are missing, or if there are others.
+
+    >>> import pandas
+    >>> list(in_order(pandas.DataFrame({"b": [2.0], "a": [1.0]}), {"inputs": ("a", "b")}).columns)
+    ['a', 'b']
+    """
+    known, given = list((names or {}).get(key, ())), list(_columns(x) if hasattr(x, "columns") else ())
+    if not known or not given or given == known:
+        return x
+    missing, more = [name for name in known if name not in given], [name for name in given if name not in known]
+    if missing or more or len(given) != len(known):
+        wrong = [f"without {listed(map(repr, missing), _SHOWN)}"] if missing else []
+        wrong += [f"with {listed(map(repr, more), _SHOWN)} besides"] if more else []
+        raise DataError(
+            f"expected the {key} in the columns that the calibration was made with, "
+            f"{listed(map(repr, known), _SHOWN)}; found a table {' and '.join(wrong) or 'with columns twice'}. Select "
+            "these columns; their order does not matter."
+        )
+    return x[known]
+
+
+def pair_in_order(data: Any, names: Names | None) -> Any:
+    """Return a pair `(x, y)` with the columns of both in order; return any other data unchanged."""
+    if names is None or not is_pair(data):
+        return data
+    return in_order(data[0], names), in_order(data[1], names, "targets")
+
+
+def index_of(x: Any) -> Any:
+    """Return the index of a pandas data frame; None for any other object."""
+    return getattr(x, "index", None) if is_table(x) and hasattr(x, "iloc") else None
+
+
+def _columns(table: Any) -> tuple[str, ...]:
+    """Return the column names of a table or the name of a series; empty if one is not a non-empty string."""
+    if not is_table(table):
+        return ()
+    names = tuple(table.columns) if hasattr(table, "columns") else (getattr(table, "name", None),)
+    return names if all(isinstance(name, str) and name for name in names) else ()

@@ -1,13 +1,19 @@
 """Count, select and repeat rows: examples along the first axis of every input and of the output.
 
 A tuple or list holds several positional inputs; a mapping holds keyword inputs, or is one input. If rows are objects
-(graphs, molecules, sequences of any length), `Items` holds them as a list with the function that collates a batch.
+(molecules, sequences of any length), `Items` holds them as a list with the function that collates a batch.
+
+`Graphs` holds graphs of PyTorch Geometric, which is imported only when it is used: a row is a graph, or a node if there
+is one target per node. The model is called with the batch itself, or with the attributes that `forward` names, as in
+`forward(x, edge_index, batch)`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,18 +21,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from latedrop.data import graphs
-from latedrop.data.arrays import is_table, map_values, place
+from latedrop.data.arrays import all_finite, check_inputs, floating, is_table, map_values, place
 from latedrop.errors import DataError
+from latedrop.torch_private import bare
 
 __all__ = [
-    *("Collate", "Graphs", "Items", "as_items", "batch_of", "copied", "distinct_rows", "map_rows", "operands"),
-    *("reordered", "reordering", "repeated", "row_count", "rows_are_nodes", "some_rows", "take_rows", "tensors"),
+    *("Collate", "Graphs", "Items", "as_graphs", "as_items", "batch_of", "copied", "distinct_rows", "is_graph"),
+    *("map_rows", "operands", "reordered", "reordering", "repeated", "row_count", "rows_are_nodes", "single_graphs"),
+    *("some_rows", "take_rows", "tensors"),
 ]
 
 Collate: TypeAlias = Callable[[list[Any]], Any] | None
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, np.generic)
+_WHOLE = ("batch", "data", "graph", "graphs", "inputs")
+"""Parameter names that mean the whole batch of graphs, even if it has an attribute of that name."""
+_INPUTS = ("x", "pos", "edge_attr", "edge_weight")
+"""Attributes of graphs that are inputs by convention; others may be targets, which are NaN where they are unknown."""
 
 
 class Items:
@@ -71,46 +82,62 @@ class Graphs(Items):
     def __init__(self, batch: Any, *, nodes: bool | None = None) -> None:
         self.graphs, self.nodes, self._checked = batch, nodes, False
 
+    @property
+    def count(self) -> int:
+        """The number of graphs."""
+        return int(self.graphs.num_graphs)
+
     def __len__(self) -> int:
-        return int(self.graphs.num_nodes if self.nodes else self.graphs.num_graphs)
+        return int(self.graphs.num_nodes) if self.nodes else self.count
 
     def at(self, index: slice | Iterable[int]) -> Graphs:
         """Return some of the graphs: a slice of them, or those of the rows with these places."""
-        chosen = index if isinstance(index, slice) else list(index)
-        if self.nodes and not isinstance(chosen, slice):
+        places = range(self.count)[index] if isinstance(index, slice) else list(index)
+        if self.nodes and not isinstance(index, slice):
             batch = self.graphs.batch.cpu()
-            rows = torch.zeros(len(batch), dtype=torch.bool).index_fill(0, torch.tensor(chosen, dtype=torch.long), True)
+            rows = torch.zeros(len(batch), dtype=torch.bool).index_fill(0, torch.tensor(places, dtype=torch.long), True)
             if not torch.equal(self.whole(rows), rows):
                 raise DataError(
                     "expected all nodes of a graph, as these act on each other; found some of them. Leave out whole "
                     "graphs, and give no node the weight 0."
                 )
-            chosen = batch[rows].unique().tolist()
-        return Graphs(graphs.some(self.graphs, chosen), nodes=self.nodes)
-
-    def parts(self, size: int) -> Iterable[Graphs]:
-        """Split into parts of at most `size` graphs."""
-        count = int(self.graphs.num_graphs)
-        return [self] if count <= size else [self.at(slice(i, i + size)) for i in range(0, count, size)]
+            places = batch[rows].unique().tolist()
+        return Graphs(_one_batch(self.graphs.get_example(i) for i in places), nodes=self.nodes)
 
     def repeated(self, times: int) -> Graphs:
         """Return all graphs `times` times, one copy after the other."""
-        return self if times == 1 else Graphs(graphs.copies(self.graphs, times), nodes=self.nodes)
+        if times == 1:
+            return self
+        batch, joined = self.graphs, _one_batch([self.graphs] * times)
+        starts = torch.arange(times, device=batch.batch.device)[:, None]
+        joined.batch = (batch.batch + self.count * starts).flatten()
+        joined.ptr = torch.cat([(batch.ptr[:-1] + int(batch.num_nodes) * starts).flatten(), batch.ptr[-1:] * times])
+        joined._num_graphs = self.count * times
+        return Graphs(joined, nodes=self.nodes)
 
     def batch(self, model: nn.Module) -> Any:
         """Return the model's arguments on its device; they are a copy, because a model may write into them."""
         parameter = next(model.parameters(), None)
         batch = self.graphs.clone()
         batch = batch if parameter is None else batch.to(parameter.device)
-        given = graphs.arguments(batch, model)
+        given = _arguments(batch, model)
         if not self._checked:
-            graphs.check_finite(batch, given)
+            names = [name for name in list(given.keys()) if given is not batch or name in _INPUTS]
+            values = {name: value for name in names for value in floating(batch[name])}
+            if values and not all_finite(*values.values()):
+                each = single_graphs([batch])
+                bad = sum(not all_finite(*(graph[name] for name in values)) for graph in each)
+                check_inputs([*values.values()], f" in {bad} of {len(each)} graphs", "graphs")
             self._checked = True
         return given
 
     def stand_in(self) -> Graphs:
-        """Return one graph whose numbers are moderate."""
-        return Graphs(graphs.stand_in(self.graphs), nodes=self.nodes)
+        """Return the first graph with moderate numbers in place of its own."""
+        graph = self.graphs.get_example(0)
+        for name in list(graph.keys()):
+            for values in floating(graph[name]):
+                graph[name] = torch.arange(1.0, values.numel() + 1).sin().abs().reshape(values.shape).to(values)
+        return Graphs(_one_batch([graph]), nodes=self.nodes)
 
     def whole(self, rows: Tensor) -> Tensor:
         """Return some rows, `(N,)` of bool, with all others of their graphs."""
@@ -134,8 +161,59 @@ class Graphs(Items):
 
     @property
     def signs(self) -> Tensor:
-        """Return a sign for each node; see `graphs.place_signs`."""
-        return graphs.place_signs(self.graphs)
+        """A pseudo-random sign for each node, `(nodes,)`, from its place in its graph; their sum is close to 0."""
+        batch = self.graphs
+        place = torch.arange(int(batch.num_nodes), device=batch.batch.device) - batch.ptr[batch.batch]
+        signs: Tensor = 1.0 - 2.0 * (((place * 2654435761) >> 15) & 1)
+        return signs
+
+
+def is_graph(x: Any) -> bool:
+    """Return True for a graph, or a batch of graphs, of PyTorch Geometric."""
+    return any(kind.__module__.startswith("torch_geometric.data.") for kind in type(x).__mro__) and hasattr(x, "keys")
+
+
+def as_graphs(x: Any) -> Any:
+    """Return a graph, a batch of graphs or a list of graphs as one batch; None for any other object."""
+    one = is_graph(x)
+    graphs = [x] if one else x if isinstance(x, (list, tuple)) else ()
+    if not graphs or not all(map(is_graph, graphs)):
+        return None
+    if hasattr(graphs[0], "node_types"):
+        raise DataError(
+            "expected graphs with one type of nodes; found HeteroData. Pass a list of them with "
+            "batches=Batches(collate=...), a function from the list to the model's input."
+        )
+    return x if one and _is_batch(x) else _one_batch(single_graphs(graphs))
+
+
+def single_graphs(graphs: Iterable[Any]) -> list[Any]:
+    """Return single graphs, also those inside of batches."""
+    return [each for graph in graphs for each in (graph.to_data_list() if _is_batch(graph) else [graph])]
+
+
+def _is_batch(graph: Any) -> bool:
+    return hasattr(graph, "num_graphs") and hasattr(graph, "ptr")
+
+
+def _one_batch(graphs: Iterable[Any]) -> Any:
+    return import_module("torch_geometric.data").Batch.from_data_list(list(graphs))
+
+
+def _arguments(batch: Any, model: nn.Module) -> Any:
+    """Return the model's arguments: a dict of the batch attributes that `forward` names, or the batch itself."""
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required, known = [p.name for p in named if p.default is p.empty], set(batch.keys())
+    if len(required) < 2 and (not required or required[0] in _WHOLE or required[0] not in known):
+        return batch
+    missing = [name for name in required if name not in known]
+    if missing:
+        raise DataError(
+            f"expected forward() to take a batch of graphs, or parameters named as its attributes {sorted(known)}; "
+            f"found {missing}. Rename the parameters, or put the model into a module whose forward takes the batch."
+        )
+    return {p.name: batch[p.name] for p in named if p.name in known and (p.name != "y" or p.default is p.empty)}
 
 
 def rows_are_nodes(x: Any) -> bool:
@@ -149,7 +227,7 @@ def as_items(x: Any, collate: Collate, sites: Sequence[Any] | None = None) -> An
     `sites` decide whether the rows of `Graphs` are graphs or nodes, see `Graphs.with_rows`.
     """
     if collate is None:
-        batch = None if isinstance(x, (Tensor, Items)) else graphs.as_batch(x)
+        batch = None if isinstance(x, (Tensor, Items)) else as_graphs(x)
         x = x if batch is None else Graphs(batch)
         return x.with_rows(sites) if sites is not None and isinstance(x, Graphs) else x
     if isinstance(x, Items):

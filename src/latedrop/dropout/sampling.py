@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import check_inputs, floating, widened
-from latedrop.data.datasets import is_loader
+from latedrop.data.batches import is_loader
 from latedrop.data.rows import Collate, Graphs, Items, copied, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split

@@ -20,7 +20,7 @@ from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.targets import Transform, as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged, losses
-from latedrop.data.names import in_order
+from latedrop.data.batches import in_order
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights

@@ -23,7 +23,7 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.targets import as_labels, as_output
 from latedrop.calibration.verdict import Finding, Grade, Verdict, off_slices, said_of_rows
-from latedrop.data.names import in_order
+from latedrop.data.batches import in_order
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import Evaluation, compare, constant_of, in_use, verdict
 from latedrop.metrics import auroc

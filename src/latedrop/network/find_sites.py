@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.data.arrays import check_dtypes, map_values, place
-from latedrop.data.datasets import first_inputs, inputs_loaded, is_loader
+from latedrop.data.batches import first_inputs, inputs_loaded, is_loader
 from latedrop.data.rows import (
     Collate,
     Graphs,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.measure_classes import largest_logit
-from latedrop.data.datasets import gives_batches
+from latedrop.data.batches import gives_batches
 from latedrop.data.rows import as_items, rows_are_nodes
 from latedrop.errors import ArgumentError, DataError
 from latedrop.terms import BatchContext

@@ -30,7 +30,7 @@ from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import TradeoffPoint, residuals
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
-from latedrop.data.datasets import Unpack
+from latedrop.data.batches import Unpack
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import checked_level

@@ -36,9 +36,7 @@ from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.targets import Transform, is_classification
 from latedrop.calibration.verdict import judged
 from latedrop.data.arrays import place
-from latedrop.data.batches import Batches, Peeked, as_target, first_rows
-from latedrop.data.datasets import is_dataset
-from latedrop.data.names import names_of
+from latedrop.data.batches import Batches, Peeked, as_target, first_rows, is_dataset, names_of
 from latedrop.data.rows import as_items
 from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output

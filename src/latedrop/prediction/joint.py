@@ -33,7 +33,7 @@ from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.calibration.targets import Log
-from latedrop.data.datasets import Unpack
+from latedrop.data.batches import Unpack
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level
 from latedrop.prediction.prediction import Prediction

@@ -34,9 +34,18 @@ from latedrop.calibration.scale import conformal, residuals
 from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.calibration.targets import as_labels, as_logits
 from latedrop.data.arrays import any_true, check_dtypes, check_inputs, floating, map_values, place
-from latedrop.data.batches import Batches, row_batches
-from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
-from latedrop.data.names import Names, in_order, index_of, pair_in_order
+from latedrop.data.batches import (
+    Batches,
+    Names,
+    Unpack,
+    first_inputs,
+    gives_batches,
+    in_order,
+    index_of,
+    inputs_in,
+    pair_in_order,
+    row_batches,
+)
 from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import Engine, Moments, out_of_memory
