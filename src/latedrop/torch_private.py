@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from threading import RLock
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 from warnings import catch_warnings, filterwarnings
 
 import torch
@@ -35,6 +35,7 @@ __all__ = [
     "Operator",
     "Watching",
     "bare",
+    "being_exported",
     "being_traced",
     "decompositions_of",
     "draws_numbers",
@@ -169,20 +170,23 @@ def plain_kernels() -> Iterator[None]:
 def traced(
     function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
 ) -> torch.fx.GraphModule:
-    """Return a function of tensors, which may differentiate, as a graph of operators without side effects."""
-    with _SWITCHING, _tracing():
+    """Return a function of tensors, which may differentiate, as a graph of operators without side effects.
+
+    With `rules`, which write operators by others, the graph becomes an ONNX file.
+    """
+    with _SWITCHING, _tracing(exporting=rules is not None):
         graph = make_fx(function)(*arguments)  # first as it is: what the model's code keeps must not be wrapped
         with torch.autocast(arguments[0].device.type, enabled=False):  # what is cast, is cast in the graph
             return make_fx(torch.func.functionalize(graph), dict(rules or {}))(*arguments)
 
 
-_TRACING: ContextVar[bool] = ContextVar("latedrop_tracing", default=False)
+_TRACING: ContextVar[Literal["", "program", "file"]] = ContextVar("latedrop_tracing", default="")
 
 
 @contextmanager
-def _tracing() -> Iterator[None]:
+def _tracing(*, exporting: bool) -> Iterator[None]:
     """Let `being_traced` tell, and models that ask `torch.compiler` whether they are exported look at no values."""
-    token = _TRACING.set(True)
+    token = _TRACING.set("file" if exporting else "program")
     flags = dict.fromkeys(("_is_exporting_flag", "_is_compiling_flag"), True)
     vars(torch.compiler).update(flags)
     try:
@@ -192,8 +196,14 @@ def _tracing() -> Iterator[None]:
         _TRACING.reset(token)
 
 
-being_traced = _TRACING.get
-"""Returns True while `traced` runs in this thread: values are not to be looked at then."""
+def being_traced() -> bool:
+    """Return True while `traced` runs in this thread: values are not to be looked at then."""
+    return _TRACING.get() != ""
+
+
+def being_exported() -> bool:
+    """Return True while `traced` runs in this thread for an ONNX file."""
+    return _TRACING.get() == "file"
 
 
 set_grad = torch._C._set_grad_enabled

@@ -29,6 +29,7 @@ from latedrop.terminal import need
 __all__ = ["write_onnx"]
 
 _OPSET, _IR = 18, 9
+_ML, _ML_OPSET = "ai.onnx.ml", 5
 _MAX_BYTES = 2**31 - 2**20  # of one file
 _SMALL = 1000  # numbers of constants that are computed when the file is written; masks of bytes are larger
 _TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
@@ -94,6 +95,7 @@ def _translated(module: fx.GraphModule, inputs: list[Tensor], others: list[Tenso
                 prefer_deferred_runtime_asserts_over_guards=True,  # the file is tried below
             )
             written: Any = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False, optimize=False)
+            _place_trees(written.model)
             optimize(written.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
     except Exception as error:  # any operator's own errors, and those of torch.onnx, which have no common base
         cause: BaseException = error
@@ -104,6 +106,51 @@ def _translated(module: fx.GraphModule, inputs: list[Tensor], others: list[Tenso
             refuse(f"with the operator {lacking[1]}, which torch.onnx cannot translate", error)
         refuse(f"that torch.onnx cannot translate ({_first_line(cause)})", error)
     return written.model
+
+
+def _place_trees(model: Any) -> None:
+    """Replace the nodes that `Trees.sums` leaves in a trace by `TreeEnsemble`s in double precision."""
+    import onnx_ir
+
+    for node in [node for node in model.graph if node.domain == "latedrop"]:
+        rows = onnx_ir.node("Cast", node.inputs[:1], {"to": onnx_ir.DataType.DOUBLE})
+        nodes, leaves, roots = (value.const_value.numpy() for value in node.inputs[1:])
+        columns = [
+            onnx_ir.node("TreeEnsemble", rows.outputs, _ensemble(nodes, values, roots.astype(int)), domain=_ML)
+            for values in leaves.T
+        ]
+        joined = onnx_ir.node("Concat", [column.outputs[0] for column in columns], {"axis": 1})
+        made = [rows, *columns, joined]
+        onnx_ir.convenience.replace_nodes_and_values(model.graph, node, [node], made, node.outputs, joined.outputs)
+        model.opset_imports[_ML] = _ML_OPSET
+    model.opset_imports.pop("latedrop", None)
+
+
+def _ensemble(nodes: np.ndarray, values: np.ndarray, roots: np.ndarray) -> dict[str, Any]:
+    """Return the attributes of a `TreeEnsemble`, which counts branches and leaves apart; a root is a branch always."""
+    import onnx_ir
+
+    feature, threshold, child = nodes[:, 0].astype(int), nodes[:, 1].astype(float), nodes[:, 2].astype(int)
+    leaf = np.isinf(threshold)
+    branch = ~leaf
+    branch[roots] = True
+    first = child[branch]
+    ways = {"true": first, "false": np.where(leaf[branch], first, first + 1)}
+    place = {True: leaf.cumsum() - 1, False: branch.cumsum() - 1}
+    return {
+        "n_targets": 1,
+        "tree_roots": place[False][roots].tolist(),
+        "nodes_featureids": feature[branch].tolist(),
+        "nodes_splits": onnx_ir.tensor(threshold[branch]),
+        "nodes_modes": onnx_ir.tensor(np.zeros(len(first), np.uint8)),  # x[feature] <= split
+        **{f"nodes_{way}leafs": leaf[ids].astype(int).tolist() for way, ids in ways.items()},
+        **{
+            f"nodes_{way}nodeids": np.where(leaf[ids], place[True][ids], place[False][ids]).tolist()
+            for way, ids in ways.items()
+        },
+        "leaf_targetids": [0] * int(leaf.sum()),
+        "leaf_weights": onnx_ir.tensor(values[leaf].astype(float)),
+    }
 
 
 @contextmanager

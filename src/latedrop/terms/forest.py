@@ -29,7 +29,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, OnDevices, Term
-from latedrop.torch_private import being_traced
+from latedrop.torch_private import being_exported, being_traced
 
 __all__ = ["LEAST_ROWS", "ErrorForest", "Trees", "grow"]
 
@@ -84,6 +84,10 @@ class Trees:
                 f"expected rows of {self.inputs} numbers for trees; found {x.shape[1]}. Calibrate again with inputs "
                 "like these."
             )
+        if being_exported():  # `onnx_files.writing` makes one operator of it
+            arrays = x, *(part.to(x.device) for part in (self.nodes, self.leaves, self.roots))
+            shape = len(x), self.leaves.shape[1]
+            return torch.onnx.ops.symbolic("latedrop::Trees", arrays, dtype=torch.float64, shape=shape).to(x.device)
         at_once = len(x) if being_traced() or not x.is_cpu else max(1, _CELLS // len(self.roots))
         parts = [self._some(part) for part in x.split(max(1, at_once))]
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -97,7 +97,9 @@ class _Leverage(Term):
             )
         # In double precision: with more numbers than rows, a row's own share of its leverage is nearly all of it.
         root = self._roots.on(vectors.device)[0].double()
-        return torch.baddbmm(root[:, None, :, -1], vectors.double().transpose(0, 1), root[:, :, :-1].mT)
+        # Stacked: onnxruntime 1.23 fuses transpositions into products, and lacks these in double precision.
+        rows = torch.stack(vectors.double().unbind(1))
+        return torch.baddbmm(root[:, None, :, -1], rows, root[:, :, :-1].mT)
 
     @cached_property
     def _roots(self) -> OnDevices:
