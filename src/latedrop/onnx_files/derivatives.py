@@ -1,7 +1,7 @@
 """Operators that `torch.onnx` has no translation for, in terms of those that it has.
 
 The gradient of a convolution with respect to its input is a transposed convolution with the same weights, and the other
-way round. Max pooling adds each gradient where the maximum was. Average pooling and resizing are products with constant
+way round. Max pooling adds each gradient where the maximum was. Adaptive pooling and resizing are products with constant
 matrices along each axis, and so are their gradients.
 """
 
@@ -22,8 +22,6 @@ __all__ = ["decompositions", "refuse"]
 
 aten = torch.ops.aten
 _RULES: dict[Any, Callable[..., Any]] = {}
-_WITH_NUMBERS = (aten.elu, aten.hardtanh, aten.leaky_relu, aten.native_group_norm, aten.native_layer_norm)
-"""Operators that ONNX has with plain numbers, which it holds in single precision."""
 
 
 def refuse(reason: str, error: Exception | None = None) -> NoReturn:
@@ -37,12 +35,13 @@ def refuse(reason: str, error: Exception | None = None) -> NoReturn:
 @cache
 def decompositions() -> dict[Any, Any]:
     """How torch writes most operators and all derivatives by simpler ones, with the rules of this file."""
-    double = {name: _in_double(rule) for name, rule in decompositions_of(list(_WITH_NUMBERS)).items()}
-    return {**torch.export.default_decompositions(), **double, **_RULES}
+    double = decompositions_of([aten.hardtanh, aten.native_group_norm, aten.native_layer_norm])
+    by_rules = {name: _in_double(rule) for name, rule in double.items()}
+    return {**torch.export.default_decompositions(), **by_rules, **_RULES}
 
 
 def _in_double(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule for tensors in double precision alone."""
+    """Return a rule for tensors in double precision alone, for which onnxruntime lacks the operator."""
     return lambda x, *args, **kwargs: rule(x, *args, **kwargs) if x.dtype == torch.float64 else NotImplemented
 
 
@@ -113,78 +112,32 @@ def _avg_pool_backward(
     return aten.convolution(gradient, even, None, stride, padding, [1] * axes, True, missing, channels)  # type: ignore[no-any-return]
 
 
-@_rule(aten._adaptive_avg_pool2d.default)
-def _adaptive_pool(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    return _along_axes(x, [_pooling(x, size, out).T for size, out in zip(x.shape[2:], sizes, strict=True)])
-
-
 @_rule(aten._adaptive_avg_pool2d_backward.default)
 def _adaptive_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    sizes = zip(x.shape[2:], gradient.shape[2:], strict=True)
-    return _along_axes(gradient, [_pooling(x, size, out) for size, out in sizes])
+    return _transposed(gradient, x.shape, lambda x: aten._adaptive_avg_pool2d(x, gradient.shape[2:]))
 
 
-def _pooling(like: Tensor, size: int, out: int) -> Tensor:
-    """Return the matrix `(out, size)` of the means over the windows of adaptive pooling."""
-    rows = []
-    for i in range(out):
-        start, end = i * size // out, -(-(i + 1) * size // out)
-        rows.append([1 / (end - start) if start <= j < end else 0.0 for j in range(size)])
-    return _constant(rows, like)
-
-
-@_rule(aten.upsample_nearest2d_backward.default, aten._upsample_nearest_exact2d_backward.default)
+@_rule(aten.upsample_nearest2d_backward.default)
 def _nearest_backward(gradient: Tensor, size: Any, shape: Sequence[int], *scales: Any) -> Tensor:
-    times = [out // small for out, small in zip(gradient.shape[2:], shape[2:], strict=True)]
-    if [small * factor for small, factor in zip(shape[2:], times, strict=True)] != list(gradient.shape[2:]):
-        refuse("that is enlarged by other than whole numbers (upsample_nearest2d_backward)")
-    windows = gradient.reshape(*shape[:2], shape[2], times[0], shape[3], times[1])
-    return windows.sum((3, 5))
+    return _transposed(gradient, shape, lambda x: aten.upsample_nearest2d(x, size, *scales))
 
 
-@_rule(aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec)
-def _bilinear(x: Tensor, size: Any, corners: bool, *scales: Any) -> Tensor:
-    factors = scales[0] if len(scales) == 1 else scales
-    sizes = [int(small * factor) for small, factor in zip(x.shape[2:], factors, strict=True)] if size is None else size
-    _check_whole(x.shape[2:], sizes, factors)
-    matrices = [_interpolation(x, small, out, corners).T for small, out in zip(x.shape[2:], sizes, strict=True)]
-    return _along_axes(x, matrices)
+@_rule(aten._upsample_nearest_exact2d_backward.default)
+def _nearest_exact_backward(gradient: Tensor, size: Any, shape: Sequence[int], *scales: Any) -> Tensor:
+    return _transposed(gradient, shape, lambda x: aten._upsample_nearest_exact2d(x, size, *scales))
 
 
 @_rule(aten.upsample_bilinear2d_backward.default)
 def _bilinear_backward(gradient: Tensor, size: Any, shape: Sequence[int], corners: bool, *scales: Any) -> Tensor:
-    _check_whole(shape[2:], gradient.shape[2:], scales)
-    sizes = zip(shape[2:], gradient.shape[2:], strict=True)
-    return _along_axes(gradient, [_interpolation(gradient, small, out, corners) for small, out in sizes])
+    return _transposed(gradient, shape, lambda x: aten.upsample_bilinear2d(x, size, corners, *scales))
 
 
-def _check_whole(small: Sequence[int], out: Sequence[int], factors: Any) -> None:
-    for before, after, factor in zip(small, out, factors or (None, None), strict=True):
-        if factor is not None and before * factor != after:
-            refuse("that is enlarged by a factor that gives no whole size (upsample_bilinear2d)")
-
-
-def _interpolation(like: Tensor, small: int, out: int, corners: bool) -> Tensor:
-    """Return the matrix `(out, small)` that enlarges a line."""
-    rows = []
-    for i in range(out):
-        scale = (small - 1) / max(out - 1, 1) if corners else small / out
-        at = i * scale if corners else max((i + 0.5) * scale - 0.5, 0.0)
-        low = min(int(at), small - 1)
-        row = [0.0] * small
-        row[low] += 1 - (at - low)
-        row[min(low + 1, small - 1)] += at - low
-        rows.append(row)
-    return _constant(rows, like)
-
-
-def _constant(rows: list[list[float]], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=like.dtype, device=like.device)
-
-
-def _along_axes(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """Multiply the last two axes by matrices `(in, out)`."""
-    return ((x @ matrices[1]).transpose(2, 3) @ matrices[0]).transpose(2, 3)
+def _transposed(gradient: Tensor, shape: Sequence[int], resize: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the gradient of a resizing along both axes, `A x B'`: its matrices are what it makes of unit vectors."""
+    height, width = (torch.eye(size, dtype=gradient.dtype, device=gradient.device) for size in shape[2:])
+    rows = resize(height[None, :, :, None].expand(1, -1, -1, len(width)))[0, :, :, 0]
+    columns = resize(width[None, :, None, :].expand(1, -1, len(height), -1))[0, :, 0]
+    return rows @ gradient @ columns.T
 
 
 @_rule(aten.unfold_backward.default)
@@ -205,7 +158,7 @@ def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Tensor:
 
 @_rule(aten.clamp.default)
 def _clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Any:
-    """Compare in double precision, for whose bounds ONNX takes tensors that `onnxscript` mixes up."""
+    """Compare in double precision, for whose bounds `torch.onnx` writes a graph that is not sorted."""
     if x.dtype != torch.float64:
         return NotImplemented
     x = x if low is None else torch.where(x < low, low, x)
@@ -221,24 +174,3 @@ def _log1p(x: Tensor) -> Tensor:
 @_rule(aten.expm1.default)
 def _expm1(x: Tensor) -> Tensor:
     return (x.double().exp() - 1).to(x.dtype)
-
-
-@_rule(aten.as_strided.default)
-def _as_strided(x: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-    _check_strides(sizes, strides, offset)
-    return x.reshape(tuple(sizes))
-
-
-@_rule(aten.as_strided_scatter.default)
-def _as_strided_scatter(
-    x: Tensor, part: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | None = None
-) -> Tensor:
-    _check_strides(sizes, strides, offset)
-    return part.reshape(x.shape)
-
-
-def _check_strides(sizes: Sequence[int], strides: Sequence[int], offset: int | None) -> None:
-    """Allow another shape of the same numbers, as group norms and pools ask for."""
-    row_major = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    if offset or any(a != b for a, b, size in zip(strides, row_major, sizes, strict=True) if size != 1):
-        refuse("that looks at memory in an order of its own (as_strided)")

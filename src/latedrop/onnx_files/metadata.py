@@ -15,12 +15,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from latedrop.errors import FileError
 from latedrop.quantiles import ConformalScores, IsotonicKnots
-from latedrop.records import Format, Limits, Tagged, match, naming, record
+from latedrop.records import Format, Limits, Tagged, naming, record
 
-__all__ = [
-    *("AGAIN", "METADATA", "WHOLE", "ClassRecord", "Metadata", "RegressionRecord", "TargetUnit"),
-    *("check_seal", "record_in", "sealed"),
-]
+__all__ = ["AGAIN", "METADATA", "WHOLE", "ClassRecord", "Metadata", "RegressionRecord", "check_seal", "record_in", "sealed"]
 
 WHOLE = "latedrop.calibration"
 """The whole calibration, but for the tensors that the graph holds."""
@@ -28,27 +25,6 @@ AGAIN = "Write the file again with predictor.to_onnx(path, example)."
 _SEAL = b"latedrop.sha256"
 
 _Scores: TypeAlias = tuple[Annotated[float, Limits(-10, 1e6)], ...]
-
-
-@record
-@dataclass(frozen=True)
-class TargetUnit:
-    """How the targets were transformed for training; see `calibration.targets`.
-
-    Attributes:
-        kind: by a mean and a std, or by a logarithm.
-        mean, std: one for each output, or one for all; empty with a logarithm.
-    """
-
-    kind: Literal["standardized", "log"]
-    mean: tuple[Annotated[float, Limits(-1e300, 1e300)], ...] = ()
-    std: tuple[Annotated[float, Limits(1e-300, 1e300)], ...] = ()
-
-    def checked(self) -> TargetUnit:
-        """Check lengths against each other after reading."""
-        match(bool(self.mean) == (self.kind == "standardized"), "mean", "there with 'standardized' alone", self.mean)
-        match(len(self.std) == len(self.mean), "std", f"{len(self.mean)} numbers, as mean", self.std)
-        return self
 
 
 @record
@@ -61,7 +37,7 @@ class RegressionRecord:
         verdict: what the variance is worth, in words.
         names: of the outputs; empty where they have none.
         level: of the intervals that the graph gives.
-        target: None where the targets were not transformed.
+        target: `"log"` where `location` and `spread` are those of the logarithm.
         intervals: None is Gaussian, or a Student t with `degrees`.
         degrees: of freedom; None where intervals are Gaussian.
     """
@@ -70,7 +46,7 @@ class RegressionRecord:
     verdict: str
     names: tuple[str, ...]
     level: Annotated[float, Limits(0, 1)]
-    target: TargetUnit | None
+    target: Literal["log"] | None
     intervals: Annotated[IsotonicKnots | ConformalScores, Tagged()] | None
     degrees: Annotated[float, Limits(3, 1e6)] | None = None
     _: KW_ONLY

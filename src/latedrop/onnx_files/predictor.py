@@ -2,8 +2,8 @@
 
     low = location + z((1 - level) / 2) · spread,      high = location + z((1 + level) / 2) · spread,
 
-then back into the original unit of the targets. `location` and `spread` are the mean and the standard deviation, where
-the targets were not transformed and intervals are those of a Gaussian or a Student t.
+`location` and `spread` are the mean and the standard deviation, where the targets were not transformed and intervals are
+those of a Gaussian or a Student t. Of the logarithm of a target, the ends are exponentials of these.
 """
 
 from __future__ import annotations
@@ -208,20 +208,13 @@ class OnnxPrediction(_Outputs):
 
     def quantile(self, q: float) -> Array:
         """Return the predicted quantile, `(N, ...)`."""
-        q, unit, fitted = checked_level(q), self.record.target, self.record.intervals
+        q, fitted = checked_level(q), self.record.intervals
         z = [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
+        along = z[0] if len(z) == 1 else np.asarray(z, location.dtype).reshape(1, -1, *[1] * (location.ndim - 2))
         with np.errstate(over="ignore"):
-            end = _known(location + _along(z, location) * spread, q)
-            if unit is None:
-                return end
-            wide = end.astype(np.float64)
-            if unit.kind == "log":
-                wide = np.exp(wide)
-            else:
-                mean, std = (_along(part, wide) for part in (unit.mean, unit.std))
-                wide = wide * std + mean
-            return _known(wide.astype(end.dtype), q)
+            end = _known(location + along * spread, q)
+            return end if self.record.target is None else _known(np.exp(end.astype(float)).astype(end.dtype), q)
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,11 +278,6 @@ def _known(values: Array, q: float) -> Array:
     """Replace infinite numbers, and the NaN of rows of which nothing is known, by the largest number."""
     most = np.finfo(values.dtype).max
     return np.asarray(np.nan_to_num(values, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan))
-
-
-def _along(values: Sequence[float], like: Array) -> Any:
-    """One value for all, or one for each index of axis 1."""
-    return values[0] if len(values) == 1 else np.asarray(values, like.dtype).reshape(1, -1, *[1] * (like.ndim - 2))
 
 
 def _check_options(providers: Sequence[str], known: Sequence[str], threads: Any, batch_size: Any) -> None:

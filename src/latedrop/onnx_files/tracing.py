@@ -3,14 +3,10 @@
 The function is traced at two numbers of rows. Both graphs are the same but for some whole numbers: where these are `a`
 and `b` at `n` and `m` rows, they stand for `times · rows + plus`, with `times = (b - a) / (m - n)`. So no operator and
 no line of Python has to know of unknown sizes.
-
-`torch.onnx` rounds the plain numbers of a graph to single precision. In double precision those that it would change
-become tensors here.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latedrop.errors import LatedropError
 from latedrop.onnx_files.derivatives import decompositions, refuse
-from latedrop.torch_private import operator_of, plain_kernels, traced
+from latedrop.torch_private import plain_kernels, traced
 
 __all__ = ["refuse", "traced_for_any_rows"]
 
@@ -34,8 +30,6 @@ _GROWING = ("expand", "repeat")
 """Operators that may make as many rows of a constant as there are."""
 _OTHERWISE = "that does other operations for other numbers of rows"
 _LARGE = 1024  # numbers of a mask that is worth a byte for each instead of four
-_FILLED = ("full", "full_like", "scalar_tensor")
-"""Operators that make a tensor of one number."""
 
 
 class _Affine(NamedTuple):
@@ -75,32 +69,8 @@ class _Merge:
             else:
                 target = torch.ops.aten.reshape.default if a.target is torch.ops.aten.view.default else a.target
                 args, kwargs = self._merged(a.args, b.args), self._merged(a.kwargs, b.kwargs)
-                self._nodes[a] = self._called(target, args, kwargs, double=_is_double(a))
+                self._nodes[a] = self._graph.call_function(target, tuple(args), kwargs)
         return fx.GraphModule(self._root, self._graph)
-
-    def _called(self, target: Any, args: list[Any], kwargs: dict[str, Any], *, double: bool) -> fx.Node:
-        """Call an operator; in double precision with tensors for numbers that single precision cannot hold."""
-        kind = _kind(target)
-        if not double or not any(_is_rounded(value) for value in (*args, *kwargs.values())):
-            pass
-        elif kind in _FILLED:
-            place = 0 if kind == "scalar_tensor" else 1
-            number, args[place] = args[place], 1.0
-            return self._times(self._graph.call_function(target, tuple(args), kwargs), number)
-        elif _is_rounded(kwargs.get("alpha")):
-            args[1] = self._times(args[1], kwargs.pop("alpha"))
-        else:
-            target = _taking_tensors(target)
-            for place in operator_of(target).tensors:  # type: ignore[union-attr]
-                if place < len(args) and isinstance(args[place], (int, float)):
-                    args[place] = self._number(args[place])
-        return self._graph.call_function(target, tuple(args), kwargs)
-
-    def _times(self, node: fx.Node, number: float) -> fx.Node:
-        return self._graph.call_function(torch.ops.aten.mul.Tensor, (node, self._number(number)))
-
-    def _number(self, number: float) -> fx.Node:
-        return self._buffer(torch.tensor(number, dtype=torch.float64))
 
     def _merged(self, a: Any, b: Any) -> Any:
         """Return one argument from those of two traces."""
@@ -163,26 +133,7 @@ class _Merge:
             return None
         bits = self._buffer(keep.to(torch.uint8))
         wide = self._graph.call_function(torch.ops.aten._to_copy.default, (bits,), {"dtype": value.dtype})
-        return self._called(torch.ops.aten.mul.Tensor, [wide, scale], {}, double=value.dtype == torch.float64)
-
-
-def _is_double(node: fx.Node) -> bool:
-    """Return True if a node takes or gives numbers of double precision."""
-    values = [other.meta.get("val") for other in (node, *node.all_input_nodes)]
-    return any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in values)
-
-
-def _is_rounded(value: Any) -> bool:
-    """Return True for a plain number that single precision cannot hold."""
-    return isinstance(value, float) and math.isfinite(value) and torch.tensor(value).item() != value
-
-
-def _taking_tensors(target: Any) -> Any:
-    """Return the variant of an operator that takes tensors for most of its arguments."""
-    packet, arguments = target.overloadpacket, operator_of(target).arguments  # type: ignore[union-attr]
-    variants = [(getattr(packet, name), operator_of(getattr(packet, name))) for name in packet.overloads()]
-    alike = {variant: len(known.tensors) for variant, known in variants if known and known.arguments == arguments}
-    return max(alike, key=lambda variant: alike[variant])
+        return self._graph.call_function(torch.ops.aten.mul.Tensor, (wide, scale))
 
 
 def _affine(a: int, b: int) -> _Affine:

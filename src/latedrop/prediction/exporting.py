@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from latedrop.calibration.targets import Standardized
 from latedrop.data.rows import Items, map_rows, row_count, tensors
 from latedrop.dropout.compiled import batch_function
 from latedrop.errors import ArgumentError
-from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
+from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
 from latedrop.prediction.prediction import ClassPrediction, Prediction
@@ -70,8 +70,13 @@ def _outputs(p: Prediction, level: float) -> dict[str, Tensor]:
     named = p.to_dict(level)
     if p.novelty is not None:
         named["novelty"] = p.novelty.to(p.mean.dtype)
-    if p.calibration.target is not None or p.calibration.intervals is not None:
-        named |= {"location": p.output, "spread": p.spread}
+    target = p.calibration.target
+    if target is not None or p.calibration.intervals is not None:
+        location, spread = p.output, p.spread
+        if isinstance(target, Standardized):
+            location, variance = target.moments(location, spread.double().square())
+            spread = variance.sqrt().to(location.dtype)
+        named |= {"location": location, "spread": spread}
     return {name: value.detach() for name, value in named.items()}
 
 
@@ -89,11 +94,8 @@ def _record(calibration: Calibration | ClassCalibration, level: float) -> Regres
         # The random numbers of other scores hang on the last bit of a probability.
         sets = calibration.sets if calibration.sets is not None and calibration.sets.score == "lac" else None
         return ClassRecord(columns, verdict, calibration.names, None if sets is None else sets.scores)
-    names, target, unit = calibration.output_names or (), calibration.target, None
-    if isinstance(target, Standardized):
-        unit = TargetUnit("standardized", target.mean, target.std)
-    elif target is not None:
-        unit = TargetUnit("log")
+    names, target = calibration.output_names or (), calibration.target
+    unit: Literal["log"] | None = None if target is None or isinstance(target, Standardized) else "log"
     return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals, calibration.degrees)
 
 
