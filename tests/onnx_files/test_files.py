@@ -184,16 +184,8 @@ def test_one_flipped_bit_anywhere_is_refused_before_onnxruntime_sees_it(
 def edited_record(model: Any, **fields: Any) -> None:
     entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
     data = json.loads(entry.value)["latedrop"]
-    data["model"].update({name: value for name, value in fields.items() if name != "format"})
-    data["format"] = fields.get("format", data["format"])
-    entry.value = json.dumps({"latedrop": data})
-
-
-def as_classes(model: Any) -> None:
-    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
-    data = json.loads(entry.value)["latedrop"]
-    rest = {name: data["model"][name] for name in ("columns", "verdict", "names")}
-    data["model"] = {**rest, "task": "classification", "sets": None}
+    data["format"] = fields.pop("format", data["format"])
+    data["model"].update(fields)
     entry.value = json.dumps({"latedrop": data})
 
 
@@ -216,7 +208,6 @@ def external_weights(model: Any) -> None:
         (lambda model: edited_record(model, columns=3), "metadata.model.columns"),
         (lambda model: edited_record(model, format=1), "found format 1"),
         (lambda model: edited_record(model, intervals={"kind": "conformal"}), "metadata.model.intervals"),
-        (as_classes, "outputs"),
         (other_type, "onnxruntime can run"),
         (external_weights, "onnxruntime can run"),
     ],

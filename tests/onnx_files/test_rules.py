@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latedrop.onnx_files.writing import write_onnx
+from latedrop.terms.forest import Trees
 from rounding import rounding
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -74,7 +75,7 @@ LAYERS: dict[str, Callable[[], nn.Module | Callable[[Tensor], Tensor]]] = {
 }
 
 
-THIRD = 1 / 3  # which single precision rounds
+THIRD = 1 / 3  # which a file rounds to single precision
 NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: x * THIRD,
     "sum": lambda x: (x + THIRD) / 0.7 - (THIRD - x) + torch.add(x, x, alpha=THIRD),
@@ -102,7 +103,7 @@ def with_derivatives(layers: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor
     return results
 
 
-def test_plain_numbers_are_not_rounded_in_double_precision(tmp_path: Path) -> None:
+def test_plain_numbers_in_double_precision(tmp_path: Path) -> None:
     function = partial(with_derivatives, NUMBERS)
 
     def rows(count: int) -> list[Tensor]:
@@ -140,6 +141,24 @@ def test_layers_and_their_derivatives(tmp_path: Path) -> None:
         for name, value in expected.items():
             size = float(value.abs().max())
             np.testing.assert_allclose(given[name], value.numpy(), rtol=1e-4, atol=1e-5 * size, err_msg=name)
+
+
+def test_trees(tmp_path: Path) -> None:
+    """One that splits often and one that is a single leaf, of two outputs; rows lie at thresholds, too."""
+    tree = pytest.importorskip("sklearn.tree").DecisionTreeRegressor
+    x = np.random.default_rng(0).normal(size=(200, 3)).round(1).astype(np.float32)
+    y = np.stack([x[:, 0] * x[:, 1], x[:, 2]], 1)
+    grown = [tree(max_depth=6).fit(x, target).tree_ for target in (y, np.ones_like(y))]
+    trees = Trees.joined(grown, 0.5, 3)
+    path = write_onnx(
+        tmp_path / "trees.onnx", lambda x: {"sums": trees.sums(x)}, lambda n: [torch.from_numpy(x[:n])], ["x"], {}
+    )
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    rows = np.concatenate(
+        [x, np.float32(0.05) + x, trees.nodes[:, 1].nan_to_num(posinf=9.0)[:, None].numpy() * [1, 1, 1]]
+    )
+    rows = rows.astype(np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": rows})[0], trees.sums(torch.from_numpy(rows)).numpy())
 
 
 def test_an_index_below_0_is_an_error_as_in_torch(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Operators that `torch.onnx` has no translation for, in terms of those that it has.
 
 The gradient of a convolution with respect to its input is a transposed convolution with the same weights, and the other
-way round. Max pooling adds each gradient where the maximum was. Adaptive pooling and resizing are products with constant
-matrices along each axis, and so are their gradients.
+way round. Max pooling adds each gradient where the maximum was. Adaptive pooling and resizing are products with
+constant matrices along each axis, and so are their gradients.
 """
 
 from __future__ import annotations

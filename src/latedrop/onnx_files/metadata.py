@@ -17,7 +17,10 @@ from latedrop.errors import FileError
 from latedrop.quantiles import ConformalScores, IsotonicKnots
 from latedrop.records import Format, Limits, Tagged, naming, record
 
-__all__ = ["AGAIN", "METADATA", "WHOLE", "ClassRecord", "Metadata", "RegressionRecord", "check_seal", "record_in", "sealed"]
+__all__ = [
+    *("AGAIN", "METADATA", "WHOLE", "ClassRecord", "Metadata", "RegressionRecord"),
+    *("check_seal", "record_in", "sealed"),
+]
 
 WHOLE = "latedrop.calibration"
 """The whole calibration, but for the tensors that the graph holds."""

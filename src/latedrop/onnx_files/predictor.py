@@ -2,8 +2,8 @@
 
     low = location + z((1 - level) / 2) · spread,      high = location + z((1 + level) / 2) · spread,
 
-`location` and `spread` are the mean and the standard deviation, where the targets were not transformed and intervals are
-those of a Gaussian or a Student t. Of the logarithm of a target, the ends are exponentials of these.
+where `location` and `spread` are the mean and the standard deviation of a Gaussian or a Student t. Where the logarithm
+of the targets was learned, exponentials of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latedrop.onnx_files.metadata import AGAIN, ClassRecord, RegressionRecord, c
 from latedrop.quantiles import checked_level, conformal_score, student_quantile
 from latedrop.terminal import need
 
-__all__ = ["OnnxClassPrediction", "OnnxPrediction", "OnnxPredictor", "load_onnx"]
+__all__ = ["OnnxClassPrediction", "OnnxPrediction", "OnnxPredictor", "first_line", "load_onnx"]
 
 Array = np.ndarray
 
@@ -59,16 +59,13 @@ def load_onnx(
     try:
         session = onnxruntime.InferenceSession(content, options, providers=list(providers))
         metadata, inputs = session.get_modelmeta().custom_metadata_map, session.get_inputs()
-        outputs = {output.name for output in session.get_outputs()}
     except Exception as error:  # classes of onnxruntime's own, which have no common base
         raise FileError(
-            f"expected an ONNX file that onnxruntime can run at {path}; it says: {_first_line(error)}. {AGAIN}"
+            f"expected an ONNX file that onnxruntime can run at {path}; it says: {first_line(error)}. {AGAIN}"
         ) from error
     record = record_in(metadata, path)
-    needed = {"probabilities", "label"} if record.task == "classification" else {"mean", "std", "low", "high"}
-    if not inputs or any(value.type not in _TYPES for value in inputs) or not needed <= outputs:
-        given = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
-        raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {given}. {AGAIN}")
+    if any(value.type not in _TYPES for value in inputs):
+        raise FileError(f"expected inputs of numbers at {path}; found {[value.type for value in inputs]}. {AGAIN}")
     return OnnxPredictor(session, record, batch_size)
 
 
@@ -123,7 +120,7 @@ class OnnxPredictor:
         try:
             return dict(zip(self._outputs, self.session.run(self._outputs, inputs), strict=True))
         except Exception as error:  # classes of onnxruntime's own, which have no common base
-            raise DataError(f"expected inputs that the file takes; onnxruntime says: {_first_line(error)}") from error
+            raise DataError(f"expected inputs that the file takes; onnxruntime says: {first_line(error)}") from error
 
     def _arrays(self, x: Any) -> dict[str, Array]:
         names = [value.name for value in self._inputs]
@@ -158,9 +155,9 @@ def _output(name: str, about: str) -> Any:
     return property(lambda prediction: prediction.outputs.get(name), doc=about)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Outputs:
-    """Share what predictions of numbers and of classes have in common."""
+    """Hold the outputs of a file by name, and what it says of its calibration."""
 
     outputs: dict[str, Array]
     record: Any
@@ -176,12 +173,7 @@ class _Outputs:
 
 @dataclass(frozen=True, repr=False)
 class OnnxPrediction(_Outputs):
-    """Predictions with their uncertainty, as arrays.
-
-    Attributes:
-        outputs: what the file gave, by name.
-        record: what the file says of its calibration.
-    """
+    """Predictions with their uncertainty, as arrays."""
 
     record: RegressionRecord
 
@@ -210,7 +202,7 @@ class OnnxPrediction(_Outputs):
         """Return the predicted quantile, `(N, ...)`."""
         q, fitted = checked_level(q), self.record.intervals
         z = [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
-        location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
+        location, spread = self.outputs.get("location", self.mean), self.outputs.get("spread", self.std)
         along = z[0] if len(z) == 1 else np.asarray(z, location.dtype).reshape(1, -1, *[1] * (location.ndim - 2))
         with np.errstate(over="ignore"):
             end = _known(location + along * spread, q)
@@ -219,12 +211,7 @@ class OnnxPrediction(_Outputs):
 
 @dataclass(frozen=True, repr=False)
 class OnnxClassPrediction(_Outputs):
-    """Predictions among classes, as arrays.
-
-    Attributes:
-        outputs: what the file gave, by name: `probabilities`, `label`, `confidence`, `entropy`, `energy` and others.
-        record: what the file says of its calibration.
-    """
+    """Predictions among classes, as arrays."""
 
     record: ClassRecord
 
@@ -319,11 +306,7 @@ def _array(value: Any, wanted: Any) -> Array:
             f"expected finite inputs; found {int((~np.isfinite(array)).sum())} NaN or inf in {wanted.name!r}. "
             "Drop or impute those rows."
         )
-    return _converted(array, np.dtype(_TYPES[wanted.type]))
-
-
-def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
-    """In the dtype of the file; `DataError` where numbers would become infinite, or whole numbers other ones."""
+    dtype = np.dtype(_TYPES[wanted.type])
     with np.errstate(over="ignore", invalid="ignore"):
         made = np.ascontiguousarray(array, dtype)
     lost = np.isinf(made) if dtype.kind == "f" else made != array
@@ -346,5 +329,6 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def first_line(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -59,6 +59,7 @@ class _Merge:
         self._root, self._graph = nn.Module(), fx.Graph()
         self._nodes: dict[fx.Node, fx.Node] = {}
         self._sizes: dict[_Affine, fx.Node] = {}
+        self._places: dict[Any, str] = {}
 
     def module(self) -> fx.GraphModule:
         for a, b in self._pairs.items():
@@ -88,18 +89,16 @@ class _Merge:
 
     def _size(self, size: _Affine) -> fx.Node:
         if size not in self._sizes:
-            value = self._rows()
-            if size.times != 1:
-                value = self._graph.call_function(operator.mul, (value, size.times))
-            self._sizes[size] = self._graph.call_function(operator.add, (value, size.plus)) if size.plus else value
+            whole = _Affine(1, 0)
+            if size == whole:
+                inputs = ((a, b) for a, b in self._pairs.items() if a.op == "placeholder")
+                first = next(self._nodes[a] for a, b in inputs if a.meta["val"].shape != b.meta["val"].shape)
+                value = self._graph.call_function(torch.ops.aten.sym_size.int, (first, 0))
+            else:
+                value = self._graph.call_function(operator.mul, (self._size(whole), size.times))
+                value = self._graph.call_function(operator.add, (value, size.plus))
+            self._sizes[size] = value
         return self._sizes[size]
-
-    def _rows(self) -> fx.Node:
-        if _Affine(1, 0) not in self._sizes:
-            inputs = ((a, b) for a, b in self._pairs.items() if a.op == "placeholder")
-            first = next(self._nodes[a] for a, b in inputs if a.meta["val"].shape != b.meta["val"].shape)
-            self._sizes[_Affine(1, 0)] = self._graph.call_function(torch.ops.aten.sym_size.int, (first, 0))
-        return self._sizes[_Affine(1, 0)]
 
     def _constant(self, a: fx.Node, b: Any) -> fx.Node:
         """Return the node of a constant, whose name may differ between the traces."""
@@ -113,15 +112,11 @@ class _Merge:
         return self._nodes[a]
 
     def _buffer(self, value: Tensor) -> fx.Node:
-        def place(tensor: Tensor) -> Any:
-            return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-        for name, known in self._root.named_buffers():
-            if place(known) == place(value):
-                return self._graph.get_attr(name)
-        name = f"constant_{len(list(self._root.buffers()))}"
-        self._root.register_buffer(name, value.detach())
-        return self._graph.get_attr(name)
+        place = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        if place not in self._places:
+            self._places[place] = f"constant_{len(self._places)}"
+            self._root.register_buffer(self._places[place], value.detach())
+        return self._graph.get_attr(self._places[place])
 
     def _mask(self, value: Tensor) -> fx.Node | None:
         """Store a mask of 0 and one other number as bytes."""
@@ -160,20 +155,16 @@ def _tidy(module: fx.GraphModule) -> None:
     """Remove copies and unused nodes, merge equal operations and compute constants."""
     graph = module.graph
     graph.eliminate_dead_code()
-    known: dict[Any, fx.Node] = {}
-    fixed: dict[fx.Node, Tensor | None] = {}
+    known: dict[str, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op == "get_attr":
-            value = getattr(module, str(node.target))
-            fixed[node] = value if isinstance(value, Tensor) else None
         if node.op != "call_function":
             continue
         source = _source(node)
         if source is None:
-            key = (node.target, fx.immutable_collections.immutable_list(node.args), repr(node.kwargs))
-            source = known.setdefault(repr(key), node)
-            if source is node:
-                known[repr(key)] = source = _folded(module, node, fixed)
+            key = repr((node.target, node.args, node.kwargs))
+            if key not in known:
+                known[key] = _folded(module, node)
+            source = known[key]
         if source is not node:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
@@ -205,33 +196,31 @@ def _meta(node: fx.Node) -> Any:
     return (value.shape, value.dtype) if isinstance(value, Tensor) else None
 
 
-def _folded(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | None]) -> fx.Node:
+def _folded(module: fx.GraphModule, node: fx.Node) -> fx.Node:
     """Replace an operation on constants by its result; return any other node as it is."""
-    sources = node.all_input_nodes
-    value = node.meta.get("val")
-    if not sources or not all(source in fixed for source in sources) or not isinstance(value, Tensor):
+    kind, value = _kind(node.target), node.meta.get("val")
+    if not node.all_input_nodes or not isinstance(value, Tensor) or kind in (*_VIEWS, *_GROWING) or not _is_fixed(node):
         return node
-    if _kind(node.target) in _GROWING:
-        return node
-    if _kind(node.target) in _VIEWS and len(sources) == 1:
-        fixed[node] = None
-        return node
-    values = {source: _value(module, source) for source in sources}
-    result = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))  # type: ignore[operator]
     name = f"_folded_{node.name}"
-    module.register_buffer(name, result.detach())
+    module.register_buffer(name, _value(module, node).detach())
     with module.graph.inserting_before(node):
         constant = module.graph.get_attr(name)
     constant.meta["val"] = value
-    fixed[constant] = result
     return constant
 
 
+def _is_fixed(node: fx.Node) -> bool:
+    """Return True if a node computes from constants alone, which are nodes themselves, or views of one."""
+    return all(
+        source.op == "get_attr" or (_kind(source.target) in _VIEWS and _is_fixed(source))
+        for source in node.all_input_nodes
+    )
+
+
 def _value(module: fx.GraphModule, node: fx.Node) -> Tensor:
-    """Return the value of a constant, or of views of one."""
+    """Return the value of a constant, or of an operation on constants."""
     if node.op == "get_attr":
         constant: Tensor = getattr(module, str(node.target))
         return constant
-    args = fx.map_arg(node.args, lambda source: _value(module, source))
-    kwargs = fx.map_arg(node.kwargs, lambda source: _value(module, source))
-    return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return]
+    args = fx.map_arg((node.args, node.kwargs), lambda source: _value(module, source))
+    return node.target(*args[0], **args[1])  # type: ignore[operator,no-any-return]

@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.onnx_files.metadata import sealed
+from latedrop.onnx_files.predictor import first_line
 from latedrop.onnx_files.tracing import refuse, traced_for_any_rows
 from latedrop.terminal import need
 
@@ -104,7 +105,7 @@ def _translated(module: fx.GraphModule, inputs: list[Tensor], others: list[Tenso
         lacking = re.search(r"No ONNX function found for .*?op='([\w.]+)'", str(cause))
         if lacking:
             refuse(f"with the operator {lacking[1]}, which torch.onnx cannot translate", error)
-        refuse(f"that torch.onnx cannot translate ({_first_line(cause)})", error)
+        refuse(f"that torch.onnx cannot translate ({first_line(cause)})", error)
     return written.model
 
 
@@ -216,7 +217,7 @@ def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # classes of onnxruntime's own, which have no common base
-        refuse(f"of which onnxruntime runs no such file ({_first_line(error)})", error)
+        refuse(f"of which onnxruntime runs no such file ({first_line(error)})", error)
     off: dict[str, list[np.ndarray]] = {}
     for count in _ROWS:
         inputs = rows(count)
@@ -225,7 +226,7 @@ def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor
         try:
             results = session.run(list(expected), given)
         except Exception as error:  # likewise
-            refuse(f"whose file onnxruntime cannot run on {count} rows ({_first_line(error)})", error)
+            refuse(f"whose file onnxruntime cannot run on {count} rows ({first_line(error)})", error)
         spread = expected["std"].abs().max().item() if "std" in expected else 0.0
         for (name, value), other in zip(expected.items(), results, strict=True):
             part = _off(name, value.detach().cpu().numpy(), other, 0.0 if name == "std" else spread)
@@ -256,7 +257,3 @@ def _judge(name: str, off: np.ndarray) -> None:
     refuse(
         f"whose file gives another {name}: off by {np.max(off):.2g} of its size, half of them by {np.median(off):.2g}"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
