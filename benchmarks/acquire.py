@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers import imported, versions_of
 from benchmarks.sets import table as rows_of
 from benchmarks.small import Rows, divided, mlp, scaled
 from benchmarks.timing import by_seeds, interval, markdown_table
@@ -26,7 +27,7 @@ SETS = ("digits", "concrete", "kin8nm")
 def measured(seeds: int) -> dict[str, Any]:
     """Return the test error after each batch, by set, seed and rule."""
     runs = {name: [curves(name, seed) for seed in range(seeds)] for name in SETS}
-    return {"start": START, "batch": BATCH, "sets": runs}
+    return {**versions_of(["baal"]), "start": START, "batch": BATCH, "sets": runs}
 
 
 def curves(name: str, seed: int) -> dict[str, list[float]]:
@@ -75,16 +76,14 @@ def _random(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Ten
     return torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:BATCH]
 
 
-def _draws(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
-    """Take the largest disagreement of 30 thinned networks at rate 0.1: BALD of classes, the variance of numbers."""
-    moments = sample(net, x[rest], rate=0.1, draws=30, keep_draws=True)
-    assert moments.outputs is not None
-    if y.is_floating_point():
-        return moments.outputs[..., 0].var(0).topk(BATCH).indices
-    p = moments.outputs.softmax(2).double()
-    mean = p.mean(0)
-    information = torch.special.entr(mean).sum(1) - torch.special.entr(p).sum(2).mean(0)
-    return information.topk(BATCH).indices
+def _baal(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
+    """Take the first that baal ranks by 30 thinned networks at rate 0.1: BALD of classes, variance of numbers."""
+    heuristics = imported("baal.active.heuristics")
+    outputs = sample(net, x[rest], rate=0.1, draws=30, keep_draws=True).outputs
+    assert outputs is not None
+    ranked = heuristics.Variance() if y.is_floating_point() else heuristics.BALD()
+    predictions = outputs if y.is_floating_point() else outputs.softmax(2)
+    return torch.from_numpy(ranked(predictions.double().permute(1, 2, 0).numpy())[:BATCH].copy())
 
 
 def _uq(diverse: bool, score: str | None = None) -> Callable[..., Tensor]:
@@ -99,7 +98,7 @@ def _uq(diverse: bool, score: str | None = None) -> Callable[..., Tensor]:
 
 RULES: dict[str, Callable[..., Tensor]] = {
     "random": _random,
-    "draws": _draws,
+    "baal": _baal,
     "largest": _uq(diverse=False),
     "uncertain": _uq(diverse=True),
     "novelty": _uq(diverse=True, score="novelty"),

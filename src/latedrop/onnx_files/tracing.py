@@ -68,7 +68,7 @@ class _Merge:
             elif a.op == "output":
                 self._graph.output(tuple(self._merged(a.args[0], b.args[0])))
             else:
-                target = torch.ops.aten.reshape.default if a.target is torch.ops.aten.view.default else a.target
+                target: Any = torch.ops.aten.reshape.default if a.target is torch.ops.aten.view.default else a.target
                 args, kwargs = self._merged(a.args, b.args), self._merged(a.kwargs, b.kwargs)
                 self._nodes[a] = self._graph.call_function(target, tuple(args), kwargs)
         return fx.GraphModule(self._root, self._graph)
