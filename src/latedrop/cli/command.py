@@ -107,16 +107,13 @@ def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
 _NAMES = "method|floor|draws|rates|select|readout|intervals|batch_size|scale|task"
 _WORDS = {
     "Pass the same function when loading": "Name it: --readout package.module:function",
-    "; batches in a list, or with targets, go to predict_batches(batches, unpack)": "",
     "readout=lambda p: p.clamp_min(1e-12).log()": "--readout package.module:function, for their logarithm",
     "readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit()": "--readout package.module:function, for log(p / (1 - p))",
     "Of one-hot labels pass labels.argmax(1)": "Name one column with a label for each row: --target",
     "Pass labels.argmax(1)": "Name one column with a label for each row: --target",
     "Pass more rows to conformal()": "Pass more rows: --conformal-data",
     "Call uq = uq.conformal((x, labels)) first": "Calibrate with --sets lac",
-    "; with collate=, a batch must give one for each item of the list, in its order": "",
     "; to use another scale, load the original and call predictor.scaled(...)": "",
-    "rates=[...]": "--rates",
     " as reference=": ": --reference",
     "target=Log()": "--target-log",
     "target=.": "--target-mean, --target-std or --target-log.",

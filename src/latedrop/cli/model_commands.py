@@ -239,7 +239,6 @@ def export(
     table: opt.Tabled,
     loading: opt.Loading = _ON_CPU,
     level: opt.Level = opt.LEVEL,
-    as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
     """Write one ONNX file that gives mean, std, low and high; it runs without torch.
@@ -260,8 +259,4 @@ def export(
         shapes = input_shape or ([str(len(columns))] if columns and data is None else None)
         rows = example(table, uq.model, data, shapes, record=uq.calibration)
         path = uq.to_onnx(output, rows, **({} if hasattr(uq.calibration, "classes") else {"level": level}))
-        size = path.stat().st_size
-        if as_json:
-            print(json.dumps({"file": str(path), "bytes": size}, indent=1), file=out)
-        else:
-            print(f"compared with torch on 1, 4 and 7 rows\nwritten: {path}, {size / 1024:.0f} KB", file=out)
+        print(f"compared with torch on 1, 4 and 7 rows\nwritten: {path}, {path.stat().st_size / 1024:.0f} KB", file=out)

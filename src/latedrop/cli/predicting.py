@@ -60,34 +60,22 @@ def predicted(
     result: Any = uq.predict(model_inputs(uq.model, _filled(rows)))
     dtype = np.float64 if any(p.dtype == torch.float64 for p in uq.model.parameters()) else np.float32
     columns: dict[str, npt.NDArray[Any]] = {}
-    for name, tensor in result.to_dict(level).items():
+    arrays = result.columns(level) if flat and isinstance(c, Calibration) else result.to_dict(level)
+    for name, tensor in arrays.items():
         values = tensor.cpu().numpy()
+        if values.dtype.kind in "fb":
+            values = values.astype(values.dtype if values.dtype == bool else dtype)
+            values[empty] = False if values.dtype == bool else np.nan
         if isinstance(c, ClassCalibration) and name == "label":
             texts = np.array(c.names)[values] if flat and c.names else np.where(empty, -1, values)
             columns[name] = np.ma.masked_array(texts, empty)
         elif isinstance(c, ClassCalibration) and name == "set" and flat:
             columns[name] = np.ma.masked_array([_listed(c.known_names, row) for row in values], empty)
+        elif isinstance(c, ClassCalibration) and name == "probabilities" and flat:
+            columns |= dict(zip((f"p_{end}" for end in c.known_names), values.T, strict=True))
         else:
-            values = values.astype(values.dtype if values.dtype == bool else dtype)
-            values[empty] = False if values.dtype == bool else np.nan
-            columns |= _flat(name, values, c) if flat else {name: values}
+            columns[name] = values
     return columns
-
-
-def _flat(name: str, values: npt.NDArray[Any], c: Calibration | ClassCalibration) -> dict[str, npt.NDArray[Any]]:
-    """Return an array `(N, ...)` as columns: that of one value by its name, others also by those of the outputs."""
-    if values.ndim > 2:
-        raise ArgumentError(
-            "expected one value or a vector per row for csv or parquet; found outputs of shape "
-            f"{values.shape[1:]}. Write npz."
-        )
-    values = values.reshape(len(values), -1)
-    if isinstance(c, ClassCalibration):
-        names = [name] if name != "probabilities" else [f"p_{end}" for end in c.known_names]
-    else:
-        ends = c.output_names or range(values.shape[1])
-        names = [name] if values.shape[1] == 1 else [f"{name}_{end}" for end in ends]
-    return dict(zip(names, values.T, strict=True))
 
 
 def _filled(rows: Rows) -> Any:
@@ -113,6 +101,11 @@ def write_predictions(
     """Write batch by batch from the source to the output; return how many, which are empty, and the columns' names."""
     path, count, empty, names = source.table.path, 0, Places(source.table.unit), list[str]()
     flat = not output.lower().endswith(".npz")
+    if flat and len(getattr(uq.calibration, "output_shape", ())) > 1:
+        raise ArgumentError(
+            "expected one value or a vector per row for csv or parquet; found outputs of shape "
+            f"{uq.calibration.output_shape}. Write npz."  # type: ignore[union-attr]
+        )
     with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
         for rows in source.read(uq.batch_size):
             empty.add(rows)
