@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from frameworks import AnyWidth, hugging_face, lightning_module, needs, padded, trainer
+from frameworks import hugging_face, lightning_module, needs, padded, trainer
 from latedrop.adapters.huggingface import predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import CalibratedClassifier
@@ -40,31 +39,6 @@ def rows(net: nn.Module, count: int = 90, seed: int = 0) -> tuple[Tensor, Tensor
 
 def calibrated(net: nn.Module, **options: Any) -> Any:
     return latedrop.calibrate(net, rows(net), **QUICK, **options)
-
-
-# What scikit-learn's checks ask for and a network that is trained already does not give; docs/adapters.md says so too.
-EXPECTED_FAILED = {
-    "check_estimators_overwrite_params": "compares hashes, and a copy of a torch module has another hash",
-    "check_classifiers_train": "asks for a good score after fit, which does not train the network",
-    "check_classifiers_classes": "fits texts of two and of three classes; the network has as many outputs as it has",
-}
-
-
-@pytest.mark.slow
-@needs("sklearn")
-def test_what_applies_of_scikit_learns_checks() -> None:
-    from sklearn.utils.estimator_checks import check_estimator
-
-    torch.manual_seed(0)
-    model = CalibratedClassifier(AnyWidth(4), options={"method": latedrop.Terms(["leverage"])})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = check_estimator(model, expected_failed_checks=EXPECTED_FAILED, on_fail=None)
-    status = {result["check_name"]: result["status"] for result in results}
-    assert [name for name, found in status.items() if found == "failed"] == []
-    assert {name for name, found in status.items() if found == "xfail"} == set(EXPECTED_FAILED)
-    passed = {name for name, found in status.items() if found == "passed"}
-    assert {"check_estimators_unfitted", "check_n_features_in", "check_classifiers_one_label"} <= passed
 
 
 @needs("sklearn")

@@ -100,25 +100,6 @@ def test_streams_that_are_the_other_file(folder: Path) -> None:
     assert content(folder)["val.csv"] == before
 
 
-@pytest.mark.slow
-def test_two_processes_with_one_output(folder: Path) -> None:
-    """Both end well, and the file is what one of them writes alone."""
-    lines = Path("val.csv").read_text().splitlines()
-    Path("long.csv").write_text("\n".join([lines[0], *lines[1:] * 50]))
-
-    def predict(name: str, output: str) -> "subprocess.Popen[bytes]":
-        code = "from latedrop.cli.app import main; main()"
-        words = ["predict", "filed_model:net", "cal.json", "--data", name, "-o", output, "--batch-size", "8"]
-        return subprocess.Popen([sys.executable, "-c", code, *words])
-
-    jobs = predict("long.csv", "out.csv"), predict("val.csv", "out.csv"), predict("long.csv", "alone.csv")
-    assert [job.wait() for job in jobs] == [0, 0, 0]
-    alone = Path("alone.csv").read_bytes()
-    first = b"".join(alone.splitlines(keepends=True)[: len(lines)])
-    assert Path("out.csv").read_bytes() in (alone, first)
-    assert not list(folder.glob("*.part"))
-
-
 @pytest.mark.parametrize(
     "words",
     [

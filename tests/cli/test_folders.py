@@ -61,15 +61,6 @@ def test_files_of_a_folder_are_one_table(tmp_path: Path, ending: str) -> None:
     assert seen(path) == (inputs, target, kept)  # it can be read again
 
 
-def test_arrays_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "rows").mkdir()
-    for index in range(2):
-        np.savez(tmp_path / "rows" / f"{index}.npz", x=np.full((3, 2), index), y=np.arange(3.0))
-    batches = list(read_batches(open_table(str(tmp_path / "rows")), Columns(("x",), ("y",)), 2))
-    assert [list(rows.places) for rows in batches][:2] == [["0.npz:0", "0.npz:1"], ["0.npz:2"]]
-    assert np.concatenate([rows.inputs["x"] for rows in batches]).sum() == 6  # type: ignore[call-overload]
-
-
 def test_a_place_names_the_file(tmp_path: Path) -> None:
     path = folder(tmp_path, "a.csv", "b.csv", part1={**part(4), "a": [1.0, "oh", 2.0, 3.0]})
     with pytest.raises(DataError, match=r"found 'oh' in line 3"):
@@ -115,18 +106,6 @@ def test_a_thousand_files_are_not_open_at_once(tmp_path: Path) -> None:
         assert len(seen(path)[0]) == 320
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet"])
-def test_what_is_written_can_be_read(tmp_path: Path, ending: str) -> None:
-    if ending == ".parquet":
-        pytest.importorskip("pyarrow")
-    path, rows = str(tmp_path / f"out{ending}"), part(0, 6)
-    with write_rows(path) as append:
-        for first in (0, 4):
-            chosen = {name: values[first : first + 4] for name, values in rows.items()}
-            append({"id": chosen["id"], "a": np.array(chosen["a"]), "y": np.array(chosen["y"])})
-    assert seen(path) == (rows["a"], rows["y"], rows["id"])
 
 
 def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:

@@ -35,31 +35,6 @@ def inputs_of(path: str, *names: str, size: int = 2) -> np.ndarray:
 
 
 class TestCsv:
-    def test_names_without_rows(self, tmp_path: Path) -> None:
-        table = open_table(csv_file(tmp_path))
-        assert table.names == ("id", "a", "b", "y")
-        assert (table.arrays, table.count, table.unit) == (False, None, "line")
-
-    def test_rows_in_order_in_batches(self, tmp_path: Path) -> None:
-        lines = rows_of(csv_file(tmp_path), Columns(("b", "a"), ("y",), ("id",)))
-        assert [len(rows) for rows in lines] == [2, 1]
-        assert lines[0].inputs.tolist() == [[2, 1], [5, 4]]  # type: ignore[union-attr]
-        assert lines[0].target.tolist() == [3, 6]  # type: ignore[union-attr]
-        assert lines[0].kept["id"].to_pylist() == ["r0", "r1"]
-        assert [list(rows.places) for rows in lines] == [[2, 3], [4]]
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "\n" + CSV.replace(",", ";"),
-            CSV.replace("id", '"id; key; name; number; code"'),
-            CSV.replace("id,a", '"id", a '),
-        ],
-        ids=["semicolons", "a quoted name", "spaces"],
-    )
-    def test_dialects(self, tmp_path: Path, text: str) -> None:
-        assert inputs_of(csv_file(tmp_path, text), "a", "b").tolist() == [[1, 2], [4, 5], [7, 8]]
-
     @pytest.mark.parametrize(
         ("text", "message"),
         [

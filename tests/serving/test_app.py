@@ -212,38 +212,6 @@ def test_other_machines_are_refused_unless_the_application_around_it_decides(reg
         assert client.post("/predict", json=asked(ROWS[:1])).status_code == 200
 
 
-SIZES = [
-    *(sign + digits for sign in ("", "-") for digits in ("0", "1", "1e-400", "1e308", "1e400", "9" * 19, "9" * 400)),
-    *("9" * 5000, "0.9", "1e39", "true", "null", '"0.9"', "NaN", "-Infinity", "[]", "{}", str(2**31), str(2**63)),
-]
-
-
-@pytest.mark.filterwarnings("ignore:nothing is known of")
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: size[:8])
-def test_numbers_of_every_size_in_every_field_are_answered_in_words(size: str, regression: Any) -> None:
-    with running(regression, stream=regression.stream()) as client:
-        client.post("/predict", json=asked(ROWS[:2], ids=["a", "b"]))
-        bodies = [
-            ("/predict", f'{{"rows": [[1, 2, {size}]]}}'),
-            ("/predict", f'{{"rows": [[1, 2, 3]], "level": {size}}}'),
-            ("/predict", f'{{"rows": [[1, 2, 3]], "ids": [{size}]}}'),
-            ("/predict", f'{{"rows": [[1, 2, 3]], "dtype": {size}}}'),
-            ("/predict", f'{{"rows": {size}}}'),
-            ("/predict", f'{{"inputs": {{"input": [[1, {size}, 3]]}}}}'),
-            *(("/predict", f'{{"rows": [[1, 2, {size}]], "dtype": "{kind}"}}') for kind in ("int32", "int64", "bool")),
-            ("/update", f'{{"ids": ["a"], "labels": [{size}]}}'),
-            ("/update", f'{{"ids": [{size}], "labels": [1]}}'),
-            ("/update", f'{{"ids": ["b"], "labels": {size}}}'),
-        ]
-        for path, body in bodies:
-            answer = client.post(path, content=body, headers={"content-type": "application/json"})
-            assert answer.status_code in (200, 400, 422), (body[:80], answer.text)
-            assert answer.status_code == 200 or answer.json()["error"].startswith("expected"), answer.text
-        answer = client.post(f"/predict?level={size}", json=asked(ROWS[:1]))
-        assert answer.status_code in (200, 422), answer.text
-        assert client.post("/predict", json=asked(ROWS[:1])).status_code == 200  # and nothing stays wrong
-
-
 def test_counts_and_the_description(regression: Any) -> None:
     with running(regression) as client:
         client.post("/predict", json=asked(ROWS[:7]))

@@ -1,10 +1,9 @@
-"""The container file and the systemd unit of docs/serving.md: they are well formed, and their commands run."""
+"""The container file of docs/serving.md: it is well formed, and its commands run."""
 
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,15 +26,11 @@ CODE = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
 TOKEN = "a-token-of-the-tests-1"
 
 
-def block(kind: str) -> str:
-    match = re.search(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert match is not None
-    return match[1]
-
-
 def steps() -> list[tuple[str, str]]:
     """Instructions of the container file, and their arguments."""
-    lines = [line for line in block("dockerfile").replace("\\\n", "").splitlines() if line and not line.startswith("#")]
+    block = re.search(r"^```dockerfile\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    lines = [line for line in block[1].replace("\\\n", "").splitlines() if line and not line.startswith("#")]
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
@@ -97,22 +92,3 @@ def _healthy(found: dict[str, str], port: str) -> None:
             return
         time.sleep(0.5)
     raise AssertionError("the check fails")
-
-
-def test_the_unit_is_one_that_systemd_takes(folder: Path, tmp_path: Path) -> None:
-    unit = block("ini")
-    start = re.search(r"^ExecStart=(\S+) (.*)$", unit.replace("\\\n", ""), re.MULTILINE)
-    assert start is not None
-    words = start[2].split()
-    assert words[0] == "serve"
-    helped = subprocess.run([sys.executable, "-c", CODE, "serve", "--help"], capture_output=True, text=True, check=True)
-    assert all(word in helped.stdout for word in words if word.startswith("--"))
-    if sys.platform != "linux":
-        pytest.skip("systemd is tested on Linux")
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd on this machine")
-    path = tmp_path / "latedrop.service"
-    path.write_text(unit.replace(start[1], sys.executable))
-    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
-    assert [line for line in done.stderr.splitlines() if "latedrop.service" in line] == []
-    assert done.returncode == 0
