@@ -63,13 +63,14 @@ test slow portable fuzz docs: export OMP_NUM_THREADS ?= 1
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo  ## train a small network, and calibrate and judge it with the command line: DEMO=folder
-	mkdir -p "$(DEMO)" && cp examples/my_model.py "$(DEMO)"
-	cd "$(DEMO)" && $(abspath $(BIN))/python my_model.py
-	cd "$(DEMO)" && $(abspath $(BIN))/latedrop calibrate my_model:Net --weights net.pt --data val.csv --target price \
-	  --ignore id --reference train.csv -o cal.json
-	cd "$(DEMO)" && $(abspath $(BIN))/latedrop evaluate my_model:Net cal.json --weights net.pt --data test.csv \
-	  --report report.html
+demo: $(VENV)/.demo  ## train a small network on real data, calibrate and judge it by commands: DEMO=folder
+	mkdir -p "$(DEMO)" && cp examples/noise_model.py "$(DEMO)"
+	cd "$(DEMO)" && $(abspath $(BIN))/python noise_model.py
+	cd "$(DEMO)" && $(abspath $(BIN))/latedrop calibrate noise_model:Net --weights net.pt --data val.csv --target level \
+	  --reference train.csv -o cal.json
+	cd "$(DEMO)" && $(abspath $(BIN))/latedrop evaluate noise_model:Net cal.json --weights net.pt --data test.csv \
+	  --unit dB --report report.html
+	@echo "The report: $(DEMO)/report.html"
 
 test: $(VENV)/.dev  ## run the tests and the docstring examples
 	$(PYTEST) -m "not slow" --junitxml=build/test.xml $(TEST_ARGS)

