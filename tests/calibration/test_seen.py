@@ -102,28 +102,18 @@ def test_conformal_rows_of_the_calibration_itself(options: dict[str, Any]) -> No
     fresh.conformal(rows(2))  # once more, which changes nothing
 
 
-def test_a_rejection_by_the_rows_of_the_calibration_itself(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3))
-    x = torch.randn(200, 3)
-    y = x.argmax(1)
-    made = latedrop.calibrate(net, (x[:100], y[:100]), task="classification", progress=False)
-    made.save(tmp_path / "c.json")
-    for uq in (made, latedrop.load(tmp_path / "c.json", net)):
-        assert isinstance(uq, latedrop.ClassPredictor)
-        for use in (uq.reject, uq.conformal):
-            with pytest.warns(LatedropWarning, match=HELD):
-                use((x[:100], y[:100]))
-            use((x[100:], y[100:]))
-
-
-def test_a_classifiers_own_rows_are_noticed() -> None:
+def test_a_classifiers_own_rows_are_noticed(tmp_path: Path) -> None:
     model = nn.Sequential(network(), nn.Linear(1, 3))
     dice = torch.Generator().manual_seed(2)
     x, new = torch.randn(2, 90, 3, generator=dice)
     y, labels = torch.randint(3, (2, 90), generator=dice)
-    uq = latedrop.calibrate(model, (x, y), task="classification", progress=False)
+    latedrop.calibrate(model, (x, y), task="classification", progress=False).save(tmp_path / "c.json")
+    uq = latedrop.load(tmp_path / "c.json", model)
     with pytest.warns(LatedropWarning, match=OWN):
         own = judge_classes(uq.predict(x), y)
     assert "90 rows that the calibration was fitted to" in str(own.verdict)
     assert "90 rows not used for fitting" in str(judge_classes(uq.predict(new), labels).verdict)
+    for use in (uq.reject, uq.conformal):
+        with pytest.warns(LatedropWarning, match=HELD):
+            use((x, y))
+        use((new, labels))

@@ -71,17 +71,6 @@ class TestDigits:
         assert float((strange.novelty > 1).double().mean()) > 0.95
         assert float(strange.entropy.mean()) > 1.5 * float(usual.entropy.mean())
 
-    def test_sets_and_rejection(self, uq: ClassPredictor, digits: Any) -> None:
-        x, y = digits[1]["test"]
-        with pytest.raises(ArgumentError, match="conformal"):
-            uq.predict(x).prediction_set()
-        members = uq.conformal(digits[1]["held"]).predict(x).prediction_set(0.9)
-        assert float(metrics.set_coverage(members, y)) > 0.9 - 3 * (0.09 / len(y)) ** 0.5 - 3 * (0.09 / 400) ** 0.5
-        ruled = uq.reject(digits[1]["held"], risk=0.05)
-        sure = ruled.predict(x).kept()
-        assert 0 < ruled.calibration.rule.kept <= 1
-        assert float((uq.predict(x).label != y)[sure].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
-
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
