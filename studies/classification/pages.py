@@ -32,14 +32,9 @@ _TABLES = {
 }  # fmt: skip
 
 
-def method_names(results: Results) -> list[str]:
-    """All methods, in the order in which the records have them."""
-    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["methods"]))
-
-
-def score_names(results: Results) -> list[str]:
-    """All scores, likewise."""
-    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["scores"]))
+def names_of(results: Results, what: str) -> list[str]:
+    """All methods, or all scores, in the order in which the records have them."""
+    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0][what]))
 
 
 def cell(repeats: Values | None, record: Record, digits: int) -> str:
@@ -59,7 +54,7 @@ def set_tables(results: Results) -> list[str]:
         for measure, (name, digits) in measures.items():
             methods = {
                 method: {key: values(record, method, measure, where) for key, record in results.items()}
-                for method in method_names(results)
+                for method in names_of(results, "methods")
             }
             lines += [f"**{name}**", "", *_table(results, methods, digits, largest=measure == "accuracy"), ""]
     return lines
@@ -76,14 +71,14 @@ def score_tables(results: Results) -> list[str]:
     for title, (measure, where) in titles.items():
         scores = {
             score: {key: told(record, score, measure, where) for key, record in results.items()}
-            for score in score_names(results)
+            for score in names_of(results, "scores")
         }
         lines += [f"**{title}**", "", *_table(results, scores, 3, largest=measure == "auroc"), ""]
     for key, record in results.items():
         others = [part for part in record["units"][0]["others"] if not is_part(part, "shift")]
         rows = [
             [score, *(cell(told(record, score, where=other), record, 3) for other in others)]
-            for score in score_names(results)
+            for score in names_of(results, "scores")
         ]
         lines += [f"**{key}: AUROC against each**", "", *table(["score", *others], rows), ""]
     return lines
@@ -143,7 +138,7 @@ def figures(results: Results) -> dict[str, Figure]:
 
 
 def _gains(results: Results) -> Figure:
-    names = [name for name in method_names(results) if name != _BASE][::-1]
+    names = [name for name in names_of(results, "methods") if name != _BASE][::-1]
     figure = plots.new_figure(10, 1.4 + 0.42 * len(names))
     panels = figure.subplots(1, 2, sharey=True)
     for ax, where, title in zip(panels, ("test", "shift"), ("test rows", "shifted rows"), strict=True):

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from latedrop import plots
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
-from studies.pages import Results, captioned, one_legend, page, table, tradeoff, written
+from studies.pages import Results, captioned, one_legend, page, table, words, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -148,13 +146,13 @@ def _rejected(rejection: Mapping[str, Any]) -> list[str]:
         "tuned for regions: with uncertainty": rejection["for_regions"]["policy"],
         "tuned for regions: low density": rejection["for_regions"]["low_density"],
     }
-    lines = [
-        f"Rejection: **{rejection['verdict']}**; {rejection['why']}. Of {rejection['regions']['all']} regions of the "
-        "test frames "
-        f"{rejection['regions']['false']} are false: no annotated head lies within {rejection['near_cells']:g} cells. "
-        f"{_separation(rejection['separation'])}{_measured_on(rejection)}",
-        "",
-    ]
+    areas = {name: "not defined" if area is None else f"{area:.2f}" for name, area in rejection["separation"].items()}
+    said = words("crowd")["rejection"].format(**areas, **{name: rejection[name] for name in _SAID})
+    if "measured_on" in rejection:
+        place = rejection["measured_on"]
+        draws = "" if place["same_draws"] else ", with other draws than the tables above"
+        where = f"{place['machine']['device']} (torch {place['versions']['torch']})"
+        said += f" The rejection was measured on {where}{draws}."
     cells = [
         [name, *(number(row[measure]) for measure in ("mae", "rmse", "bias")),
          row["rejected"], row["false_kept"], row["true_rejected"]]
@@ -167,33 +165,7 @@ def _rejected(rejection: Mapping[str, Any]) -> list[str]:
     shift = [number(controls["shift"][measure]) for measure in errors]
     cells.append(["control: validation bias taken off", *shift, "", "", ""])
     head = ("rejection", "count MAE", "count RMSE", "bias", "regions rejected", "false ones kept", "true ones rejected")
-    return [*lines, *table(head, cells)]
-
-
-def _separation(areas: Mapping[str, float | None]) -> str:
-    """How well features tell false regions from true ones."""
-    single = {"low_mass": "low mass", "ratio": "uncertainty/density ratio", "isolation": "isolation"}
-    linear = {"without_ratio": "mass and isolation", "all": "these and the ratio"}
-    said = [
-        f"{words}: {', '.join(f'{name} {_area(areas[key])}' for key, name in names.items())}."
-        for words, names in (
-            ("How well one feature alone tells false from true (area under the ROC curve, 0.5 is chance)", single),
-            ("A linear score that was fitted to the validation regions", linear),
-        )
-    ]
-    return " ".join(said)
-
-
-def _area(value: float | None) -> str:
-    return "not defined" if value is None else f"{value:.2f}"
-
-
-def _measured_on(rejection: Mapping[str, Any]) -> str:
-    if "measured_on" not in rejection:
-        return ""
-    place = rejection["measured_on"]
-    draws = "" if place["same_draws"] else ", with other draws than the tables above"
-    return f" The rejection was measured on {place['machine']['device']} (torch {place['versions']['torch']}){draws}."
+    return [said, "", *table(head, cells)]
 
 
 def _seconds(record: Mapping[str, Any]) -> float:
@@ -210,8 +182,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "constant": {"color": "0.55", "marker": "", "linewidth": 2.5, "linestyle": "-"},
     SIZE: {"color": "#E69F00", "marker": "", "linewidth": 2, "linestyle": (0, (6, 2))},
 }
-_WIDE_RANGE = 1000
-"""Of NLLs: beyond it an axis is logarithmic."""
+_SAID = ("verdict", "why", "regions", "near_cells")
 _UNITS = {"pixel": "people per cell", "count": "people"}
 
 
@@ -223,7 +194,6 @@ def figures(results: Results) -> dict[str, Figure]:
     """
     return {
         **{f"rates_{target}": _rates(results, target) for target in _UNITS},
-        "tradeoff": _tradeoff(results),
         "calibration": _calibration(results),
     }
 
@@ -258,22 +228,6 @@ def _rates(results: Results, target: str) -> Figure:
     return figure
 
 
-def _tradeoff(results: Results) -> Figure:
-    figure, grid = _grid(results, 2, 5.0, 3.2)
-    for name, row, record in _rows(results, grid):
-        shown = paper_rates(record)
-        for ax, (target, unit) in zip(row, _UNITS.items(), strict=True):
-            columns = record["injected"][target]
-            nll, ma = (np.array([columns["path"][measure][i] for i in shown]) for measure in ("nll", "ma"))
-            rmse = np.array([columns["test"]["rmse"][i] for i in shown])
-            tradeoff(nll, ma, rmse, ax, f"RMSE [{unit}]")
-            ax.set_title(f"{name}, {target}", fontsize="medium")
-            if nll.max() - nll.min() > _WIDE_RANGE:
-                ax.set_xscale("symlog")
-    one_legend(figure, grid[0][0])
-    return figure
-
-
 def _calibration(results: Results) -> Figure:
     figure = plots.new_figure(3.4 * max(2, len(results)), 7.2)
     grid = figure.subplots(2, len(results), squeeze=False)
@@ -289,9 +243,8 @@ def _calibration(results: Results) -> Figure:
 def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
     """Ends of the axis of NLLs: what the paper's rates and the controls need, and not one curve that runs away."""
     test, places = record["injected"][target]["test"], paper_rates(record)
-    values = [test[f"nll_{kind}"][i] for kind in KINDS[1:] for i in places] + [
-        record["constant"][target]["test"]["nll"]
-    ]
+    values = [test[f"nll_{kind}"][i] for kind in KINDS[1:] for i in places]
+    values.append(record["constant"][target]["test"]["nll"])
     if target == "count":
         values.append(record["size_control"]["test"]["nll"])
     margin = 0.25 * max(max(values) - min(values), 0.2)

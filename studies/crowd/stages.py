@@ -16,7 +16,7 @@ from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.errors import DataError
 from latedrop_crowd.layouts import CrowdSet, in_order
 from latedrop_crowd.mcnn import Trained
-from studies.crowd.measures import Fit, Predicted, agreement, conformal, control, judge, judge_both, size_control
+from studies.crowd.measures import Predicted, agreement, conformal, control, judge_both, size_control
 from studies.driver import rounded
 from studies.site_rates import fit_sites
 
@@ -29,6 +29,7 @@ PARTS = ("validation", "test")
 FREE_COST = 4
 """Of one sampling-free pass with its backward pass or its variances, in passes: for the time left."""
 _WORTH_COMPILING = 20_000  # passes
+_BATCH = 8  # frames that run at once
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Frames:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batches(self, size: int) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Tensor]:
         """Frames in [0, 1], some at a time."""
-        for part in self.images.split(size):
+        for part in self.images.split(_BATCH):
             yield part.float() / 255
 
 
@@ -92,8 +93,6 @@ class Setup:
         grid: `(h, w)`.
         sigma: of the density kernel, in pixels of the frames as the network sees them.
         settings: what the results depend on.
-        batch: frames that run at once.
-        chunk: draws that run at once; None: what fits.
     """
 
     parts: dict[str, Frames]
@@ -102,8 +101,6 @@ class Setup:
     grid: tuple[int, int]
     sigma: float
     settings: Settings
-    batch: int
-    chunk: int | None = None
 
     @property
     def total(self) -> int:
@@ -112,7 +109,7 @@ class Setup:
 
     def sites(self, trained: Trained) -> Sites:
         """Where dropout goes: before every convolution but the first of each column."""
-        return find_sites(trained.model, next(self.parts["validation"].batches(1)))
+        return find_sites(trained.model, next(self.parts["validation"].batches())[:1])
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Drawn:
         return Predicted(self.count, self.count_variance, frames.count, len(frames))
 
 
-def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, chunk: int | None = None) -> Setup:
+def load(item: CrowdSet, trained: Trained, settings: Settings) -> Setup:
     """Decode the frames once, and put them where the network is.
 
     Raises:
@@ -158,7 +155,7 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
         parts[name] = _frames(item, chosen, trained, inside)
     roi = None if region is None else region.to(device)
-    return Setup(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
+    return Setup(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings)
 
 
 def first_order(setup: Setup, tick: Tick) -> Stage:
@@ -167,7 +164,7 @@ def first_order(setup: Setup, tick: Tick) -> Stage:
     plain, by_site = {}, {}
     for name, frames in setup.parts.items():
         maps, counts, variances = [], [], []
-        for images in frames.batches(setup.batch):
+        for images in frames.batches():
             with torch.inference_mode():
                 density = setup.trained.model(images)
             maps.append(density.flatten(1)[:, setup.inside])
@@ -205,7 +202,7 @@ def rate_stage(setup: Setup, rate: float, tick: Tick) -> Stage:
     free = {}
     for name, part in frames.items():
         means, variances = [], []
-        for images in part.batches(setup.batch):
+        for images in part.batches():
             moments = propagate(setup.trained.model, images, rate, sites)
             means.append(moments.mean.flatten(1)[:, setup.inside])
             variances.append(moments.variance.flatten(1)[:, setup.inside])
@@ -233,7 +230,7 @@ def plain_maps(setup: Setup) -> dict[str, Tensor]:
     parts = {}
     with torch.inference_mode():
         for name, frames in setup.parts.items():
-            maps = [setup.trained.model(images).flatten(1)[:, setup.inside] for images in frames.batches(setup.batch)]
+            maps = [setup.trained.model(images).flatten(1)[:, setup.inside] for images in frames.batches()]
             parts[name] = torch.cat(maps)
     return parts
 
@@ -244,11 +241,11 @@ def sampled(setup: Setup, trained: Trained, rate: float, tick: Tick) -> dict[str
     # Compiling takes seconds, and then serves every batch and rate.
     many = setup.inside.is_cuda and setup.total * settings.draws >= _WORTH_COMPILING
     engine: Literal["compiled", "auto"] = "compiled" if many else "auto"
-    options = (settings.draws, settings.seed, sites, trained.both, setup.chunk)
+    options = (settings.draws, settings.seed, sites, trained.both)
     drawn = {}
     for name, frames in setup.parts.items():
         rows: list[tuple[Tensor, ...]] = []
-        for images in frames.batches(setup.batch):
+        for images in frames.batches():
             moments = sample(trained.model, images, rate, *options, engine=engine)
             cells = (values[:, :-1][:, setup.inside] for values in (moments.mean, moments.variance))
             rows.append((*cells, moments.mean[:, -1], moments.variance[:, -1]))
@@ -296,16 +293,11 @@ def _per_site(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], by_site: di
     """A rate for each site, and a floor, fitted by NLL on the validation frames."""
     error = (setup.parts["validation"].count - plain["validation"][1]).cpu()
     fitted = fit_sites(error, by_site["validation"].cpu())
-    same = Fit(1.0, 1.0, 1.0, 0.0, float(torch.finfo(torch.float64).tiny))
     record: Stage = {"odds": fitted.odds.tolist(), "floor": fitted.floor}
     for name in PARTS:
         variance = fitted.variance(by_site[name].double().cpu())
         part = Predicted(plain[name][1].cpu(), variance, setup.parts[name].count.cpu(), len(variance))
-        measures = judge(part, same, intervals=True)
-        flat = {"rmse": measures["rmse"], "mae": measures["mae"]}
-        flat |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
-        flat["blocks"] = {"nll": measures["blocks"]["nll_unscaled"]}
-        record[name] = flat | {key: measures[key]["unscaled"] for key in ("coverage", "width")}
+        record[name] = control(part, intervals=True)
     return record
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import DataError, FileError
 from latedrop.files import digest_of
 from latedrop.metrics.levels import central_quantile
-from latedrop.terminal import need, number_list
+from latedrop.terminal import need
 from latedrop_crowd.layouts import CrowdSet, open_as_trained
 from latedrop_crowd.mcnn import Trained, load_weights, shipped
 from latedrop_crowd.regions import Maps, near_cells, to_cells
@@ -34,7 +34,6 @@ from studies.crowd.rejection import measure_rejection
 from studies.crowd.stages import (
     FREE_COST,
     PARTS,
-    RATES,
     Drawn,
     Settings,
     Setup,
@@ -64,20 +63,18 @@ def measure(
     item: CrowdSet,
     weights: Mapping[str, Path],
     settings: Settings,
-    batch: int,
-    chunk: int | None,
     device: torch.device,
     tick: Tick,
 ) -> Record:
     """Measure a set. The first weights are those of the network without dropout."""
     trained, *others = (load_weights(path, device) for path in weights.values())
-    setup = load(item, trained, settings, batch=batch, chunk=chunk)
+    setup = load(item, trained, settings)
     with tuned():
         free = first_order(setup, tick)
         drawn = [rate_stage(setup, rate, tick) for rate in settings.rates]
         dropped = {stem: embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
         record = _assembled(setup, free, drawn, dropped)
-        rejection = reject(setup, record, lambda rate: sampled(setup, trained, rate, tick))
+        rejection = reject(setup, record, tick)
     return record | {
         "rejection": rejection,
         "frames": {part: len(frames) for part, frames in setup.parts.items()},
@@ -89,18 +86,11 @@ def measure(
     }
 
 
-def reject(setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]) -> Record:
-    """Measure rejection at the rate and scale that a record chose for pixels.
-
-    Args:
-        setup: frames, network and settings.
-        record: its `chosen`, `rates` and `injected` are read.
-        draw: the maps of both parts at a rate.
-    """
+def reject(setup: Setup, record: Mapping[str, Any], tick: Tick) -> Record:
+    """Measure rejection at the rate and scale that a record chose for pixels."""
     best = record["chosen"]["pixel"]["scaled"]
     fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
-    maps = draw(record["rates"][best])
-    return _rejection(setup, maps, plain_maps(setup), fit)
+    return _rejection(setup, sampled(setup, setup.trained, record["rates"][best], tick), plain_maps(setup), fit)
 
 
 def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapping[str, Record]) -> Record:
@@ -113,18 +103,12 @@ def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapp
     )
     chosen = {target: _chosen(injected[target]) for target in TARGETS}
     free_chosen = {target: _chosen(beside[target]) for target in TARGETS}
-    curves = {
-        target: {
-            part: {
-                kind: drawn[chosen[target]["unscaled" if kind == "unscaled" else "scaled"]][target][part]["curves"][
-                    kind
-                ]
-                for kind in KINDS
-            }
-            for part in PARTS
-        }
-        for target in TARGETS
-    }
+
+    def curve(target: str, part: str, kind: str) -> list[float]:
+        place = chosen[target]["unscaled" if kind == "unscaled" else "scaled"]
+        values: list[float] = drawn[place][target][part]["curves"][kind]
+        return values
+
     return {
         "rates": list(rates),
         "levels": levels(),
@@ -134,14 +118,13 @@ def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapp
         "sampling_free": beside,
         "chosen": chosen,
         "sampling_free_chosen": free_chosen,
-        "curves": curves,
+        "curves": {
+            target: {part: {kind: curve(target, part, kind) for kind in KINDS} for part in PARTS} for target in TARGETS
+        },
         "constant": free["constant"],
         "size_control": free["size_control"],
         "per_site": free["linear"]["per_site"],
-        "conformal": {
-            "constant": free["conformal"],
-            "injected": drawn[chosen["count"]["scaled"]]["conformal"],
-        },
+        "conformal": {"constant": free["conformal"], "injected": drawn[chosen["count"]["scaled"]]["conformal"]},
         "embedded": {name: _without(stage, "series") for name, stage in others.items()},
         "series": _series(setup, drawn[chosen["count"]["scaled"]], free),
     }
@@ -151,11 +134,10 @@ def _columns(rows: Sequence[Record]) -> Record:
     """From one record for each rate to lists over the rates."""
     columns: Record = {}
     for part in PARTS:
-        measures = [_without(row[part], "curves", "path", "blocks", "entries") for row in rows]
+        measures = [_without(row[part], "curves", "blocks", "entries") for row in rows]
         columns[part] = _lists(measures)
         columns[part]["entries"] = rows[0][part]["entries"]
     columns["fit"] = _lists([row["fit"] for row in rows])
-    columns["path"] = _lists([row["test"]["path"] for row in rows])
     columns["blocks"] = _lists([row["test"]["blocks"] for row in rows])
     return columns
 
@@ -239,18 +221,14 @@ def _options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
     add("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
-    add("--rates", help=f"numbers separated by commas; {', '.join(f'{rate:g}' for rate in RATES)} by default")
     add("--every", type=int, default=1, help="take each k-th validation and test frame")
-    add("--batch", type=int, default=8, help="frames that run at once")
-    add("--chunk", type=int, help="draws that run at once; what fits by default")
 
 
 def _settings(options: Namespace) -> Settings:
-    check_at_least(options, draws=2, every=1, batch=1, chunk=1)
+    check_at_least(options, draws=2, every=1)
     quick = QUICK if options.quick else Settings()
     draws = quick.draws if options.draws is None else options.draws
-    rates = quick.rates if options.rates is None else _rates(options.rates)
-    return replace(quick, draws=draws, rates=rates, every=options.every, seed=options.seed)
+    return replace(quick, draws=draws, every=options.every, seed=options.seed)
 
 
 def _units(options: Namespace) -> list[Unit]:
@@ -270,7 +248,7 @@ def _units(options: Namespace) -> list[Unit]:
         key = {"set": name, "settings": asdict(settings) | {"rates": list(settings.rates)}, "networks": about}
         passes = FREE_COST + len(settings.rates) * (settings.draws + FREE_COST) + len(weights) * settings.draws
         frames = sum(len(settings.chosen(item, part)) for part in PARTS)
-        call = partial(measure, item, weights, settings, options.batch, options.chunk)
+        call = partial(measure, item, weights, settings)
         units.append(Unit(f"{name}.json", key, passes * frames, call))
     return units
 
@@ -313,13 +291,6 @@ def _weights(name: str, folder: Path | None) -> dict[str, Path]:
     if not path.is_file():
         raise FileError(f"expected weights at {path}; there is no such file.")
     return {name: path} | {path.stem: path for path in sorted(folder.glob(f"{name}-embedded-*.safetensors"))}
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    rates = tuple(sorted(set(number_list("--rates", text))))
-    if not rates or not all(0 < rate < 1 for rate in rates):
-        raise ArgumentError(f"expected --rates between 0 and 1, separated by commas; found {text!r}.")
-    return rates
 
 
 STUDY = Study(

@@ -187,12 +187,13 @@ def figures(results: Results) -> dict[str, Figure]:
 
 
 def _coverage(results: Results) -> Figure:
-    names = _ranked(results, "coverage")
+    names = sorted(method_names(results), key=lambda name: -float(np.median(_over_sets(results, name, "coverage"))))
+    names.sort(key=lambda name: _KINDS.index(group(name)))
     figure = plots.new_figure(11, 1.4 + 0.24 * len(names))
     shifted, inside = figure.subplots(1, 2, sharey=True)
     _strip(shifted, results, names, "coverage", "share of shifted rows held")
     _strip(inside, results, names, "inside_coverage", "share of rows inside held")
-    edges = [y for y, (a, b) in enumerate(pairwise(reversed(names))) if _group(a) != _group(b)]
+    edges = [y for y, (a, b) in enumerate(pairwise(reversed(names))) if group(a) != group(b)]
     for ax in (shifted, inside):
         for y in edges:
             ax.axhline(y + 0.5, color="black", linewidth=0.8)
@@ -222,19 +223,6 @@ def _strip(ax: Axes, results: Results, names: list[str], measure: str, label: st
     ax.set_ylim(-0.7, len(names) - 0.3)
     ax.grid(axis="y", linewidth=0.4)
     ax.set_xlabel(label)
-
-
-def _ranked(results: Results, measure: str, *, grouped: bool = True) -> list[str]:
-    """Largest median over sets first; grouped: with a floor or a fit of their own, then scaled ones, then raw ones."""
-
-    def place(method: str) -> tuple[int, float]:
-        return _group(method) * grouped, -float(np.median(_over_sets(results, method, measure)))
-
-    return sorted(method_names(results), key=place)
-
-
-def _group(method: str) -> int:
-    return 2 if method.endswith(", raw") else 1 if method.endswith(", scaled") else 0
 
 
 def _over_sets(results: Results, method: str, measure: str) -> list[float]:
