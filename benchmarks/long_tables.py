@@ -1,12 +1,13 @@
-"""Tables of up to fifteen million rows: calibrating them, and `latedrop predict` on a large csv file.
+"""Tables of up to fifteen million rows: calibrating them, `latedrop predict` on a large csv file, predictions on Ray.
 
-    python -m benchmarks.long_tables                    # --parts calibrate or predict for one of them
+    python -m benchmarks.long_tables                    # --parts calibrate, predict or ray for one of them
 
 Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
 
 *calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
 reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
-the same functions.
+the same functions. *ray*: parquet files by one worker in this process, and by one and two workers of Ray. The table
+multiplies the speed of one worker.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,9 @@ from benchmarks.serve import prepared
 from benchmarks.timing import by_parts, markdown_table
 
 ROWS = (100_000, 1_000_000, 10_000_000)
-FILE_ROWS, PART = 15_000_000, 20
+FILE_ROWS, PART, RAY_ROWS, RAY_FILES = 15_000_000, 20, 2_000_000, 8
 BATCH = 8192
+NAMES = tuple(f"x{i}" for i in range(13))
 WAYS = ("reading", "plain passes", "calibrate")
 CALIBRATE = """
 import json, re, sys, time, warnings
@@ -114,6 +117,36 @@ def predict() -> dict[str, Any]:
         return {"rows": FILE_ROWS, "bytes": (folder / "all.csv").stat().st_size, "ways": watched}
 
 
+def ray() -> dict[str, Any]:
+    """Measure one worker in this process, and the same files through Ray with one worker and with two."""
+    from pyarrow import parquet, table
+
+    from latedrop.adapters.ray import Asked, Predictions, predict_folder
+
+    dice, rows, clocks = np.random.default_rng(1), RAY_ROWS // RAY_FILES, {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, data = Path(name), Path(name, "data")
+        data.mkdir()
+        prepared(folder, 50)
+        paths = [data / f"{i}.parquet" for i in range(RAY_FILES)]
+        for path in paths:
+            columns = {name: dice.normal(size=rows) for name in NAMES}
+            parquet.write_table(table({**columns, "id": np.arange(rows)}), path)
+        options: dict[str, Any] = {"inputs": NAMES, "keep": ("id",), "folder": name, "device": "cpu"}
+        job = Asked("served:net", str(folder / "cal.json"), untrained=True, **options)
+        predictions = Predictions(job)
+        predictions(parquet.read_table(paths[0]).slice(0, 10))
+        start = time.process_time()
+        for path in paths:
+            parquet.write_table(predictions(parquet.read_table(path)), folder / "one.parquet")
+        seconds = time.process_time() - start
+        for workers in (1, 2):
+            begin = time.perf_counter()
+            predict_folder(job, str(data), str(folder / f"out{workers}"), workers=workers)
+            clocks[workers] = time.perf_counter() - begin
+    return {"rows": RAY_ROWS, "cpu_seconds": seconds, "ray_seconds": clocks}
+
+
 def write_table(path: Path, rows: int) -> None:
     """Write rows of 13 numbers with six decimals, and an id."""
     from latedrop.cli.writing import write_rows
@@ -122,7 +155,7 @@ def write_table(path: Path, rows: int) -> None:
     with write_rows(str(path)) as append:
         for start in range(0, rows, 100_000):
             count = min(100_000, rows - start)
-            numbers = {f"x{i}": np.round(dice.normal(size=count), 6) for i in range(13)}
+            numbers = {name: np.round(dice.normal(size=count), 6) for name in NAMES}
             append({**numbers, "id": np.arange(start, start + count)})
 
 
@@ -163,5 +196,17 @@ def predict_table(record: dict[str, Any]) -> str:
     return markdown_table(heads, lines)
 
 
+def ray_table(record: dict[str, Any]) -> str:
+    """Return what a billion rows take on so many workers, from the speed of one."""
+    speed, lines = record["ray"]["rows"] / record["ray"]["cpu_seconds"], []
+    for workers in (1, 16, 64, 256):
+        hours = 1e9 / speed / workers / 3600
+        taken = f"{hours:.1f} h" if hours > 1 else f"{60 * hours:.1f} min"
+        lines.append([workers, f"{speed * workers:,.0f}", taken, f"{workers * hours:.2f}"])
+    return markdown_table(
+        ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"], lines, 0
+    )
+
+
 if __name__ == "__main__":
-    by_parts("long_tables", {"calibrate": calibrate, "predict": predict})
+    by_parts("long_tables", {"calibrate": calibrate, "predict": predict, "ray": ray})
