@@ -78,17 +78,6 @@ def test_it_warns_of_the_row_and_keeps_a_finite_mean(default: latedrop.Predictor
     assert float(prediction.quantile(0.5)[ABSURD]) == float(prediction.mean[ABSURD])
 
 
-def test_an_absurd_row_alone_and_batches_of_them(default: latedrop.Predictor) -> None:
-    far = torch.full((300, 3), 1e30)
-    with pytest.warns(LatedropWarning, match="1 of 1 rows"):
-        alone = default.predict(far[:1])
-    with pytest.warns(LatedropWarning, match="300 of 320 rows"):
-        prediction = default.predict(torch.cat([far, NEW]))
-    assert_same_up_to_rounding(prediction.mean[:1], alone.mean)
-    assert_same_up_to_rounding(prediction.std[:300], alone.std.expand(300, 1))
-    assert_same_up_to_rounding(prediction.std[300:], default.predict(NEW).std)
-
-
 def test_a_number_that_does_not_fit_the_dtype_is_flagged_too(default: latedrop.Predictor) -> None:
     x = NEW.double()
     x[ABSURD] = 1e300

@@ -53,12 +53,8 @@ def test_the_record_says_what_was_asked_and_found() -> None:
     ).calibration
     assert isinstance(calibration, Calibration)
     assert [row.rate for row in calibration.table] == list(RATES)
-    assert (calibration.criterion, calibration.method, calibration.mean, calibration.choice) == (
-        "unscaled",
-        "sample",
-        "draws",
-        "relaxed",
-    )
+    options = calibration.criterion, calibration.method, calibration.mean, calibration.choice
+    assert options == ("unscaled", "sample", "draws", "relaxed")
     assert (calibration.draws, calibration.seed, calibration.shared, calibration.per_output) == (DRAWS, 5, True, False)
     assert (calibration.rows, calibration.output_shape) == (120, (1,))
     assert calibration.sites == find_sites(model, x)

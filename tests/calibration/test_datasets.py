@@ -175,34 +175,26 @@ class Splits(dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "message"),
+    ("make", "unpack", "message"),
     [
-        (lambda x, y: [{"input": x}], {}, r"expected the targets of a batch under one of labels, .*; found none among"),
-        (lambda x, y: [{"input": x, "y": y, "label": y}], {}, r"found \['label', 'y'\] among its keys"),
-        (
-            lambda x, y: [{"input": x, "y": y}],
-            {"batches": latedrop.Batches(unpack="price")},
-            "under 'price'; found none among its keys",
-        ),
-        (
-            lambda x, y: [(x, y)],
-            {"batches": latedrop.Batches(unpack="price")},
-            r"expected batches that are mappings.*under 'price'; found tuple",
-        ),
+        (lambda x, y: [{"input": x}], None, r"the targets of a batch under one of labels, .*; found none among"),
+        (lambda x, y: [{"input": x, "y": y, "label": y}], None, r"found \['label', 'y'\] among its keys"),
+        (lambda x, y: [{"input": x, "y": y}], "price", "under 'price'; found none among its keys"),
+        (lambda x, y: [(x, y)], "price", r"expected batches that are mappings.*under 'price'; found tuple"),
         (
             lambda x, y: Tabular({"a": x.tolist(), "b": x.tolist(), "y": y.tolist()}),
-            {},
+            None,
             r"among the inputs of the model, \['input'\]; found \['a', 'b'\]",
         ),
-        (lambda x, y: Splits(train=1, test=2), {}, r"expected one data set; found a mapping of \['train', 'test'\]"),
+        (lambda x, y: Splits(train=1, test=2), None, r"one data set; found a mapping of \['train', 'test'\]"),
     ],
     ids=["no targets", "two targets", "another name", "no mapping", "unknown inputs", "splits"],
 )
 def test_what_cannot_be_told_apart(
-    net: nn.Module, rows: tuple[Tensor, Tensor], make: Any, options: dict[str, Any], message: str
+    net: nn.Module, rows: tuple[Tensor, Tensor], make: Any, unpack: str | None, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        latedrop.calibrate(net, make(*rows), progress=False, **options)
+        latedrop.calibrate(net, make(*rows), progress=False, batches=latedrop.Batches(unpack=unpack))
 
 
 def test_rows_of_several_batches_cannot_have_their_own_masks(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:

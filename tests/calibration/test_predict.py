@@ -103,16 +103,6 @@ def test_a_prediction_is_the_moments_with_the_scale_applied(fitted: tuple[Predic
     assert "Sequential" in repr(predictor)
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
-def test_the_batch_size_does_not_change_a_prediction(fitted: tuple[Predictor, Tensor, Tensor], batch_size: int) -> None:
-    predictor, x, _ = fitted
-    other = Predictor(predictor.model, predictor.calibration, batch_size=batch_size, chunk=11)
-    assert_same_up_to_rounding(other.predict(x).mean, predictor.predict(x).mean)
-    assert_same_up_to_rounding(other.predict(x).variance, predictor.predict(x).variance)
-    alone = other.predict(x[3:4])
-    assert_same_up_to_rounding(alone.std[0], predictor.predict(x).std[3])
-
-
 @pytest.mark.parametrize("choice", ["optimal", "relaxed", 3])
 def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
     model = mlp(3, 40, 2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.errors import OutputError
 from latedrop.prediction.predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
 
@@ -54,19 +54,6 @@ def test_labels_of_any_whole_type(dtype: torch.dtype, task: Any) -> None:
     model, x, y = case()
     y = y.clamp_max(1)
     same(calibrated(model, (x, y.to(dtype)), task=task).predict(x), calibrated(model, (x, y)).predict(x))
-
-
-def test_rows_that_the_model_does_not_take() -> None:
-    model, x, y = case()
-    uq = calibrated(model, (x, y))
-    with pytest.raises(DataError, match="expected inputs that the model takes"):
-        uq.predict(x[:, :3])
-    with pytest.raises(DataError, match="single row"):
-        uq.predict(x[0])
-    with pytest.raises(DataError, match="at least one row"):
-        uq.predict(DataLoader(TensorDataset(x[:0])))
-    with pytest.raises(ArgumentError, match="inside"):
-        uq.predict(x, rate="0.1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("factor", [1e-30, *(pytest.param(f, marks=pytest.mark.slow) for f in (1e-8, 1e4, 1e8, 1e20))])

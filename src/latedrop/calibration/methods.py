@@ -198,7 +198,7 @@ class Plan:
     """All that one calibration was asked for; `calibrate` says what each is."""
 
     method: Method
-    task: Literal["auto", "regression"] | Classification = "regression"
+    task: Literal["auto", "regression", "classification"] | Classification = "regression"
     reference: Any = None
     readout: Readout = None
     sites: Sites | Select = None

@@ -122,7 +122,7 @@ def calibrate(
     check_module(model)
     plan = Plan(
         method=method,  # type: ignore[arg-type]
-        task=task,  # type: ignore[arg-type]
+        task=task,
         reference=reference,
         readout=readout,
         sites=sites,
