@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import by_parts, markdown_table
-from latedrop.progress import shown_on
+from latedrop.terminal import shown_on
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.calibration.recalibration import fit_recalibration, t_quantile
 from latedrop_crowd.console.notices import Notices

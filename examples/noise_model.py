@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.progress import shown_on
+from latedrop.terminal import shown_on
 
 COLUMNS = ("frequency", "angle", "chord", "speed", "thickness", "level")
 

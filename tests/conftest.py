@@ -23,7 +23,7 @@ def as_many_threads() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress is told, however slow the machine; what a test compares on stderr does not depend on time."""
-    monkeypatch.setattr("latedrop.progress._EVERY", float("inf"))
+    monkeypatch.setattr("latedrop.terminal._EVERY", float("inf"))
 
 
 @pytest.fixture

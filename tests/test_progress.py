@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop import progress as module
-from latedrop.progress import progress, shown_on
+from latedrop import terminal as module
+from latedrop.terminal import progress, shown_on
 
 EVERY = module._EVERY  # of which the other tests see nothing
 

@@ -18,7 +18,7 @@ ROOMS = [
     {"errors"},
     {"files", "numerals"},
     {"options", "records"},
-    {"quantiles", "stored_tensors", "torch_private", "devices", "terminal", "progress"},
+    {"quantiles", "stored_tensors", "torch_private", "devices", "terminal"},
     {"weights"},
     {"metrics", "plots", "web"},
     {"data"},

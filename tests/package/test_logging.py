@@ -88,7 +88,7 @@ class TestVerbose:
         assert once[1] == "latedrop: data val.npz: 40 rows, arrays x, y"
         assert once[-1] == "latedrop: written: cal.json"
         twice = self.stderr_of([*words, "-vv"], capsys).splitlines()
-        assert any(line.startswith("latedrop.progress: calibrating: 40 rows in ") for line in twice)
+        assert any(line.startswith("latedrop.terminal: calibrating: 40 rows in ") for line in twice)
         assert len(twice) > len(once)
         assert self.stderr_of([*words, "--verbose"], capsys).splitlines() == once
         assert logging.getLogger("latedrop").handlers == before

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTED = ("latedrop", "latedrop.metrics", "latedrop.metrics.classes", "latedrop.plots", "latedrop.terms")
 DOCUMENTED += ("latedrop.errors", "latedrop.streams", "latedrop.report", "latedrop_crowd", "latedrop.adapters.sklearn")
 DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.files")
-DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices", "latedrop.progress")
+DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices")
 DOCUMENTED += (
     "latedrop.web",
     "latedrop.metrics.levels",

@@ -37,9 +37,9 @@ from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError, DataError
 from latedrop.options import shown
 from latedrop.prediction.predictor import check_belongs
-from latedrop.progress import shown_on
 from latedrop.quantiles import checked_level, first_beyond
 from latedrop.records import Format, Limits, record
+from latedrop.terminal import shown_on
 from latedrop.weights import Weights, fingerprint
 
 __all__ = [

@@ -39,8 +39,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network, Readout
 from latedrop.network.sites import Sites
-from latedrop.progress import progress
-from latedrop.terminal import listed
+from latedrop.terminal import listed, progress
 from latedrop.terms import BatchContext, Dropout, ErrorForest, GradientLeverage, Leverage, Term
 from latedrop.terms.features import Features
 

@@ -27,9 +27,8 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.judgement import ClassJudgement, Judgement, judge, judge_classes
 from latedrop.metrics.groups import Inputs
 from latedrop.prediction.predictor import ClassPredictor, Predictor
-from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
-from latedrop.terminal import need, say
+from latedrop.terminal import need, progress, say
 
 __all__ = ["check_ray", "checked_sets", "judged", "on_ray", "predicted", "write_page", "write_predictions"]
 

@@ -33,7 +33,7 @@ from latedrop import (
 )
 from latedrop.devices import versions
 from latedrop.errors import DataError
-from latedrop.progress import shown_on
+from latedrop.terminal import shown_on
 from latedrop.terms import Dropout, Leverage, Size
 from latedrop_crowd.blocks import time_blocks
 from latedrop_crowd.calibration.recalibration import FEWEST, fit_recalibration

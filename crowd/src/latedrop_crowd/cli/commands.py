@@ -159,7 +159,7 @@ def crowd_count(
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
         from latedrop.metrics.levels import checked_level
-        from latedrop.progress import shown_on
+        from latedrop.terminal import shown_on
         from latedrop_crowd.counting import CountFile, count_people, finished_frames, provenance_of
         from latedrop_crowd.frames import open_frames
         from latedrop_crowd.mcnn import faster

@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import parsed, write_aside
-from latedrop.progress import shown_on
 from latedrop.records import checked
+from latedrop.terminal import shown_on
 from latedrop_crowd.layouts import CrowdSet, in_order
 from latedrop_crowd.mcnn import MCNN, STRIDE
 
