@@ -21,13 +21,6 @@ from latedrop.errors import LatedropError
 COLUMNS = Columns(("a", "b"), kept=("t",))
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few lines are several chunks."""
-    for name, size in (("_LINE_BYTES", 1), ("_MIN_CHUNK", 32)):
-        monkeypatch.setattr(arrow_files, name, size)
-
-
 def found(path: Path, size: int) -> Any:
     """All rows as `(line, a, b, t)`, or the line that an error names."""
     rows: list[Any] = []
@@ -146,7 +139,7 @@ def test_a_column_may_be_read_as_numbers_and_carried_along(tmp_path: Path) -> No
 
 def test_plain_cells_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text("a,b,t\n" + '1,NA,"x"\n' * 1000)
+    path.write_text("a,b,t\n" + "1,NA,x\n" * 1000)
     monkeypatch.setattr(arrow_files, "_numbers", None)
     assert sum(map(len, read_batches(open_table(str(path)), COLUMNS, 64))) == 1000
 

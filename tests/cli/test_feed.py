@@ -1,5 +1,6 @@
 """Between tables and models: no more than a batch of rows at a time, and everything in its place."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -38,13 +39,16 @@ def csv_file(folder: Path, rows: int, bad: tuple[int, ...] = ()) -> str:
     return str(path)
 
 
-class Lines:
+class Lines(io.BufferedIOBase):
     """Standard input that counts the lines it has handed out."""
 
     def __init__(self, rows: int) -> None:
         self.buffer, self.handed, self._rows = self, -1, rows
 
-    def read1(self, size: int) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1) -> bytes:
         """Give one line, as a pipe does that others write to slowly."""
         self.handed += 1
         if self.handed == 0:

@@ -1,43 +1,42 @@
-"""Rows of csv and parquet files, read by pyarrow.
+"""Rows of csv and parquet files.
 
-pyarrow parses csv in chunks of whole rows that are cut here, so that a row's line number is known and memory does not
-grow with the file. If a cell is not plainly a number, that chunk is read cell by cell, which takes what pyarrow does
-not (`true`, ` NA `, `+5`, `inf`), or says which cell is wrong.
+csv is read in blocks of lines, so that a row's line number is known and memory does not grow with the file. pyarrow
+parses a block. One with quotes, or with a cell that is not plainly a number, goes through Python's csv module cell by
+cell, which takes what pyarrow does not (`true`, ` NA `, `+5`, `inf`), or says which cell is wrong.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
-import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
+from pyarrow import compute
 
 from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table, is_number, is_numeric, number_of
 from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = ["open_csv", "open_parquet"]
 
-_LINE_BYTES = 128  # of a row, typically
-_MIN_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 22  # bytes of csv that are parsed at once
-_MAX_ROW = 1 << 22  # bytes of one row; a quote that is never closed makes one of the whole file
 _WORDS = ("na", "n/a", "nan", "null", "none")
 _MISSING = ["", "NaN", *(case(word) for word in _WORDS for case in (str, str.upper, str.capitalize))]
-_QUOTED = rb'(?:(?<=[%s\n])|\A)"[^"]*(?:""[^"]*)*(?:"|\Z)'
+_ENCODING: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape"}
 
 
 def open_csv(path: str) -> Table:
     """Open a csv file, or csv on standard input: commas, semicolons or tabs, whichever the first line has most of."""
     with _opened(path) as file:  # standard input stays open
-        standard = [_Text(path, file)]
+        standard = [_Lines(path, file)]
         names = standard[0].names()
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
@@ -46,187 +45,146 @@ def open_csv(path: str) -> Table:
                 raise ArgumentError(
                     "expected a file to read twice; standard input can be read once. Write it to a file."
                 )
-            yield from _csv_blocks(standard.pop(), names, columns, size)
+            yield from standard.pop().blocks(names, columns, size)
             return
         with _opened(path) as file:
-            text = _Text(path, file)
-            text.names()
-            yield from _csv_blocks(text, names, columns, size)
+            lines = _Lines(path, file)
+            yield from lines.blocks(lines.names(), columns, size)
 
     return Table(path, tuple(names), arrays=False, count=None, unit="line", read=read)
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """Open the bytes of a csv file, unpacked where its name ends in .gz."""
+    """Open the text of a csv file, unpacked where its name ends in .gz; every line ends in LF."""
     if path == STANDARD:
-        yield getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode())
+        binary = getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode())
+        yield io.TextIOWrapper(binary, **_ENCODING)
         return
-    with gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb") as file:
+    with gzip.open(path, "rt", **_ENCODING) if path.lower().endswith(".gz") else open(path, **_ENCODING) as file:
         yield file
 
 
-class _Text:
-    """The text of a csv file, cut at the ends of rows; line ends inside quotes belong to their cell.
-
-    Attributes:
-        path: where it comes from.
-        between: what separates cells; known after `names`.
-    """
+class _Lines:
+    """The lines of a csv file, in blocks of whole rows."""
 
     def __init__(self, path: str, file: Any) -> None:
-        self.path, self.between = path, ","
-        self._take = file.read1 if path == STANDARD else file.read  # what a pipe has, without waiting for more
-        self._rest, self._line = b"", 1
-        self._quoted = re.compile(_QUOTED % b",;\t")
+        self._path, self._file, self._read, self._between = path, file, 0, ","
 
     def names(self) -> list[str]:
         """Read the first line that is not blank: the names of the columns."""
-        self._line, text = self.read(_MIN_CHUNK)
-        text = text.removeprefix(b"\xef\xbb\xbf")
-        blank = len(text) - len(text.lstrip(b"\n"))
-        end = self.masked(text).find(b"\n", blank) + 1 or len(text)
-        head, self._rest = text[blank:end], text[end:] + self._rest
-        self._line += text.count(b"\n", 0, end)
-        if not head:
-            raise DataError(f"expected a first line with column names in {self.path}; found nothing.")
-        plain = self.masked(head, b"")
-        self.between = max(",;\t", key=lambda mark: plain.count(mark.encode()))
-        self._quoted = re.compile(_QUOTED % self.between.encode())
-        width = self.masked(head).count(self.between.encode()) + 1
-        names = [str(column[0]).strip() for column in _parse(head, self.between, width, (), range(width)).columns]
+        line = "\n"
+        while line == "\n":
+            line = next(iter(self._take(1)), "")
+        if not line:
+            raise DataError(f"expected a first line with column names in {self._path}; found nothing.")
+        self._between = max(",;\t", key=lambda mark: len(next(csv.reader([line], delimiter=mark))))
+        names = [cell.strip() for cell in next(self._rows([line]))[1]]
         if all(map(is_number, names)):
             raise DataError(
-                f"expected a first line with column names in {self.path}; found only numbers. Put a line of names on "
+                f"expected a first line with column names in {self._path}; found only numbers. Put a line of names on "
                 "top."
             )
         return names
 
-    def read(self, size: int) -> tuple[int, bytes]:
-        r"""Read whole rows of some `size` bytes, with `\n` after each, and the number of the first line."""
-        while True:
-            more = self._bytes(size)
-            text = self._rest + more
-            end = self.masked(text).rfind(b"\n") + 1 if more else len(text)
-            if end or not more:
-                break
-            if len(text) > _MAX_ROW:
-                raise DataError(
-                    f"expected csv in {self.path}; in line {self._line} found: a row of more than {_MAX_ROW >> 20} MB. "
-                    "Is a quote not closed?"
-                )
-            self._rest = text
-        line, text, self._rest = self._line, text[:end], text[end:]
-        if not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                line += text.count(b"\n", 0, error.start)
-                raise DataError(
-                    f"expected {self.path} as UTF-8 text; found other bytes in line {line}, "
-                    f"{text[error.start : error.start + 4]!r}. Save it as UTF-8."
-                ) from error
-        self._line += text.count(b"\n")
-        return line, text
+    def blocks(self, names: Sequence[str], columns: Columns, size: int) -> Iterator[Block]:
+        """Parse the lines after the names, `size` at a time."""
+        at = {name: names.index(name) for name in columns.all}
+        while lines := self._take(size):
+            block = self._parsed(lines, len(names), columns, at) or self._by_cell(lines, len(names), columns, at)
+            if len(block[0]):
+                yield block
 
-    def _bytes(self, size: int) -> bytes:
+    def _take(self, count: int) -> list[str]:
+        """Read lines; `FileError` for a damaged gzip, `DataError` for bytes that are no UTF-8."""
         try:
-            more: bytes = self._take(size)
-            while more.endswith(b"\r") and (byte := self._take(1)):
-                more += byte
+            lines = list(islice(self._file, count))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise FileError(f"expected gzip in {self.path}; it is damaged or something else: {error}.") from error
-        return more.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in more else more
+            raise FileError(f"expected gzip in {self._path}; it is damaged or something else: {error}.") from error
+        if not all(map(str.isascii, lines)):
+            for number, line in enumerate(lines, self._read + 1):
+                try:
+                    line.encode()
+                except UnicodeEncodeError as error:
+                    wrong = line[error.start :].encode("utf-8", "surrogateescape")[:4]
+                    raise DataError(
+                        f"expected {self._path} as UTF-8 text; found other bytes in line {number}, {wrong!r}. Save it "
+                        "as UTF-8."
+                    ) from error
+        self._read += len(lines)
+        return lines
 
-    def masked(self, text: bytes, cover: bytes = b"q") -> bytes:
-        """Cover quoted cells, so that every line end and separator that is left ends a row or a cell."""
-        return self._quoted.sub(lambda cell: cover * len(cell[0]), text) if b'"' in text else text
+    def _parsed(self, lines: list[str], width: int, columns: Columns, at: dict[str, int]) -> Block | None:
+        """Let pyarrow parse lines; None if they are not plainly numbers, or text without quotes."""
+        content = "".join(lines)
+        if '"' in content:
+            return None
+        types = {str(at[name]): pyarrow.float64() for name in columns.numbers}
+        types |= {str(at[name]): pyarrow.string() for name in columns.carried}  # also of what is both
+        one_block = len(content) * 4 + 1
+        try:
+            table = pyarrow.csv.read_csv(
+                pyarrow.BufferReader(content.encode()),
+                # One thread: with OMP_NUM_THREADS=1, threads of pyarrow beside torch abort the process when it exits.
+                pyarrow.csv.ReadOptions(
+                    use_threads=False, block_size=one_block, column_names=[str(i) for i in range(width)]
+                ),
+                pyarrow.csv.ParseOptions(delimiter=self._between),
+                pyarrow.csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=_MISSING),
+            )
+            numbers = {name: _floats(table[str(at[name])]) for name in columns.numbers}
+        except pyarrow.ArrowException:
+            return None
+        places: Sequence[int] = range(self._read - len(lines) + 1, self._read + 1)
+        if "\n" in lines:
+            places = [place for place, line in zip(places, lines, strict=True) if line != "\n"]
+        # A number such as inf, which pyarrow takes in more ways than Python, goes through Python.
+        if len(table) != len(places) or any(values is None for values in numbers.values()):
+            return None
+        return places, numbers, {name: table[str(at[name])].combine_chunks() for name in columns.carried}
 
+    def _by_cell(self, lines: list[str], width: int, columns: Columns, at: dict[str, int]) -> Block:
+        """Parse lines by Python's csv module, or say in which line what is wrong."""
+        rows = list(self._rows(lines))
+        for place, row in rows:
+            if len(row) != width:
+                raise DataError(
+                    f"expected {width} cells in every line of {self._path}; found {len(row)} in line {place}."
+                )
+        places = [place for place, _ in rows]
+        cells = {name: [row[at[name]] for _, row in rows] for name in columns.all}
+        numbers = {name: _numbers(self._path, name, cells[name], places) for name in columns.numbers}
+        return places, numbers, {name: pyarrow.array(cells[name], pyarrow.string()) for name in columns.carried}
 
-def _csv_blocks(text: _Text, names: Sequence[str], columns: Columns, size: int) -> Iterator[Block]:
-    """Parse chunk after chunk, and cut what comes out into blocks of `size` rows."""
-    chunk = min(max(_LINE_BYTES * size, _MIN_CHUNK), _MAX_CHUNK)
-    at = {name: names.index(name) for name in columns.all}
-    waiting: Any = None
-    while True:
-        line, content = text.read(chunk)
-        if content:
-            table = _chunk(text, line, content, len(names), columns, at)
-            waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
-        while waiting is not None and len(waiting) and (len(waiting) >= size or not content):
-            part, waiting = waiting.slice(0, size), waiting.slice(size)
-            numbers = {name: part.column(f"number {name}").to_numpy() for name in columns.numbers}
-            carried = {name: part.column(f"text {name}").combine_chunks() for name in columns.carried}
-            yield part.column("place").to_pylist(), numbers, carried
-        if not content:
-            return
+    def _rows(self, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows that begin in these lines, which may end in later ones, and the line where each begins."""
+        first = self._read - len(lines) + 1
 
+        def following() -> Iterator[str]:
+            yield from lines
+            while line := self._take(1):  # of a quote that is still open
+                yield from line
 
-def _parse(content: bytes, between: str, width: int, numbers: Iterable[int], texts: Iterable[int]) -> Any:
-    """Let pyarrow parse rows of `width` cells; columns are named by their numbers."""
-    types = {str(i): pyarrow.float64() for i in numbers} | {str(i): pyarrow.string() for i in texts}
-    return pyarrow.csv.read_csv(
-        pyarrow.BufferReader(content),
-        # One thread: with OMP_NUM_THREADS=1, threads of pyarrow beside torch abort the process when it exits early.
-        pyarrow.csv.ReadOptions(
-            use_threads=False, column_names=[str(i) for i in range(width)], block_size=len(content) + 1
-        ),
-        pyarrow.csv.ParseOptions(delimiter=between, newlines_in_values=b'"' in content),
-        pyarrow.csv.ConvertOptions(
-            column_types=types, include_columns=list(types), null_values=_MISSING, strings_can_be_null=False
-        ),
-    )
-
-
-def _chunk(text: _Text, line: int, content: bytes, width: int, columns: Columns, at: dict[str, int]) -> Any:
-    """Parse some rows: their places, numbers and texts, each column under a name of its own."""
-    places = _places(line, content, text.masked(content))
-    plain = {name: at[name] for name in columns.numbers if name not in columns.carried}
-    try:
-        parsed = _parse(content, text.between, width, plain.values(), [at[name] for name in columns.carried])
-    except pyarrow.ArrowException:
-        parsed = None
-    if parsed is None or len(parsed) != len(places) or not all(_is_plain(parsed[str(i)]) for i in plain.values()):
-        plain, parsed = {}, _texts(text, line, content, width, [at[name] for name in columns.all], places)
-    made: dict[str, Any] = {"place": np.asarray(places, dtype=np.int64)}
-    made |= {f"text {name}": parsed[str(at[name])] for name in columns.carried}
-    for name in columns.numbers:
-        cells = parsed[str(at[name])]
-        made[f"number {name}"] = cells if name in plain else _numbers(text.path, name, cells.to_pylist(), places)
-    return pyarrow.table(made)
-
-
-def _is_plain(column: Any) -> bool:
-    """Return False for numbers such as inf, which pyarrow takes in more ways than Python."""
-    return bool(np.count_nonzero(np.isfinite(column.to_numpy())) == len(column) - column.null_count)
-
-
-def _texts(text: _Text, line: int, content: bytes, width: int, chosen: list[int], places: Sequence[int]) -> Any:
-    """Parse columns as text, or say in which line the cells are too many or too few."""
-    for place, row in zip(places, filter(None, text.masked(content).split(b"\n")), strict=True):
-        cells = row.count(text.between.encode()) + 1
-        if cells != width:
-            raise DataError(f"expected {width} cells in every line of {text.path}; found {cells} in line {place}.")
-    try:
-        parsed = _parse(content, text.between, width, (), chosen)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"expected csv in {text.path}; from line {line} on found: {error}") from error
-    if len(parsed) != len(places):
-        raise DataError(f"expected csv in {text.path}; from line {line} on found quotes that do not pair up.")
-    return parsed
+        reader = csv.reader(following(), delimiter=self._between)
+        while reader.line_num < len(lines):
+            place = first + reader.line_num
+            try:
+                row = next(reader)
+            except csv.Error as error:
+                raise DataError(
+                    f"expected csv in {self._path}; in line {place} found: {error}. Is a quote not closed?"
+                ) from error
+            if row:
+                yield place, row
 
 
-def _places(line: int, content: bytes, masked: bytes) -> Sequence[int]:
-    """Return the line number of every row that is not blank."""
-    if masked is content and b"\n\n" not in content and not content.startswith(b"\n"):
-        return range(line, line + content.count(b"\n") + (not content.endswith(b"\n")))
-    places, start = [], 0
-    for row in masked.split(b"\n"):
-        if row:
-            places.append(line)
-        line += 1 + content.count(b"\n", start, start + len(row))
-        start += len(row) + 1
-    return places
+def _floats(column: Any) -> Any:
+    """Return a column as floats, missing ones as NaN; None if there are other numbers that are not finite."""
+    if not pyarrow.types.is_floating(column.type):
+        missing = compute.is_in(column, value_set=pyarrow.array(_MISSING))
+        column = compute.if_else(missing, None, column).cast(pyarrow.float64())
+    values = column.to_numpy()
+    return values if np.isfinite(values).sum() == len(column) - column.null_count else None
 
 
 def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
