@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chromium import launch, needs_chromium
@@ -417,3 +419,57 @@ def test_pictures_of_the_documentation(demo: Demo) -> None:
         phone = Opened(browser, demo.address, **small, color_scheme="dark")
         phone.shot("phone", 4.0)
         browser.close()
+
+
+@pytest.mark.slow
+def test_animation_of_the_documentation(demo: Demo, tmp_path: Path) -> None:
+    """Screenshots, one after the other, as an animated GIF."""
+    from PIL import Image
+
+    frames: list[Any] = []
+    lasts: list[int] = []
+
+    def film(count: int = 1, milliseconds: int = 350, every: int = 350) -> None:
+        for _ in range(count):
+            image = Image.open(BytesIO(page.screenshot())).convert("RGB")
+            frames.append(image.resize((800, round(image.height * 800 / image.width))))
+            lasts.append(milliseconds)
+            page.wait_for_timeout(every)
+
+    with playwright.sync_playwright() as play:
+        browser = launch(play)
+        opened = Opened(browser, demo.address, color_scheme="dark", viewport={"width": 1440, "height": 880})
+        page = opened.page
+        page.fill("#zones li:first-child input", "40")
+        page.press("#zones li:first-child input", "Tab")
+        page.wait_for_timeout(8000)  # the timeline fills
+        film(6)
+        page.click("#draw")
+        page.locator("#hint").wait_for()
+        page.wait_for_timeout(500)  # the picture has moved
+        for x, y in ((0.07, 0.36), (0.52, 0.32), (0.57, 0.93), (0.09, 0.95)):
+            box = page.locator("#frame").bounding_box()
+            page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+            film(1, 300, 100)
+        page.keyboard.press("Enter")
+        page.fill("#zone-name", "Stairs")
+        page.fill("#zone-limit", "4")
+        film(1, 1100, 0)
+        page.click("#zone-dialog button.main")
+        opened.sees("#zones li:has-text('Stairs') .number", r"\d+")
+        film(3)
+        opened.sees("#alarms", "Stairs: more than 4 people")
+        film(3, 500)
+        page.click("#alarms button")
+        for button in ("density", "doubt", "faint"):
+            page.click(f"[data-layer={button}]")
+        with page.expect_response(lambda answer: "/layers/doubt" in answer.url and answer.status == 200):
+            pass
+        page.wait_for_timeout(1000)
+        film(5)
+        browser.close()
+    whole = Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames[::4]]))
+    shared = whole.quantize(200, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # red and amber are rare
+    made = [frame.quantize(palette=shared, dither=Image.Dither.NONE) for frame in frames]
+    path = Path(SHOTS or tmp_path) / "console.gif"
+    made[0].save(path, save_all=True, append_images=made[1:], duration=lasts, loop=0, optimize=True)

@@ -1,4 +1,4 @@
-"""The report of a day: hours worked out by hand, what happened, hostile names."""
+"""The report of a day: hours worked out by hand, what happened, hostile names, and when it is written."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from latedrop_crowd.console.daily import day_bounds, day_page, hours_of, hours_table
+from latedrop_crowd.console.daily import day_bounds, day_page, hours_of, hours_table, write_reports
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.console.zones import Zone
 
@@ -63,8 +63,18 @@ def test_the_page_says_what_happened(store: Store, zone: Zone) -> None:
     assert "0 alarms, 0 of them acknowledged" in page
     page = day_page(store, "door", [zone], DAY, 0.9)
     assert "13 (9 to 17)" in page
+    assert "<svg" in page
     assert "http" not in page
     assert "Nothing was counted" in day_page(store, "door", [zone], DAY - timedelta(days=3), 0.9)
+
+
+def test_reports_of_yesterday_are_written_once(store: Store, zone: Zone, tmp_path: Path) -> None:
+    folder = tmp_path / "reports"
+    sources = [("../door: 1", [zone]), ("empty", store.zones("empty"))]
+    written = write_reports(store, sources, folder, 0.9)
+    assert [path.name for path in written] == [f"{DAY} 1 _door_1.csv", f"{DAY} 1 _door_1.html"]
+    assert sorted(path.name for path in folder.iterdir()) == [path.name for path in written]
+    assert write_reports(store, sources, folder, 0.9) == []
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="needs time.tzset")

@@ -95,6 +95,7 @@ class AlarmOptions(NamedTuple):
         option("Send alarms to http(s)://..., mqtt(s)://host/topic or smtp(s)://host/me@example.org; repeatable."),
     ] = None
     propose: Annotated[float, option("Propose one frame for labelling per this many seconds.")] = 120.0
+    reports: Annotated[Path | None, option("Folder for daily reports (HTML and CSV), written after midnight.")] = None
 
     def settings(self, level: float) -> "Settings":
         """Return the settings of the console; raise `ArgumentError` if a value is out of range."""
@@ -104,7 +105,7 @@ class AlarmOptions(NamedTuple):
 
         if not self.propose > 0:
             raise ArgumentError(f"expected --propose above 0 seconds; found {self.propose}. The default is 120.")
-        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose)
+        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose, reports=self.reports)
 
 
 class TokenOptions(NamedTuple):

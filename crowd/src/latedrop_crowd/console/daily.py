@@ -1,4 +1,4 @@
-"""Make daily reports: each zone hour by hour, with the interval of its busiest moment, and all events.
+"""Write daily reports: each zone hour by hour, with the interval of its busiest moment, and all events.
 
 Each hour is divided into steps of ten seconds. A step is surely above the limit if its whole interval is, and possibly
 above if the upper end is. The mean of an hour has no interval, because the errors within an hour are correlated.
@@ -6,18 +6,22 @@ above if the upper end is. The mean of an hour has no interval, because the erro
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import date, datetime, timedelta
 from html import escape
+from pathlib import Path
 
-from latedrop.files import csv_line
+from latedrop.files import csv_line, write_aside
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.console.zones import Zone
 
-__all__ = ["day_page", "hours_of", "hours_table"]
+__all__ = ["day_page", "hours_of", "hours_table", "write_reports"]
 
 _STEP = 10.0  # seconds; the store averages old counts over the same step
+_WIDE, _HIGH = 720, 120  # width and height of a chart in pixels
 _STYLE = """
 body { font: 15px system-ui; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse }
@@ -89,7 +93,7 @@ def day_page(store: Store, source: str, zones: Sequence[Zone], day: date, level:
         if not hours:
             parts.append("<p>Nothing was counted.</p>")
             continue
-        parts.append(_table(hours, zone, level))
+        parts += [_chart(store, zone, begin, end), _table(hours, zone, level)]
     alarms = [event for event in events if event["kind"] == "alarm"]
     seen = sum(event["acknowledged"] is not None for event in alarms)
     parts.append(f"<h2>What happened</h2><p>{len(alarms)} alarms, {seen} of them acknowledged.</p><ul>")
@@ -113,3 +117,39 @@ def _table(hours: Sequence[Hour], zone: Zone, level: float) -> str:
         rows.append(cells)
     lines = ["".join(f"<th>{name}</th>" for name in head), *("".join(f"<td>{c}</td>" for c in row) for row in rows)]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _chart(store: Store, zone: Zone, begin: float, end: float) -> str:
+    """Draw the counts of a day with their intervals and the limit, as SVG."""
+    rows = [row for row in store.timeline(zone.id, begin, end, most=288) if row[1] is not None]
+    most = max(1.0, zone.limit or 0.0, *(row[3] for row in rows)) * 1.05
+
+    def points(column: int, some: Iterable[tuple[float, ...]]) -> str:
+        return " ".join(
+            f"{_WIDE * (row[0] - begin) / (end - begin):.1f},{_HIGH * (1 - row[column] / most):.1f}" for row in some
+        )
+
+    band = f'<polygon fill="#bbddf2" points="{points(2, rows)} {points(3, reversed(rows))}"/>'
+    line = f'<polyline fill="none" stroke="#0072b2" points="{points(1, rows)}"/>'
+    y = _HIGH * (1 - (zone.limit or 0.0) / most)
+    limit = "" if zone.limit is None else f'<path stroke="#d55e00" stroke-dasharray="5 4" d="M0 {y:.1f}H{_WIDE}"/>'
+    words = f'<text x="2" y="11" font-size="11">{most:.0f} people</text>'
+    name = f'role="img" aria-label="The day of {escape(zone.name)}"'
+    return f'<svg viewBox="0 0 {_WIDE} {_HIGH}" {name}>{band}{line}{limit}{words}</svg>'
+
+
+def write_reports(
+    store: Store, sources: Iterable[tuple[str, Sequence[Zone]]], folder: Path, level: float
+) -> list[Path]:
+    """Write missing reports of yesterday, for sources that were counted then; return their paths."""
+    day, written = date.fromtimestamp(time.time()) - timedelta(days=1), []
+    for number, (source, zones) in enumerate(sources, 1):
+        name = re.sub(r"[^\w-]+", "_", source)[:60]
+        page = folder / f"{day.isoformat()} {number} {name}.html"
+        if page.exists() or not any(hours_of(store, zone, day) for zone in zones):
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        write_aside(page.with_suffix(".csv"), hours_table(store, zones, day))
+        write_aside(page, day_page(store, source, zones, day, level))
+        written += [page.with_suffix(".csv"), page]
+    return written

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from threading import Condition, Event, RLock, Thread
 from typing import Any
 
@@ -27,6 +28,7 @@ from latedrop_crowd.calibration import CrowdCalibration, recalibrate_counter
 from latedrop_crowd.calibration.recalibration import FEWEST
 from latedrop_crowd.calibration.record import STRANGE
 from latedrop_crowd.console.counter import Count, LiveCounter
+from latedrop_crowd.console.daily import write_reports
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, png, regions_layer
 from latedrop_crowd.console.sources import Camera, Shot, Source
@@ -38,6 +40,7 @@ __all__ = ["Settings", "View", "Watch"]
 
 _LOOKED_AT = 4.0  # seconds without a request after which a layer is no longer computed
 _MAP_PART = 0.5  # largest fraction of time for computing uncertainty maps
+_REPORTS_EVERY = 60.0  # seconds between checks whether a report is due
 _KINDS = ("density", "doubt", "faint")
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class Settings:
     rule: Rule = field(default_factory=Rule)  # when a zone changes its colour
     stretch: float = 120.0  # seconds between frames proposed for labelling
     wait: float = 1.0  # seconds before a broken stream is opened again
+    reports: Path | None = None  # folder for daily reports; None: none are written
 
 
 class View:
@@ -228,8 +232,8 @@ class Watch:
         return noted
 
     def _run(self) -> None:
-        """Count frames and send the state of the cameras until the console closes."""
-        state_sent = 0.0
+        """Count frames, write reports and send the state of the cameras until the console closes."""
+        state_sent = reported = 0.0
         while not self._stop.is_set():
             busy = False
             for view in self.views:
@@ -240,11 +244,25 @@ class Watch:
             if not busy:
                 with self._arrived:
                     self._arrived.wait(0.5)
+            if time.monotonic() > reported + _REPORTS_EVERY or not reported:
+                reported = time.monotonic()
+                self._report()
             if time.monotonic() > state_sent + 1:
                 state_sent = time.monotonic()
                 for view in self.views:
                     if view.camera is not None:
                         self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
+
+    def _report(self) -> None:
+        """Write yesterday's reports if a folder is set and they do not exist yet."""
+        if self.settings.reports is None:
+            return
+        try:
+            sources = [(view.name, view.zones) for view in self.views]
+            for path in write_reports(self.store, sources, self.settings.reports, self.settings.level):
+                _logger.info("written: %s", path)
+        except (LatedropError, OSError) as error:  # a full disk must not stop the counting
+            self.tell({"kind": "bad", "source": 0, "text": f"no report was written: {error}"})
 
     def _tried(self, view: View, shot: Shot) -> None:
         """Count a frame; show any error on the page instead of raising it."""
