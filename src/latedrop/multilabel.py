@@ -86,9 +86,11 @@ class RiskControl:
         >>> RiskControl((0.2, 0.5, 0.9), (1.0, 1.0, 1.0), 9).threshold(0.2)
         0.5
         """
-        purpose = f"rows to keep missed labels below {missed:g}"
-        remedy = "Pass more rows to control(...), or allow a larger share."
         losses = zip(self.probabilities, self.losses, strict=True)
+        purpose, remedy = (
+            f"rows to keep missed labels below {missed:g}",
+            "Pass more rows to control(...), or allow more.",
+        )
         return first_beyond(losses, self.rows, missed, math.inf, purpose, remedy)
 
 
@@ -106,7 +108,6 @@ class MultiLabelCalibration:
         nll: of a label on rows left out, in nats.
         base_nll: the same of the share of each label, which is the trivial answer.
         names: of the labels; empty where they have none.
-        columns: the names of the inputs; None where there were none.
         control: what sets are made from; None before `control`.
         seen: marks of rows that it was fitted to.
     """
@@ -189,9 +190,7 @@ class MultiLabelPrediction(Predicted):
         return len(self.logits)
 
     def __repr__(self) -> str:
-        count = self.probabilities.sum(1)
-        expected = f"{float(count.min()):.1f} to {float(count.max()):.1f} labels expected"
-        return f"MultiLabelPrediction of {len(self)} rows, {expected}"
+        return f"MultiLabelPrediction of {len(self)} rows, {float(self.probabilities.sum(1).mean()):.1f} labels in each"
 
 
 class MultiLabelPredictor(Batched[MultiLabelCalibration, MultiLabelPrediction]):
@@ -245,7 +244,7 @@ def calibrate_multilabel(
     (torch.Size([200, 3]), torch.Size([200, 3]))
     """
     check_module(model)
-    network, columns = Network(model), names_of(data)
+    network = Network(model)
     parts = [(_logits(network, x, readout), y) for x, y in batches.read(data, model)]
     rows = sum(len(y) for _, y in parts)
     if rows < _FEWEST_ROWS:
@@ -260,12 +259,8 @@ def calibrate_multilabel(
     if names and len(names) != labels.shape[1]:
         raise ArgumentError(f"expected names of {labels.shape[1]} labels; found {len(names)}.")
     if bool((labels.sum(1) == 1).all()):
-        warn(
-            "every row has exactly one label: of classes that exclude each other, trained with cross-entropy, call "
-            "calibrate(model, (x, labels.argmax(1))).",
-            LatedropWarning,
-            stacklevel=2,
-        )
+        advice = "Of classes that exclude each other call calibrate(model, (x, labels.argmax(1)))."
+        warn(f"every row has exactly one label. {advice}", LatedropWarning, stacklevel=2)
     left = CrossValidation()
     options: dict[str, Tensor] = {name: torch.empty_like(logits) for name in ("model", "common", "each")}
     base = torch.empty_like(logits)
@@ -286,16 +281,13 @@ def calibrate_multilabel(
         base_nll=float(_losses(base, labels).mean()),
         names=tuple(names),
         seen=sketch(marks_of(logits, labels)),
-        **identity_of(model, readout, columns),
+        **identity_of(model, readout, names_of(data)),
     )
     return MultiLabelPredictor(model, calibration, readout, batch_size=batches.size, collate=batches.collate)
 
 
 def load_multilabel(path: str | os.PathLike[str], model: nn.Module, *, readout: Readout = None) -> MultiLabelPredictor:
-    """Read what `MultiLabelPredictor.save` wrote, for the same model; `readout` where that was a function.
-
-    Raises `FileError` where the file is missing or edited; warns where the model has other weights.
-    """
+    """Read what `MultiLabelPredictor.save` wrote, for the same model; `readout` where that was a function."""
     calibration = MULTILABEL.read(path)
     check_belongs(path, calibration, model, readout)
     return MultiLabelPredictor(model, calibration, readout)
@@ -305,9 +297,8 @@ def _fits(logits: Tensor, labels: Tensor) -> dict[_Choice, tuple[Tensor, Tensor]
     """Return slopes and shifts `(K,)` of each candidate."""
     count = labels.shape[1]
     inputs = torch.stack([logits, torch.ones_like(logits)], -1)
-    free = torch.full((2,), _FREE, dtype=torch.float64)
     start = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    common = logistic(inputs.flatten(0, 1), labels.flatten(), free, start)
+    common = logistic(inputs.flatten(0, 1), labels.flatten(), torch.full_like(start, _FREE), start)
     ridge = _PRIOR * (inputs.square() * 0.25).mean(0)  # (K, 2): at most the curvature of a row
     each = torch.stack([logistic(inputs[:, k], labels[:, k], ridge[k], common) for k in range(count)])
     fits: dict[_Choice, Tensor] = {"model": start.expand(count, 2), "common": common.expand(count, 2), "each": each}

@@ -77,10 +77,9 @@ def test_radius_is_the_finite_sample_rank(joint: latedrop.JointPredictor) -> Non
         p.region(0.8)
 
 
-def test_volume_box_and_outline_of_a_known_ellipse() -> None:
+def test_volume_and_outline_of_a_known_ellipse() -> None:
     region = Region(0.9, torch.zeros(1, 2), torch.diag(torch.tensor([2.0, 3.0]))[None])
-    assert_same_up_to_rounding(region.volume, torch.tensor([6 * math.pi]))
-    assert_same_up_to_rounding(region.box()[1], torch.tensor([[2.0, 3.0]]))
+    assert_same_up_to_rounding(region.log_volume, torch.tensor([6 * math.pi]).log())
     assert_same_up_to_rounding(region.outline(points=5)[0, :2], torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     assert region.contains(torch.tensor([[1.9, 0.0]])).tolist() == [True]
     assert region.contains(torch.tensor([[1.9, 2.9]])).tolist() == [False]

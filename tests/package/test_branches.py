@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from alone import DRAWS, RATE, check_rows_alone, injected
-from latedrop import Batches, Network, Site, Terms, calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop import Network, Site, Terms, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import Linearization
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
-from quick import quick
 
 BATCHES = ([0], [20], [33], [0, 1, 2, 3], [20, 0, 33, 1, 21], [*range(40)], [*range(39, 0, -1)])
 
@@ -219,38 +218,6 @@ def test_tied_layers_run_in_turn() -> None:
     sites = find_sites(model, x)
     assert len(sites) == 6
     check_rows_alone(model, lambda index: x[index], BATCHES[:4], sites)
-
-
-class Stack(nn.Module):
-    """Experts as one parameter, without modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.enter, self.w = nn.Linear(4, 8), nn.Parameter(torch.randn(3, 1, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, out = self.enter(x).tanh(), x.new_zeros(len(x), 1)
-        for k in x[:, 0].long().unique().tolist():
-            mine = x[:, 0] == k
-            out[mine] = nn.functional.linear(h[mine], self.w[k])
-        return out
-
-
-def test_experts_without_modules() -> None:
-    model, x = Stack(), rows()
-    sites = find_sites(model, x, kind="channel")
-    assert {site.name for site in sites} == {"w", "w[1]", "w[2]"}
-    check_rows_alone(model, lambda index: x[index], BATCHES, sites)
-
-
-def test_the_whole_road() -> None:
-    model, x = Kinds("any"), rows()
-    for method in ("sample", "linear"):
-        uq = quick([0.1, 0.3], 10)(model, (x, torch.randn(40, 1)), method=method, batches=Batches(10))
-        assert len(uq.calibration.sites) == 6
-        p = uq.predict(x)
-        torch.testing.assert_close(torch.cat([uq.predict(x[i : i + 1]).variance for i in range(40)]), p.variance)
 
 
 def test_values_that_decide_nothing_cost_nothing() -> None:

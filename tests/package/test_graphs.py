@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from alone import check_rows_alone, injected, slope_of_small_rates
-from latedrop import Batches, Sampling, calibrate, find_sites, linearize, load, propagate, sample
-from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError, SiteError
+from latedrop import Batches, calibrate, find_sites, linearize, load, propagate, sample
+from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
 from latedrop.network.sites import Kind
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
@@ -255,48 +255,9 @@ def test_a_wrong_collate_is_an_error() -> None:
         calibrate(model, (MIXED, torch.zeros(8, 1)), batches=Batches(collate=one_batch))
 
 
-def test_a_batch_is_made_once_for_all_draws_and_rates() -> None:
-    made = []
-
-    def counted(items: list[Graph]) -> Any:
-        made.append(len(items))
-        return one_batch(items)
-
-    model, y = MessagePassing(), torch.randn(9, 1)
-    sites = find_sites(model, MIXED, kind="channel", collate=one_batch)
-    sample(model, MIXED, 0.1, 30, sites=sites, collate=counted)
-    assert made == [9]
-    made.clear()
-    with pytest.warns(LatedropWarning, match="only 9 validation rows"):
-        calibrate(
-            model,
-            (MIXED, y),
-            method=Sampling(rates=[0.1, 0.2], draws=10),
-            sites=sites,
-            batches=Batches(4, collate=counted),
-            progress=False,
-        )
-    assert made == [4, 4, 1]
-
-
 def test_what_is_not_finite_is_found_in_the_batch() -> None:
     model, bad = MessagePassing(), graphs([3, 4, 5])
     sites = find_sites(model, bad, kind="channel", collate=one_batch)
     bad[1]["nodes"][0, 0] = torch.nan
     with pytest.raises(DataError, match="found 1 NaN or inf among 48 input values"):
         sample(model, bad, 0.1, 5, sites=sites, collate=one_batch)
-
-
-def test_rows_of_tensors_may_be_items_too() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    x = torch.randn(9, 4)
-    sites = find_sites(model, x)
-    assert find_sites(model, list(x), collate=torch.stack) == sites
-    plain, items = (
-        sample(model, x, 0.2, 9, sites=sites),
-        sample(model, list(x), 0.2, 9, sites=sites, collate=torch.stack),
-    )
-    assert_same_up_to_rounding(items.variance, plain.variance)
-    moments = propagate(model, list(x), 0.2, sites, collate=torch.stack)
-    assert_same_up_to_rounding(moments.variance, propagate(model, x, 0.2, sites).variance)

@@ -1,9 +1,8 @@
-"""Networks of kinds that nobody prepared for, as regressors and as classifiers: calibrate, predict, judge, report."""
+"""A network with complex numbers, as regressor and as classifier: calibrate, predict, judge, report."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,6 @@ from rounding import assert_same_up_to_rounding
 ROWS, HELD = 60, 40
 
 
-class Grouped(nn.Module):
-    """Convolutions in groups, and one for each channel."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.first, self.groups = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=4)
-        self.norm, self.each, self.last = nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, groups=8), nn.Linear(8, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.each(self.norm(self.groups(self.first(x).relu())).relu()).mean((2, 3)))
-
-
 class Complex(nn.Module):
     """Complex numbers, and a complex weight, in between."""
 
@@ -44,50 +31,40 @@ class Complex(nn.Module):
         return self.last(torch.fft.irfft(torch.fft.rfft(self.first(x).tanh()) @ self.weight, 8).relu())
 
 
-MADE: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
-    "grouped": (Grouped, (2, 6, 6)),
-    "complex": (Complex, (8,)),
-}
-
-
-def case(kind: str, outputs: int) -> tuple[nn.Module, Tensor, Tensor]:
-    make, shape = MADE[kind]
+def case(outputs: int) -> tuple[nn.Module, Tensor, Tensor]:
     dice = torch.Generator().manual_seed(0)
-    x = torch.randn(ROWS + HELD, *shape, generator=dice)
+    x = torch.randn(ROWS + HELD, 8, generator=dice)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = make(outputs).eval()
+        model = Complex(outputs).eval()
     y = latedrop.sample(model, x, 0, 2).mean
     noise = torch.randn(y.shape, generator=dice).to(y)
     return model, x, y + 0.1 * noise if outputs == 1 else (y / y.std() + noise).argmax(1)
 
 
-@pytest.mark.parametrize("kind", MADE)
-def test_a_regressor(kind: str, tmp_path: Path) -> None:
-    model, x, y = case(kind, 1)
+def test_a_regressor(tmp_path: Path) -> None:
+    model, x, y = case(1)
     fit, others = x[:ROWS], x[ROWS:]
     uq = latedrop.calibrate(model, (fit, y[:ROWS]), progress=False)
     p = uq.predict(others)
     assert_same_up_to_rounding(uq.predict(others[:1]).std, p.std[:1])
     assert judge(p, y[ROWS:]).rows == HELD
-    write_report(tmp_path / "page.html", title=kind, calibration=uq.calibration, prediction=p, target=y[ROWS:])
+    write_report(tmp_path / "page.html", title="complex", calibration=uq.calibration, prediction=p, target=y[ROWS:])
     small, sites = x[:10], uq.calibration.sites
     drawn = latedrop.sample(model, small, 0.02, 400, sites=sites).variance.sum()
     linear = latedrop.linearize(model, small, sites).variance(0.02).sum()
     assert float(linear / drawn) == pytest.approx(1, abs=0.3)
 
 
-@pytest.mark.parametrize("kind", MADE)
-def test_a_classifier(kind: str, tmp_path: Path) -> None:
-    model, x, y = case(kind, 3)
+def test_a_classifier(tmp_path: Path) -> None:
+    model, x, y = case(3)
     fit, others = x[:ROWS], x[ROWS:]
-    terms = None if kind == "complex" else ["leverage"]  # which is quick
-    uq = latedrop.calibrate(model, (fit, y[:ROWS]), method=latedrop.Terms(terms), progress=False)
+    uq = latedrop.calibrate(model, (fit, y[:ROWS]), progress=False)
     assert isinstance(uq, latedrop.ClassPredictor)
     p = uq.predict(others)
     assert_same_up_to_rounding(uq.predict(others[:1]).probabilities, p.probabilities[:1])
     assert judge_classes(p, y[ROWS:]).verdict.rows == HELD
-    write_class_report(tmp_path / "page.html", title=kind, prediction=p, labels=y[ROWS:])
+    write_class_report(tmp_path / "page.html", title="complex", prediction=p, labels=y[ROWS:])
 
 
 def test_complex_weights_are_told_apart() -> None:

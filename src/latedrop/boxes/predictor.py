@@ -173,14 +173,8 @@ class BoxPredictor:
         """Return the same predictor with margins, from images used for nothing else."""
         c, rows = self.calibration, MatchedBoxes.of(self._detector, data, progress)
         warn_of_fitted_rows(c.seen, rows.marks, stacklevel=2)
-        return BoxPredictor(
-            replace(
-                c,
-                errors=rows.ratios(rows.features.new_tensor(c.std.weights)),
-                seen=merged(c.seen, sketch(rows.marks)),
-            ),
-            self._detector,
-        )
+        errors = rows.ratios(rows.features.new_tensor(c.std.weights))
+        return BoxPredictor(replace(c, errors=errors, seen=merged(c.seen, sketch(rows.marks))), self._detector)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, whole or not at all; the weights are not in it."""

@@ -54,8 +54,7 @@ def export(
     function, _ = batch_function(example, predicted)
 
     def run(*inputs: Tensor) -> dict[str, Tensor]:
-        p = function(*inputs)
-        return _classes(p) if isinstance(p, ClassPrediction) else _outputs(p, level)
+        return _outputs(function(*inputs), level)
 
     def rows(count: int) -> list[Tensor]:
         index = (torch.arange(count) + count) % row_count(example)  # others each time
@@ -66,11 +65,15 @@ def export(
     return write_onnx(path, run, rows, names, metadata)
 
 
-def _outputs(p: Prediction, level: float) -> dict[str, Tensor]:
-    named = p.to_dict(level)
+def _outputs(p: Prediction | ClassPrediction, level: float) -> dict[str, Tensor]:
+    """Return what a file gives for rows."""
+    if isinstance(p, ClassPrediction):
+        named = {**p.to_dict(), "energy": p.energy}
+        named = {name: value.float() if value.is_floating_point() else value for name, value in named.items()}
+        return {name: value.detach() for name, value in named.items()}
+    named, target = p.to_dict(level), p.calibration.target
     if p.novelty is not None:
         named["novelty"] = p.novelty.to(p.mean.dtype)
-    target = p.calibration.target
     if target is not None or p.calibration.intervals is not None:
         location, spread = p.output, p.spread
         if isinstance(target, Standardized):
@@ -78,13 +81,6 @@ def _outputs(p: Prediction, level: float) -> dict[str, Tensor]:
             spread = variance.sqrt().to(location.dtype)
         named |= {"location": location, "spread": spread}
     return {name: value.detach() for name, value in named.items()}
-
-
-def _classes(p: ClassPrediction) -> dict[str, Tensor]:
-    named = {**p.to_dict(), "energy": p.energy}
-    return {
-        name: value.detach().float() if value.is_floating_point() else value.detach() for name, value in named.items()
-    }
 
 
 def _record(calibration: Calibration | ClassCalibration, level: float) -> RegressionRecord | ClassRecord:

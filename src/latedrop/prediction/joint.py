@@ -82,16 +82,6 @@ class Region:
         ball = outputs / 2 * math.log(math.pi) - math.lgamma(outputs / 2 + 1)
         return ball + self.root.diagonal(dim1=1, dim2=2).log().sum(1)
 
-    @property
-    def volume(self) -> Tensor:
-        """`(N,)`, in the product of the outputs' units."""
-        return self.log_volume.exp()
-
-    def box(self) -> tuple[Tensor, Tensor]:
-        """Return both ends `(N, K)` of the smallest box around each ellipsoid."""
-        width = self.root.square().sum(2).sqrt()
-        return self.mean - width, self.mean + width
-
     def outline(self, first: int = 0, second: int = 1, points: int = 100) -> Tensor:
         """Return `(N, points, 2)`, the edge of each ellipsoid as seen along two outputs, to draw it."""
         outputs = self.mean.shape[1]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, get_args
 from warnings import warn
 
 import torch
@@ -55,7 +55,7 @@ from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, 
 from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
 from latedrop.network.network import Network, Readout, check_finite, part_of
-from latedrop.network.sites import Sites, missing_sites, odds_by_site
+from latedrop.network.sites import missing_sites, odds_by_site
 from latedrop.prediction.acquiring import acquire
 from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
 from latedrop.prediction.detector import detector
@@ -77,23 +77,9 @@ __all__ = [
 
 _OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
-_Record = TypeVar("_Record", bound="Record")
+_Record = TypeVar("_Record", bound=Any)
 _Made = TypeVar("_Made", bound=Predicted)
 _Kind = TypeVar("_Kind", bound="Batched[Any, Any]")
-
-
-class Record(Protocol):
-    """What every calibration says of its model."""
-
-    @property
-    def sites(self) -> Sites: ...
-    @property
-    def columns(self) -> Names | None: ...
-    @property
-    def readout(self) -> str | int | None: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def to_json(self) -> str: ...
 
 
 class Batched(Generic[_Record, _Made]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ def predicted_whole(
     if nearest:
         refuse(f"terms that look for the nearest of other rows ({nearest})")
     function, tensors = batch_function(x, lambda batch: _values(predicted(batch)))
-    key = "whole", _Token(calibration), readout_key(readout)
+    key = "whole", id(calibration), readout_key(readout)
     program = program_for(network, x, key, lambda: Program(network, function, tensors))
     try:
         results: list[Tensor] = program(*tensors)
@@ -50,11 +49,11 @@ def predicted_whole(
     if not program.checked:
         steps = predicted(x)
         _check(results, _values(steps), half=network.weight.dtype in (torch.float16, torch.bfloat16))
-        program.checked, program.shape = True, _named(steps)
+        program.checked, program.shape = True, (*_named(steps), calibration)  # which is held, so that its id stays
         return steps
     if not _is_sound([*results, *floating(x)]):
         return predicted(x)
-    kind, names = program.shape
+    kind, names, _ = program.shape
     named: dict[str, Any] = {"calibration": calibration}
     for (name, keys), value in zip(names.items(), results, strict=True):
         named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
@@ -72,19 +71,6 @@ def _values(prediction: Prediction | ClassPrediction) -> list[Tensor]:
     """Return the tensors of a prediction, in the order of `_named`."""
     values = [getattr(prediction, name) for name in _named(prediction)[1]]
     return [(torch.stack(list(v.values())) if isinstance(v, dict) else v).detach() for v in values]
-
-
-class _Token:
-    """Stands for a calibration in a key, by identity, without holding it."""
-
-    def __init__(self, calibration: Any) -> None:
-        self._ref, self._id = ref(calibration), id(calibration)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Token) and self._ref() is not None and self._ref() is other._ref()
-
-    def __hash__(self) -> int:
-        return self._id
 
 
 def _is_sound(values: Sequence[Tensor]) -> bool:
