@@ -115,6 +115,7 @@ _WORDS = {
     "Call uq = uq.conformal((x, labels)) first": "Calibrate with --sets lac",
     "; to use another scale, load the original and call predictor.scaled(...)": "",
     " as reference=": ": --reference",
+    "target=Standardized(mean, std) or Log()": "--target-mean and --target-std, or --target-log",
     "target=Log()": "--target-log",
     "target=.": "--target-mean, --target-std or --target-log.",
     "expected names of": "expected --class-names of",
