@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import special, stats
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.ensemble import RandomForestRegressor
 from torch import Tensor, nn
@@ -69,7 +70,14 @@ class Predicted:
         return float(self.tail.nll(y - self.mean, self.variance).mean())
 
     def crps(self, y: Tensor) -> float:
-        return float(self.tail.crps(y - self.mean, self.variance).mean())
+        """Return the CRPS, of Student tails that of Jordan, Krüger and Lerch (2019)."""
+        nu, width = self.tail.nu, self.variance.double().sqrt() * self.tail.scale
+        if math.isinf(nu):
+            return float(metrics.crps(self.mean, width.square(), y))
+        t, law = ((y - self.mean).double() / width).numpy(), stats.t(nu)
+        rest = 2 * math.sqrt(nu) / (nu - 1) * special.beta(0.5, nu - 0.5) / special.beta(0.5, nu / 2) ** 2
+        scores = t * (2 * law.cdf(t) - 1) + 2 * law.pdf(t) * (nu + t**2) / (nu - 1) - rest
+        return float((width.numpy() * scores).mean())
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ They need neither torch nor numpy, so that intervals can be made where neither i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -17,7 +17,7 @@ from latedrop.records import Limits, match, record
 
 __all__ = [
     *("ConformalScores", "IsotonicKnots", "checked_level", "conformal_quantile", "conformal_score"),
-    *("first_beyond", "isotonic_quantile", "normal_quantile", "student_quantile", "student_upper"),
+    *("first_beyond", "isotonic_quantile", "normal_quantile", "student_quantile"),
 ]
 
 _LARGEST = 1e300  # of a variance or a residual in a file: what is larger overflows when it is used
@@ -134,27 +134,27 @@ def student_quantile(q: float, degrees: float | None = None) -> float:
         return normal_quantile(q)
     side = min(q, 1 - q)
     low, high = 0.0, 2.0
-    while student_upper(high, degrees) > side:
+    while _student_upper(high, degrees) > side:
         low, high = high, 2 * high
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if student_upper(middle, degrees) > side else (low, middle)
+        low, high = (middle, high) if _student_upper(middle, degrees) > side else (low, middle)
     return math.copysign(low * math.sqrt((degrees - 2) / degrees), q - 0.5)
 
 
-def student_upper(t: Any, degrees: float, atan: Callable[[Any], Any] = math.atan) -> Any:
-    """The share of a Student t above `t >= 0`, for whole degrees of freedom; `t` may be an array, with its `atan`.
+def _student_upper(t: float, degrees: float) -> float:
+    """Return the share of a Student t above `t >= 0`, for whole degrees of freedom.
 
     It is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """
     odd = degrees % 2 == 1
     cosine2 = degrees / (degrees + t * t)  # of the angle whose tangent is t / sqrt(degrees)
-    sine = (1 - cosine2) ** 0.5
+    sine = math.sqrt(1 - cosine2)
     total = term = sine * cosine2**0.5 if odd else sine
     for k in range(2 if odd else 1, int(degrees) - 2, 2):
         term = term * cosine2 * (k / (k + 1))
         total = total + term
     if odd:
-        total = (atan(t / degrees**0.5) + (total if degrees > 1 else 0)) * (2 / math.pi)
+        total = (math.atan(t / degrees**0.5) + (total if degrees > 1 else 0)) * (2 / math.pi)
     return (1 - total) / 2
 
 

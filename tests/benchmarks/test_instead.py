@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import integrate, stats
 
 from benchmarks import instead, instead_methods, instead_sets
 from benchmarks.instead import by_set, figures
@@ -74,6 +75,16 @@ def test_measures_are_those_of_the_library() -> None:
     wide = measures(Predicted(mean, variance, Tail(3.0)), y)
     assert wide["width"] > found["width"]
     assert wide["coverage"][4] >= found["coverage"][4]
+
+
+@pytest.mark.parametrize("nu", [3.0, 4.0, 50.0, math.inf])
+@pytest.mark.parametrize("error", [-4.0, 0.3, 11.0])
+def test_crps_is_the_integral_of_the_squared_difference(nu: float, error: float) -> None:
+    width, cdf = 0.8 * math.sqrt(2.5), (stats.norm if math.isinf(nu) else stats.t(nu)).cdf
+    below = integrate.quad(lambda y: cdf(y / width) ** 2, -math.inf, error, epsabs=1e-12, limit=200)[0]
+    above = integrate.quad(lambda y: (1 - cdf(y / width)) ** 2, error, math.inf, epsabs=1e-12, limit=200)[0]
+    mean, variance, y = torch.tensor([[0.0], [2.5], [error]]).double()
+    assert Predicted(mean, variance, Tail(nu, 0.8)).crps(y) == pytest.approx(below + above, rel=1e-6)
 
 
 def test_intervals_alone_have_no_density_and_points_have_a_crps() -> None:

@@ -1,4 +1,4 @@
-"""Student tails against scipy, numerical integration and samples of a known tail."""
+"""Student tails against scipy and samples of a known tail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import stats
 
 from latedrop.errors import ArgumentError
 from latedrop.metrics.tails import DEGREES, LEAST_ROWS, Tail, fit_tail
@@ -18,12 +18,10 @@ def reference(nu: float) -> object:
 
 
 @pytest.mark.parametrize("nu", [6.0, *DEGREES])
-def test_quantiles_and_shares_are_those_of_scipy(nu: float) -> None:
+def test_quantiles_are_those_of_scipy(nu: float) -> None:
     tail = Tail(nu, 1.7)
     for q in (1e-6, 0.005, 0.05, 0.25, 0.4999, 0.5, 0.5001, 0.75, 0.9, 0.975, 0.995, 1 - 1e-6):
         assert tail.quantile(q) == pytest.approx(1.7 * reference(nu).ppf(q), rel=1e-7, abs=1e-12)
-    z = np.linspace(-30, 30, 201)
-    np.testing.assert_allclose(tail.cdf(torch.from_numpy(z)), reference(nu).cdf(z / 1.7), rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("nu", DEGREES)
@@ -34,17 +32,6 @@ def test_likelihood_and_variance_are_those_of_scipy(nu: float) -> None:
     expected = -reference(nu).logpdf(z.numpy()) + np.log(0.8 * variance.double().sqrt().numpy())
     np.testing.assert_allclose(nll, expected, rtol=1e-10)
     assert Tail(nu, 0.8).variance == pytest.approx(0.64 * reference(nu).var())
-
-
-@pytest.mark.parametrize("nu", DEGREES)
-@pytest.mark.parametrize("error", [-4.0, 0.0, 0.3, 11.0])
-def test_crps_is_the_integral_of_the_squared_difference(nu: float, error: float) -> None:
-    width = 0.8 * math.sqrt(2.5)
-    cdf = reference(nu).cdf
-    below = integrate.quad(lambda y: cdf(y / width) ** 2, -math.inf, error, epsabs=1e-12, limit=200)[0]
-    above = integrate.quad(lambda y: (1 - cdf(y / width)) ** 2, error, math.inf, epsabs=1e-12, limit=200)[0]
-    crps = Tail(nu, 0.8).crps(torch.tensor([error]), torch.tensor([2.5]))
-    assert float(crps) == pytest.approx(below + above, rel=1e-6)
 
 
 def test_no_other_scale_and_degree_is_more_likely() -> None:

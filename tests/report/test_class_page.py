@@ -73,17 +73,10 @@ def test_a_sure_and_wrong_classifier_is_told() -> None:
 
 def test_few_rows_do_not_condemn_exact_probabilities() -> None:
     """The calibration error of few rows is large by chance; that of many is not."""
-    verdict = ClassVerdict(100, "other rows", gain=0.0, gain_error=0.0, nll=1.0, accuracy=0.5, ece=0.14)
+    verdict = ClassVerdict(100, "other rows", gain=0.0, gain_error=0.0, nll=1.0, accuracy=0.75, ece=0.14)
+    assert ERROR_BAD < verdict.ece < verdict.ece_by_chance
     assert findings_of(verdict)[0].grade == "weak"
     assert findings_of(replace(verdict, rows=5000))[0].grade == "bad"
-    dice, errors = torch.Generator().manual_seed(0), []
-    for _ in range(200):
-        p = torch.rand(100, generator=dice)
-        p = torch.stack([p, 1 - p], 1)
-        errors.append(float(metrics.ece(p, torch.multinomial(p, 1, generator=dice)[:, 0], mass=True)))
-    exact = replace(verdict, accuracy=0.75, ece=sum(errors) / len(errors))
-    assert exact.ece > ERROR_BAD
-    assert findings_of(exact)[0].grade == "weak"
 
 
 def test_a_page_about_a_calibration_alone(tmp_path: Path) -> None:

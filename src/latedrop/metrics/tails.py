@@ -5,8 +5,6 @@ likelihood of standardised errors `z = e / sqrt(v)`, of rows that the variances 
 `4 / (nu n)` nats for heavy tails. With nu infinite the tails are Gaussian. Fewer than 30 rows cannot tell; what is then
 known is that n rows leave the scale itself uncertain, which makes the tail of a Gaussian error a t with n degrees. So
 nu is at most n, up to 100 rows.
-
-The CRPS is that of Jordan, Krüger and Lerch (2019).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.quantiles import student_quantile, student_upper
+from latedrop.quantiles import student_quantile
 
 __all__ = ["DEGREES", "LEAST_ROWS", "Tail", "fit_tail"]
 
@@ -70,35 +68,13 @@ class Tail:
         """Return the z below which the share q lies."""
         return student_quantile(q, self.degrees) * math.sqrt(self.variance)
 
-    def cdf(self, z: Tensor) -> Tensor:
-        """Return the share below each z."""
-        t = z.double() / self.scale
-        if math.isinf(self.nu):
-            gaussian: Tensor = torch.special.ndtr(t)
-            return gaussian
-        upper = student_upper(t.abs(), self.nu, torch.atan)
-        return torch.where(t > 0, 1 - upper, upper)
-
     def nll(self, error: Tensor, variance: Tensor) -> Tensor:
         """Return the negative log-likelihood of each error, in nats."""
         width = variance.double().sqrt() * self.scale
         t = error.double() / width
         if math.isinf(self.nu):
             return t.square() / 2 + width.log() + math.log(2 * math.pi) / 2
-        return (self.nu + 1) / 2 * torch.log1p(t.square() / self.nu) + width.log() - _log_constant(self.nu)
-
-    def crps(self, error: Tensor, variance: Tensor) -> Tensor:
-        """Return the continuous ranked probability score of each error, in its unit."""
-        width = variance.double().sqrt() * self.scale
-        t, nu = error.double() / width, self.nu
-        share = 2 * Tail(nu).cdf(t) - 1
-        if math.isinf(nu):
-            density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
-            return width * (t * share + 2 * density - 1 / math.sqrt(math.pi))
-        density = torch.exp(_log_constant(nu) - (nu + 1) / 2 * torch.log1p(t.square() / nu))
-        log_ratio = _log_beta(nu - 0.5) - 2 * _log_beta(nu / 2)
-        rest = 2 * math.sqrt(nu) / (nu - 1) * math.exp(log_ratio)
-        return width * (t * share + 2 * density * (nu + t.square()) / (nu - 1) - rest)
+        return (self.nu + 1) / 2 * torch.log1p(t.square() / self.nu) + width.log() - _log_density(self.nu)
 
 
 def fit_tail(z: Tensor, weights: Tensor | None = None, rows: float | None = None) -> Tail:
@@ -143,11 +119,6 @@ def _scale(z: Tensor, counts: Tensor, nu: float) -> float:
     return math.sqrt(size)
 
 
-def _log_constant(nu: float) -> float:
+def _log_density(nu: float) -> float:
     """Return the logarithm of the density at 0."""
     return math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(nu * math.pi) / 2
-
-
-def _log_beta(b: float) -> float:
-    """Return the logarithm of the beta function of 1/2 and b."""
-    return math.lgamma(0.5) + math.lgamma(b) - math.lgamma(b + 0.5)
