@@ -125,10 +125,8 @@ class Values:
 
     Attributes:
         rows: the row that each belongs to.
-        mean: predictions.
-        std: predicted standard deviations.
-        low: lower ends of the intervals.
-        high: upper ends.
+        mean, std: predictions and their standard deviations.
+        low, high: ends of the intervals.
         target: true values.
         constant: the standard deviations of one constant variance; None where the constant is not known.
         of: how many values there are in all.
@@ -182,11 +180,11 @@ class JudgedOutput:
 
     @property
     def used(self) -> Evaluation:
-        """The evaluation of what is in use."""
+        """Return the evaluation of what is in use."""
         return next((row for row in self.evaluations if row.label == self.label), self.evaluations[0])
 
     def measures(self) -> dict[str, float]:
-        """Every measure of what is in use by its name; `coverage90` and `width90` stand for all levels in percent."""
+        """Return measures of what is in use by name; `coverage90` and `width90` stand for all levels in percent."""
         used = self.used
         measures: dict[str, float | None] = {name: getattr(used, name) for name in ("rows", "rmse", "mae", "nll", "ma")}
         if self.verdict is not None:
@@ -196,7 +194,7 @@ class JudgedOutput:
         return {name: float(value) for name, value in measures.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; all but the values of every row."""
+        """Return plain data; all but the values of every row."""
         record = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("values", "kept")}
         v = self.verdict
         if v is not None:
@@ -246,7 +244,7 @@ class Judgement:
         return parsed_requirements(text, self.measures())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         outputs = {output.name: output.to_dict() for output in self.outputs} if len(self.outputs) > 1 else {}
         record = {**self.together.to_dict(), "level": self.level, "rows": self.rows, "novelty": self.novelty}
         return {**record, "outputs": outputs, "measures": self.measures()}
@@ -521,7 +519,7 @@ class ClassJudgement:
         )
 
     def measures(self, levels: Iterable[float] = ()) -> dict[str, float]:
-        """Every measure of what is in use by its name; sets at the level asked for, and at `levels`."""
+        """Return every measure of what is in use by its name; sets at the level asked for, and at `levels`."""
         used = asdict(self.scores[0])
         del used["label"]
         measures = {"rows": float(self.verdict.rows), **used, "gain": self.verdict.gain}
@@ -539,10 +537,9 @@ class ClassJudgement:
         return parsed_requirements(text, self.measures(int(match["level"]) / 100 for match in named if match))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; all but the probabilities of every row."""
-        verdict = {**asdict(self.verdict), "text": str(self.verdict), "grade": self.grade}
+        """Return plain data; all but the probabilities of every row."""
         return {
-            "verdict": verdict,
+            "verdict": {**asdict(self.verdict), "text": str(self.verdict), "grade": self.grade},
             "scores": [asdict(row) for row in self.scores],
             "ranking": self.ranking,
             "rows": self.verdict.rows,

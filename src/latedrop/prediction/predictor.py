@@ -385,7 +385,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
     def stream(self, level: float = 0.9, path: str | os.PathLike[str] | None = None, **options: Any) -> Stream:
         """Return intervals that follow the errors as labels arrive, and alarms.
 
-        `options` are those of `latedrop.streams.Stream`: `alarm`, `waiting`, `step` and `watch_every`.
+        `options` are those of `latedrop.streams.Stream`: `alarm`, `waiting` and `step`.
         """
         c = self.calibration
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(plain(c.target))}"

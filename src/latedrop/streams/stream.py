@@ -74,7 +74,6 @@ class Stream:
         alarm: probability of a false alarm, of each kind and over the whole stream.
         waiting: how many rows can wait for their label; older ones are forgotten.
         step: how far a label moves the width; more follows faster and is less steady.
-        watch_every: look for changes without labels only at each k-th row, because video frames are alike.
         usual: distribution of the validation rows; None takes the first rows of the stream instead.
         made_with: a text that identifies the model; the state of another model is refused.
         unit: has `forward` and `inverse`, where the model was trained on transformed targets: errors are followed in
@@ -100,7 +99,6 @@ class Stream:
         alarm: float = 0.01,
         waiting: int = 1000,
         step: float = STEP,
-        watch_every: int = 1,
         usual: Usual | None = None,
         made_with: str = "",
         unit: Any = None,
@@ -108,11 +106,10 @@ class Stream:
         for name, value, most in (("alarm", alarm, 1), ("step", step, 10)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < most:
                 raise ArgumentError(f"expected {name} between 0 and {most}; found {value!r}.")
-        for name, number in (("waiting", waiting), ("watch_every", watch_every)):
-            if type(number) is not int or number < 1:
-                raise ArgumentError(f"expected {name} to be a whole number of rows, 1 or more; found {number!r}.")
+        if type(waiting) is not int or waiting < 1:
+            raise ArgumentError(f"expected waiting to be a whole number of rows, 1 or more; found {waiting!r}.")
         self.level = checked_level(level)
-        self._alarm, self._most_waiting, self._step, self._watch_every = alarm, waiting, step, watch_every
+        self._alarm, self._most_waiting, self._step = alarm, waiting, step
         self._predict, self._unit, self._usual = predict, unit, usual or Usual()
         self._lock = RLock()
         self._last: list[Row] = []
@@ -283,8 +280,7 @@ class Stream:
     def _watch(self, prediction: Any, names: Sequence[Row]) -> None:
         """Bet on novelty and shares of rows, which need no labels."""
         state = self._state
-        wanted = [i for i in range(len(names)) if (state.rows + i) % self._watch_every == 0]
-        some = wanted[:: max(1, -(-len(wanted) // _MOST_WATCHED))]
+        some = range(0, len(names), max(1, -(-len(names) // _MOST_WATCHED)))
         strange, shares = getattr(prediction, "novelty", None), getattr(prediction, "shares", None) or {}
         for kind, columns in (("strangeness", [strange]), ("shares", [shares.get(name) for name in state.shares])):
             known = [column.detach().cpu().tolist() for column in columns if column is not None]
