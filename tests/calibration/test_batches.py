@@ -83,21 +83,17 @@ def test_float64_inputs_take_the_models_dtype_and_targets_keep_theirs() -> None:
     assert x.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    "y",
-    [
-        np.arange(7),
-        np.arange(7, dtype=np.uint8),
-        np.arange(7) % 2 == 1,
-        np.arange(7, dtype=">f8"),
-        np.arange(7, dtype=np.longdouble),
-        np.arange(14.0)[::2],
-        np.arange(7.0)[::-1],
-        pandas.Series(np.arange(7.0)).to_numpy(),
-        locked(np.arange(7.0)),
-    ],
-    ids=["int", "uint8", "bool", "big-endian", "long double", "strided", "reversed", "pandas", "read-only"],
-)
+REAL = {
+    "int": np.arange(7),
+    "bool": np.arange(7) % 2 == 1,
+    "big-endian": np.arange(7, dtype=">f8"),
+    "long double": np.arange(7, dtype=np.longdouble),
+    "reversed": np.arange(7.0)[::-1],
+    "read-only": locked(np.arange(7.0)),
+}
+
+
+@pytest.mark.parametrize("y", REAL.values(), ids=REAL)
 @pytest.mark.usefixtures("_every_warning")
 def test_any_real_array_is_a_target_and_an_input(y: np.ndarray) -> None:
     twice = np.broadcast_to(y[:, None], (7, 2))  # read-only, in the order and the type of y
@@ -169,29 +165,21 @@ REFUSED = {
     "dict": ({"x": X, "y": Y}, r"expected a pair \(x, y\) or an iterable of batches.*found a dict"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
-    "batches of numbers": ([1.0, 2.0, 3.0], r"expected every batch to be a pair.*found float\. Pass unpack="),
     "list of targets": (
         (X, Y.flatten().tolist()),
         r"expected targets as a tensor, array or table; found list\. Convert",
     ),
     "text column": ((table(b=["x"] * 7), Y), r"expected numeric inputs; found column 'b' of type \w+\. Encode text"),
     "categories": ((table(b=pandas.Categorical(["x"] * 7)), Y), r"found column 'b' of type category\. Encode"),
-    "column of dates": ((table(b=pandas.to_datetime(["2026-01-01"] * 7)), Y), r"column 'b' of type datetime64"),
-    "text series": ((X, pandas.Series(["x"] * 7, name="t")), r"expected numeric targets; found column 't' of type"),
     "missing in a column": ((table(b=pandas.array([1] * 6 + [None], "Int64")), Y), r"found 1 NaN or inf among 14"),
     "table without columns": ((pandas.DataFrame(index=range(7)), pandas.Series(["x"] * 7)), "column None of type"),
-    "targets in batches": ([(X, [1.0] * 7)], r"expected targets as a tensor, array or table; found list"),
     "no inputs": ((["a"] * 7, Y), r"expected inputs with at least one tensor.*found list"),
     "scalar target": ((X, torch.tensor(1.0)), r"one target for each of the 7 input rows; found targets of shape \(\)"),
     "too few targets": ((X, Y[:6]), r"one target for each of the 7 input rows; found targets of shape \(6, 1\)"),
-    "lying targets": ((X, Y.T), r"one target for each of the 7 input rows; found targets of shape \(1, 7\)"),
     "text targets": ((X, np.array(["a"] * 7)), r"expected numeric targets; found a numpy array of dtype <U1"),
-    "object targets": ((X, np.array([None] * 7)), r"expected numeric targets.*object"),
-    "dates": ((X, np.zeros(7, "datetime64[s]")), r"expected numeric targets.*datetime64"),
     "complex array": ((X, np.zeros(7, complex)), r"expected numeric targets.*complex128"),
     "complex tensor": ((X, torch.zeros(7, dtype=torch.cfloat)), r"expected real targets; found torch\.complex64"),
     "nan": ((X, torch.full((7,), torch.nan)), r"expected finite targets; found 7 NaN or inf among 7\. Drop"),
-    "inf": ((X, np.array([0, 1, 2, 3, 4, 5, np.inf])), r"expected finite targets; found 1 NaN or inf among 7"),
     "masked": ((X, np.ma.masked_equal(np.arange(7), 3)), r"expected targets without missing values; found 1 masked"),
     "masked inputs": (
         (np.ma.masked_equal(np.eye(7, 2), 1), Y),
