@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers import imported, versions_of
+from benchmarks.sets import shipped
 from benchmarks.sets import table as rows_of
 from benchmarks.small import Rows, divided, mlp, scaled
-from benchmarks.timing import by_seeds, interval, markdown_table
+from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import calibrate, sample
 
 ROUNDS, BATCH, START = 9, 20, 40
@@ -24,19 +25,10 @@ GOAL = 6  # random choice's mean error after as many batches is the goal
 SETS = ("digits", "concrete", "kin8nm")
 
 
-def measured(seeds: int) -> dict[str, Any]:
-    """Return the test error after each batch, by set, seed and rule."""
-    runs = {name: [curves(name, seed) for seed in range(seeds)] for name in SETS}
-    return {**versions_of(["baal"]), "start": START, "batch": BATCH, "sets": runs}
-
-
 def curves(name: str, seed: int) -> dict[str, list[float]]:
     """Return the curve of every rule, all from the same first rows."""
     if name == "digits":
-        from sklearn.datasets import load_digits
-
-        x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
-        rows = x.float(), y
+        rows = shipped("load_digits")
     else:
         data = torch.tensor(rows_of(name, 10_000)).float()
         rows = data[:, :-1], data[:, -1:]
@@ -131,4 +123,4 @@ def until(errors: list[float], goal: float) -> float:
 
 
 if __name__ == "__main__":
-    by_seeds("acquire", measured, seeds=5)
+    by_sets("acquire", curves, SETS, seeds=5, start=START, batch=BATCH, **versions_of(["baal"]))

@@ -8,12 +8,7 @@ A unit is one set and one seed: five networks are trained for each situation (`i
 (`instead_methods`) is fitted to some validation rows and judged on test rows, in standardised units of the target. A
 finished unit is written at once, and a run that was stopped continues.
 
-Choices (ridge, leaf size, quantile, shrinkage, typical shares, what the guard looks at) were made on the sets of
-`CHOSEN_ON` alone, which were named before any result of the sets of `APART` was looked at. These have been looked at
-twice. The first time, with leverage of mask gradients alone and a guard at its 99 % quantile, 90 % intervals held 69 %
-under shift, where those of the default before held 88 %. The sets of `CHOSEN_ON` held 87 % even then, so that the wish
-for wider intervals came from `APART`, and only how to widen them from `CHOSEN_ON`: the second look is no fresh test.
-Images and texts served no choice.
+Choices were made on the sets of `CHOSEN_ON` alone; `benchmarks/NOTES.md` says which, and who looked at what.
 """
 
 from __future__ import annotations
@@ -21,12 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,16 +30,17 @@ from benchmarks import instead_sets
 from benchmarks.instead_methods import (
     LEAST,
     METHODS,
+    PACKAGES,
     PEERS,
     Bounds,
     Case,
     Judged,
     Rule,
     measures,
-    peer_versions,
     suits,
 )
 from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, STEPS
+from benchmarks.peers import versions_of
 from benchmarks.small import HIDDEN
 from benchmarks.timing import RESULTS, first_line, machine, markdown_table
 from latedrop import plots
@@ -113,7 +106,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--half", choices=HALVES, help="all where it is not given")
     parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
     parser.add_argument("--only", help="the name of one set")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
     parser.add_argument("--figure", action="store_true", help="draw the picture from the JSON; measure nothing")
     options = parser.parse_args(arguments)
     record = _read(options.out)
@@ -127,25 +119,9 @@ def main(arguments: list[str] | None = None) -> None:
         if not _complete(measured):
             wanted[name, seed] = measured
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    for (name, seed), situations in tqdm(_units(wanted, options.jobs), total=len(wanted), unit="unit"):
-        record["units"][name][str(seed)] = _rounded(situations)
+    for (name, seed), situations in tqdm(wanted.items(), unit="unit"):
+        record["units"][name][str(seed)] = _rounded(unit(name, seed, situations))
         write_aside(options.out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
-
-
-def _units(
-    wanted: dict[tuple[str, int], dict[str, Any]], jobs: int
-) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
-    """Yield units when they are finished, here or in several processes."""
-    if jobs == 1:
-        yield from ((key, unit(*key, measured)) for key, measured in wanted.items())
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(unit, *key, measured): key for key, measured in wanted.items()}
-        for done in as_completed(running):
-            if done.exception() is None:
-                yield running[done], done.result()
-            else:
-                print(f"{running[done]}: {done.exception()!r}; the others go on", file=sys.stderr)
 
 
 def _complete(measured: dict[str, Any]) -> bool:
@@ -166,7 +142,7 @@ def _read(out: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return record
     settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
-    return {"machine": {**machine(torch.device("cpu")), **peer_versions()}, "settings": settings, "units": {}}
+    return {"machine": {**machine(torch.device("cpu")), **versions_of(PACKAGES)}, "settings": settings, "units": {}}
 
 
 class Figures(NamedTuple):

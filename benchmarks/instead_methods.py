@@ -1,19 +1,6 @@
 """The methods that `benchmarks.instead` compares: what each may see and gives, and how that is judged.
 
-Other libraries are called as their own documentation says, on the one network:
-
-- `MAPIE`: `SplitConformalRegressor`, of one width, or with `ResidualNormalisedScore` and a forest (200 trees, leaves of
-  5 rows) on half of the validation rows. Intervals alone.
-- `crepes`: `ConformalPredictiveSystem` with the errors of the 25 nearest validation rows as difficulty, each row left
-  out for itself. Intervals and distributions without a density.
-- `NGBoost`: a Gaussian for the validation errors, with a mean of its own; a fifth of the rows says when to stop.
-- `DEUP`: a forest as above learns the squared errors from the row, its log density and its distance to other rows, as
-  in the paper; scaled, with floor and Student t by cross-validation, as the columns of `alone` are. Chosen on half of
-  the sets among ten settings, boosted trees, its log loss and its conformal intervals among them.
-- `Laplace`: laplace-torch, fitted to the training rows. `last layer`: prior and noise by marginal likelihood, as in its
-  example. `tuned`: prior and noise by the likelihood of the validation rows. `all weights`: the full matrix.
-
-Libraries for tables see rows as they are, or 32 components of the last layer's inputs of images and texts.
+Other libraries are called as their own documentation says, on the one network: see `benchmarks/NOTES.md`.
 """
 
 from __future__ import annotations
@@ -36,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from benchmarks.peers import imported, versions_of
+from benchmarks.peers import imported
 from latedrop import find_sites, metrics
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import Block, fit_terms
@@ -284,14 +271,6 @@ def alone(case: Case, kind: str) -> Rule:
     return lambda x: Predicted(output(case.net, x), variance(column(x)), tail)
 
 
-def _features(case: Case) -> Callable[[Tensor], Tensor]:
-    return _leverage(case, Leverage(), lambda rows: rows.features)
-
-
-def _gradients(case: Case) -> Callable[[Tensor], Tensor]:
-    return _leverage(case, GradientLeverage(), lambda rows: rows.gradients)
-
-
 def _leverage(case: Case, term: Any, look: Callable[[BatchContext], Tensor]) -> Callable[[Tensor], Tensor]:
     network = Network(case.net)
     sites = Sites(find_sites(case.net, case.x_train[:64]))
@@ -325,15 +304,11 @@ def _all_weights(case: Case) -> Callable[[Tensor], Tensor]:
     return lambda x: learned.values(Sketched(x)).reshape(len(x)).double()  # type: ignore[arg-type]
 
 
-def _members(case: Case) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.stack([output(net, x) for net in case.nets]).var(0)
-
-
 _COLUMNS: dict[str, Callable[[Case], Callable[[Tensor], Tensor]]] = {
-    "leverage of features": _features,
-    "leverage of mask gradients": _gradients,
+    "leverage of features": lambda case: _leverage(case, Leverage(), lambda rows: rows.features),
+    "leverage of mask gradients": lambda case: _leverage(case, GradientLeverage(), lambda rows: rows.gradients),
     "leverage of all weights": _all_weights,
-    "variance of five networks": _members,
+    "variance of five networks": lambda case: lambda x: torch.stack([output(net, x) for net in case.nets]).var(0),
 }
 COLUMNS: dict[str, Method] = {f"{name} alone": partial(alone, kind=name) for name in _COLUMNS}
 """One column, a floor and a guard on that column, with the mean of the one network."""
@@ -548,7 +523,8 @@ PEERS: dict[str, Callable[[Case], Rule]] = {
 }
 NEEDS = {"crepes": 30, "NGBoost": 60, "DEUP": 60, "Laplace, all weights, tuned": 60}
 """The least number of validation rows."""
-_PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
+PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
+"""Packages that are compared with, or whose data are used."""
 
 
 def suits(method: str, case: Case) -> bool:
@@ -557,8 +533,3 @@ def suits(method: str, case: Case) -> bool:
         return False
     weights = sum(value.numel() for value in case.net.parameters())
     return "all weights, tuned" not in method or weights <= _MOST_WEIGHTS
-
-
-def peer_versions() -> dict[str, str | None]:
-    """Return the version of every package that is compared with, or whose data are used."""
-    return versions_of(_PACKAGES)

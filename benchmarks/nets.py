@@ -10,31 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.small import mlp
+
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Net:
-    """A network, a maker of inputs and targets, and how it is measured.
-
-    Attributes:
-        name: of the network.
-        build: makes it, with random weights or those that come with a package.
-        task: from a number of rows and a generator to inputs and targets.
-        readout: of the output; None: the output itself.
-        rows: examples that a variance is judged on.
-        batches: rows that time and memory are measured with.
-    """
+    """A network, a function that makes its inputs and targets, and how it is measured."""
 
     name: str
-    build: Callable[[], nn.Module]
-    task: Task
-    readout: Callable[[Any], Tensor] | None = None
-    rows: int = 0
-    batches: dict[str, int] = field(default_factory=dict)
+    build: Callable[[], nn.Module]  # with random weights, or those that come with a package
+    task: Task  # from a number of rows and a generator
+    readout: Callable[[Any], Tensor] | None = None  # None: the output itself
+    rows: int = 0  # that a variance is judged on
+    batches: dict[str, int] = field(default_factory=dict)  # rows that time and memory are measured with
 
     def built(self, device: torch.device, seed: int = 0) -> nn.Module:
-        """The network with its first weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.build().to(device)
@@ -79,16 +71,7 @@ class Residual(nn.Module):
     def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(width, width, 3, padding=1),
-                nn.BatchNorm2d(width),
-                nn.ReLU(),
-                nn.Conv2d(width, width, 3, padding=1),
-                nn.BatchNorm2d(width),
-            )
-            for _ in range(blocks)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(*_layer(width), nn.ReLU(), *_layer(width)) for _ in range(blocks))
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,6 +79,10 @@ class Residual(nn.Module):
         for block in self.blocks:
             h = (h + block(h)).relu()
         return self.head(h.mean((2, 3)))
+
+
+def _layer(width: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
 
 
 class Encoder(nn.Module):
@@ -159,16 +146,11 @@ def crowd_task(height: int, width: int) -> Task:
 def small_nets() -> list[Net]:
     """Return four networks that train in seconds, to judge a variance by."""
     return [
-        Net("mlp", lambda: _mlp(64), table_task, None, 200),
+        Net("mlp", lambda: mlp(64, hidden=(64,) * 3), table_task, None, 200),
         Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
         Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
         Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
     ]
-
-
-def _mlp(width: int) -> nn.Module:
-    layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, 1))
 
 
 class ViT(nn.Module):
@@ -238,17 +220,13 @@ def speed_nets(kind: str) -> list[Net]:
 
     side, vit = (224, (224, 16, 384, 12, 6)) if gpu else (64, (64, 8, 128, 4, 4))
     return [
-        Net("uci_mlp", lambda: _hidden(13, 50), uci_task, batches=batches(65536, 4096)),
-        Net("wide_mlp", lambda: _mlp(2048 if gpu else 512), table_task, batches=batches(8192, 1024)),
+        Net("uci_mlp", lambda: mlp(13, hidden=(50,)), uci_task, batches=batches(65536, 4096)),
+        Net("wide_mlp", lambda: mlp(64, hidden=(2048 if gpu else 512,) * 3), table_task, batches=batches(8192, 1024)),
         Net("residual_cnn", lambda: Residual(128 if gpu else 32, 3), image_task(32), batches=batches(64, 8)),
         Net("transformer", lambda: ViT(*vit), image_task(side), batches=batches(32, 8)),
         Net("mcnn", _counter, crowd_task(480, 640), batches=batches(8, None)),
         Net("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches=batches(1024, 64)),
     ]
-
-
-def _hidden(inputs: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))
 
 
 def _mcnn() -> nn.Module:

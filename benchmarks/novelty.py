@@ -13,7 +13,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.nets import ViT
-from benchmarks.sets import SHARED
+from benchmarks.sets import SHARED, shipped
 from benchmarks.small import Rows, mlp, random_batches, trained
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import find_sites
@@ -172,14 +171,8 @@ def _parts(x: Tensor, y: Tensor, sizes: tuple[int, int], dice: torch.Generator) 
     return [(x[at], y[at]) for at in order.split([*sizes, len(x) - sum(sizes)])]
 
 
-def _shipped(name: str) -> Rows:
-    """Return a set of scikit-learn."""
-    x, y = getattr(import_module("sklearn.datasets"), name)(return_X_y=True)
-    return torch.tensor(x).float(), torch.tensor(y).long()
-
-
 def _digits() -> Rows:
-    x, y = _shipped("load_digits")
+    x, y = shipped("load_digits")
     return x.reshape(-1, 1, 8, 8) / 16, y
 
 
@@ -224,13 +217,13 @@ def _letter_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> S
 
 
 def _tumours(seed: int) -> Split:
-    x, y = _shipped("load_breast_cancer")
+    x, y = shipped("load_breast_cancer")
     return _table(x, y, x[:0], (200, 150), 200, seed)
 
 
 def _wine(seed: int) -> Split:
     """One of the three growers is never seen, another with every seed."""
-    x, y = _shipped("load_wine")
+    x, y = shipped("load_wine")
     hidden = y == seed % 3
     names = y[~hidden].unique()
     return _table(x[~hidden], torch.searchsorted(names, y[~hidden]), x[hidden], (50, 40), 150, seed)

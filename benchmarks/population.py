@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.sets import ranking
 from benchmarks.sets import table as rows_of
 from benchmarks.small import Rows, divided, fitted, mlp, scaled
-from benchmarks.timing import by_seeds, interval, markdown_table
+from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import FirstOrder, Prediction, Predictor, calibrate
 from latedrop.errors import DataError
 
@@ -25,11 +25,6 @@ SETS = ("concrete", "kin8nm", "power-plant", "wine-quality-red", "airfoil", "pro
 MOST_ROWS = 10_000
 TILTS = {"none": 0.0, "mild": 1.0, "strong": 2.0}
 BASES: dict[str, Any] = {"the default": "terms", "first order and a floor": FirstOrder(floor=True)}
-
-
-def measured(seeds: int) -> dict[str, Any]:
-    """Compare intervals with and without the target's inputs."""
-    return {"level": LEVEL, "sets": {name: [compared(name, seed) for seed in range(seeds)] for name in SETS}}
 
 
 def compared(name: str, seed: int) -> dict[str, Any]:
@@ -108,4 +103,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("population", measured, seeds=4)
+    by_sets("population", compared, SETS, seeds=4, level=LEVEL)

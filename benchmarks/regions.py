@@ -15,23 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sets import columns_of
+from benchmarks.sets import columns_of, shipped
 from benchmarks.small import Rows, divided, fitted, mlp, scaled
-from benchmarks.timing import by_seeds, interval, markdown_table
+from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import LatedropError, calibrate
 
 LEVEL = 0.9
 
 
-def measured(seeds: int) -> dict[str, Any]:
-    """Compare ellipsoids and bands with a box, set by set and seed by seed."""
-    runs = {name: [compared(rows(seed), seed) for seed in range(seeds)] for name, rows in SETS.items()}
-    return {"level": LEVEL, "sets": runs}
-
-
-def compared(rows: Rows, seed: int) -> dict[str, Any]:
+def compared(name: str, seed: int) -> dict[str, Any]:
     """Return what each region holds, and the logarithm of its volume at equal coverage."""
-    train, validation, other, (x, y) = scaled(divided(rows, seed, (0.4, 0.2, 0.2, 0.2)))
+    train, validation, other, (x, y) = scaled(divided(SETS[name](seed), seed, (0.4, 0.2, 0.2, 0.2)))
     torch.manual_seed(seed)
     uq = calibrate(fitted(mlp(x.shape[1], y.shape[1]), train, seed), validation, reference=train[0], progress=False)
     outputs = y.shape[1]
@@ -72,18 +66,14 @@ def _buildings(seed: int) -> Rows:
 
 
 def _serum(seed: int) -> Rows:
-    from sklearn.datasets import load_diabetes
-
-    x, y = (torch.tensor(part) for part in load_diabetes(return_X_y=True))
-    data = torch.cat([x, y[:, None]], 1).float()
+    x, y = shipped("load_diabetes")  # whose targets are whole numbers
+    data = torch.cat([x, y[:, None]], 1)
     outputs = [4, 5, 6, 7]  # total, low- and high-density cholesterol, their ratio
     return data[:, [k for k in range(11) if k not in outputs]], data[:, outputs]
 
 
 def _digits(seed: int) -> Rows:
-    from sklearn.datasets import load_digits
-
-    images = torch.tensor(load_digits().images).float()
+    images = shipped("load_digits")[0].reshape(-1, 8, 8)
     hidden = nn.functional.avg_pool2d(images[:, None, 2:6, 2:6], 2)[:, 0].flatten(1)
     seen = torch.ones(8, 8, dtype=torch.bool)
     seen[2:6, 2:6] = False
@@ -130,4 +120,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    by_seeds("regions", measured, seeds=10)
+    by_sets("regions", compared, SETS, seeds=10, level=LEVEL)

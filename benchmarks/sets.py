@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +115,12 @@ def numbers(rows: list[list[Any]], decimal: str = ".") -> np.ndarray:
         except ValueError:
             columns += [[float(cell == word) for cell in cells] for word in sorted(set(cells))[1:]]
     return np.array(columns).T
+
+
+def shipped(name: str) -> tuple[Tensor, Tensor]:
+    """Return float32 inputs and int64 labels of a set of scikit-learn."""
+    x, y = getattr(import_module("sklearn.datasets"), name)(return_X_y=True)
+    return torch.tensor(x).float(), torch.tensor(y).long()
 
 
 def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:

@@ -154,6 +154,15 @@ def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int) -
     write(name, record | {"cpu_seconds": round(time.process_time() - start)})
 
 
+def by_sets(name: str, measured: Callable[[str, int], Any], sets: Iterable[str], seeds: int, **settings: Any) -> None:
+    """Measure every set with every seed, as `by_seeds` does; `settings` stand beside the results."""
+
+    def record(count: int) -> dict[str, Any]:
+        return settings | {"sets": {each: [measured(each, seed) for seed in range(count)] for each in sets}}
+
+    by_seeds(name, record, seeds)
+
+
 def by_parts(name: str, parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """Measure the parts that the command line names, write each when it is there, and return the whole record."""
     parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
