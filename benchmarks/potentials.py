@@ -161,10 +161,7 @@ def run(seed: int) -> dict[str, Any]:
     train, valid = (clusters(count, 0.02, HOME, 100 * seed + i) for count, i in ((TRAIN, 1), (VALID, 2)))
     shaken = [clusters(TEST, level, level, 100 * seed + 10 + i) for i, level in enumerate(LEVELS)]
     nets = [trained(COMMITTEE * seed + member, train) for member in range(COMMITTEE)]
-    net, (first, second, *tests) = (
-        nets[0],
-        [next(iter(DataLoader(part, len(part)))) for part in (train, valid, *shaken)],
-    )
+    net, (first, second, *tests) = nets[0], [next(iter(DataLoader(a, len(a)))) for a in (train, valid, *shaken)]
     others = {"last layer": last_layer(net, first), "committee": committee(nets)}
     record: dict[str, Any] = {"seed": seed, "made_of": {}, "found": {}, "ranks": {}}
     for name in OUTPUTS:

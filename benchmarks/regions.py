@@ -105,12 +105,10 @@ def table(record: dict[str, Any]) -> str:
     rows = []
     for name, runs in record["sets"].items():
         runs = [run for run in runs if run["bonferroni"]]
-        shares = [
-            f"{statistics.mean(run[kind]['coverage'] for run in runs):.1%}"
-            for kind in ("bonferroni", "bands", "ellipsoid")
-        ]
+        kinds = ("bonferroni", "bands", "ellipsoid")
+        shares = [f"{statistics.mean(run[kind]['coverage'] for run in runs):.1%}" for kind in kinds]
         sides = []
-        for kind in ("bands", "ellipsoid"):
+        for kind in kinds[1:]:
             logs = [(run[kind]["equal"] - run["bonferroni"]["equal"]) / run["outputs"] for run in runs]
             low, middle, high = interval([math.exp(log) for log in logs])
             sides.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
