@@ -9,10 +9,9 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +37,7 @@ MOST_ROWS = 10_000
 MEMBERS, STEPS = 5, 2000
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """Rows that methods may see, with one number of validation rows, and rows that they are judged on."""
 
     name: str
@@ -76,8 +74,7 @@ def _joined(first: Rows, second: Rows) -> Iterator[Tensor]:
     return (torch.cat(both) for both in zip(first, second, strict=True))
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A set of images or texts: rows that are alike, other test rows by the name of their shift, a network."""
 
     rows: Rows

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +34,7 @@ from latedrop.terms.features import Features
 from studies.classification.data import blurred, letters, noisy, turned
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """A trained network, its rows and labels, and other rows by name."""
 
     net: nn.Module

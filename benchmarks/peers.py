@@ -19,7 +19,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -27,7 +26,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +37,7 @@ from latedrop.errors import ArgumentError
 Run: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """Hold the network, its twin and a batch, for every peer."""
 
     model: nn.Module

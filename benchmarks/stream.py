@@ -16,15 +16,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 import latedrop
@@ -49,27 +48,13 @@ KINDS = ("errors", "strangeness", "shares")
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """Predictions and truths in the order of time; `usual` is how validation rows were spread."""
 
     mean: np.ndarray
     std: np.ndarray
     truth: np.ndarray
     usual: Usual
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a series, as a prediction."""
-
-    mean: Tensor
-    std: Tensor
-
-    def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return both ends of the Gaussian interval."""
-        half = normal_quantile((1 + level) / 2) * self.std
-        return self.mean - half, self.mean + half
 
 
 def crowd(name: str) -> Series:
@@ -112,7 +97,9 @@ def streamed(series: Series, labelled: list[int]) -> dict[str, float]:
     stream = Stream(level=LEVEL, usual=series.usual, alarm=ALARM)
     centre, half, covered = [], [], []
     for i in range(len(series.mean)):
-        p = stream.follow(Row(*(torch.as_tensor(part[[i]]) for part in (series.mean, series.std))))
+        mean, std = (torch.as_tensor(part[[i]]) for part in (series.mean, series.std))
+        ends = mean - Z * std, mean + Z * std
+        p = stream.follow(SimpleNamespace(mean=mean, interval=lambda level, ends=ends: ends))
         centre.append(float(p.mean))
         half.append(float(p.high - p.low) / 2)
         if i in labelled:

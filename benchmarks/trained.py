@@ -17,12 +17,11 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,8 +52,7 @@ Rows = tuple[Any, Tensor]
 Columns = dict[str, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A trained network, rows of the kind that it is calibrated on, and rows of other kinds."""
 
     model: nn.Module
