@@ -346,6 +346,13 @@ class TestData:
             with pytest.raises(DataError, match="expected inputs with at least one tensor whose first axis counts"):
                 predictor.predict(x)
 
+    @pytest.mark.filterwarnings("ignore:the draws of this model run one by one")
+    def test_one_image_without_its_first_axis(self) -> None:
+        x = torch.randn(12, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+        predictor = quietly(maps_to_maps(), (x, 3 * x))
+        with pytest.raises(DataError, match=r"found shape \(1, 6, 6\), which looks like a single row. Pass x\[None\]"):
+            predictor.predict(x[0])
+
     def test_inputs_of_another_dtype_than_the_weights(self) -> None:
         model, match = mlp().half(), r"expected inputs of torch\.float16.*found torch\.float32.*x\.to\(torch\.float16\)"
         with pytest.raises(DataError, match=match):
@@ -471,6 +478,10 @@ class TestArguments:
     def test_engine(self) -> None:
         with pytest.raises(ArgumentError, match=r"expected engine to be one of \('auto', .*'compiled'\); found 'cuda'"):
             sample(mlp(), X, 0.1, engine="cuda")
+        predictor = quietly(mlp(), (X, Y))
+        predictor.engine = "fast"  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match=r"expected engine to be one of .*; found 'fast'"):
+            predictor.predict(X)
 
     def test_intervals(self) -> None:
         for kind in ("beta", "conformal"):
