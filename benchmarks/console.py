@@ -165,9 +165,9 @@ def watched(zones: Sequence[str], frames: int = 600) -> dict[str, float]:
     return {"seconds": seconds, "frames": frames, "early_mb": memory[frames // 10], "late_mb": memory[-1]}
 
 
-def resident() -> float:
-    """Return the resident memory of this process in MB."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
+def resident(process: int | str = "self") -> float:
+    """Return the resident memory of a process in MB."""
+    text = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 

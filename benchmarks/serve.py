@@ -47,11 +47,8 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
     loads = []
-    with tempfile.TemporaryDirectory() as name, socket.socket() as listener:
-        uq, rows = prepared(Path(name))
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])  # which nothing listens on
-        listener.close()
+    with tempfile.TemporaryDirectory() as name:
+        (uq, rows), port = prepared(Path(name)), free_port()
         process = started(Path(name), port)
         try:
             for count, kind in LOADS:
@@ -81,10 +78,12 @@ def prepared(folder: Path, width: int = 64) -> tuple[Any, Any]:
     return uq, x
 
 
-def started(folder: Path, port: int) -> subprocess.Popen[str]:
+def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
     """Start the service; return it once it answers."""
     command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "served:net", "cal.json"]
-    process = subprocess.Popen([*command, "--port", str(port)], cwd=folder, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [*command, "--port", str(port), *options], cwd=folder, stderr=subprocess.DEVNULL, text=True
+    )
     for _ in range(600):
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -92,6 +91,13 @@ def started(folder: Path, port: int) -> subprocess.Popen[str]:
         except OSError:
             time.sleep(0.05)
     raise RuntimeError("the service did not start")
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def direct_speed(uq: Any, rows: Any, count: int, seconds: float) -> dict[str, float]:

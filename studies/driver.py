@@ -1,8 +1,9 @@
-"""The one driver of all studies: units of work, kept as soon as they are done; then pages.
+"""The one driver of all studies: units of work, kept as soon as they are done, here or on a Ray cluster; then pages.
 
 A study is settings in, JSON out. Its work is cut into units, each with a file of its own and a key, what its result
 depends on besides the code. A finished unit is kept; one with another key is refused. A run that was stopped goes on
-where it was. A unit depends on nothing but its arguments. Pages and figures are made from the JSON files alone.
+where it was. A unit depends on nothing but its arguments: where it runs changes no number, as long as the machines and
+their numbers of threads are alike. Pages and figures are made from the JSON files alone.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ class Unit:
         key: what the record depends on, as JSON has it; it is part of the record.
         work: how much `measure` will report to its tick.
         measure: from a device and a tick, the rest of the record. `seconds` in it is a mapping, to which `total` is
-            added.
+            added; `files`, by name, are written beside it and are no part of it.
     """
 
     file: str
@@ -59,7 +61,7 @@ class Study:
         schema: of its records.
         options: adds those of its own to a parser.
         units: from all options. What cannot be had is named on stderr and left out.
-        read: from the folder of the results, the records by set, without their check.
+        read: from the folder of the results and all options, the records by set, without their check.
         pages: from the records and the folder, all pages and figures by file name.
     """
 
@@ -70,7 +72,7 @@ class Study:
     schema: int
     options: Callable[[argparse.ArgumentParser], object]
     units: Callable[[argparse.Namespace], Sequence[Unit]]
-    read: Callable[[Path], dict[str, dict[str, Any]]]
+    read: Callable[[Path, argparse.Namespace], dict[str, dict[str, Any]]]
     pages: Callable[[Results, Path], Mapping[str, bytes]]
 
 
@@ -101,6 +103,9 @@ def parsed(study: Study, words: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help=study.quick)
     add("--fresh", action="store_true", help="compute finished work again")
     add("--figures", action="store_true", help="only write pages and figures, from the JSON files in --out")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS",
+        help="spread the units over Ray's workers: on this machine, or of a cluster: its address or auto")  # fmt: skip
+    add("--gpus", type=float, default=0.0, help="with --ray, GPUs that each unit takes; 0.5 is half of one")
     study.options(parser)
     return parser.parse_args([*words, *([] if sys.stderr.isatty() else ["--no-progress"])])
 
@@ -111,13 +116,16 @@ def run(study: Study, options: argparse.Namespace) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    inputs = {f"--{name}": vars(options).get(name) for name in ("data", "weights")}
+    inputs = {f"--{name}": vars(options).get(name) for name in ("data", "csv", "weights")}
     check_apart({"--out": options.out}, inputs)
-    for name, place in inputs.items():
+    for name in ("data", "weights"):
+        place = inputs[f"--{name}"]
         if place is not None and not place.is_dir():
-            raise FileError(f"expected a folder at {place}; it is not there. Check {name}.")
+            raise FileError(f"expected a folder at {place}; it is not there. Check --{name}.")
+        if place is not None:
+            setattr(options, name, place.absolute())  # a worker finds it, wherever it runs
     finished = [] if options.figures else _measured(study, options)
-    results = study.read(options.out)
+    results = study.read(options.out, options)
     if not results:
         raise FileError(f"expected results of this study in {options.out}; found none. Run the study first.")
     with understood(options.out, "results of this study", "Delete those that are damaged, and run it again."):
@@ -129,31 +137,36 @@ def run(study: Study, options: argparse.Namespace) -> list[Path]:
 
 def _measured(study: Study, options: argparse.Namespace) -> list[Path]:
     """Measure every unit that is not finished; return the files of all units."""
-    device = chosen_device(options.device)  # a wrong one is told before the work
-    out, units = folder(options.out), study.units(options)
+    _check_cluster(options)
+    if options.ray is None:
+        chosen_device(options.device)  # a wrong one is told before the work
+    out, units, jobs = folder(options.out), study.units(options), {}
     for place, unit in enumerate(units, 1):
         path = out / unit.file
         if not options.fresh and is_finished(path, study.schema, unit.key):
             print(f"{unit.file}: kept, finished before", file=sys.stderr)
-            continue
-        label = f"{path.stem} ({place} of {len(units)})" if options.progress else None
-        record = _record(unit, study.schema, device, label)
-        write_aside(path, dumped(record))
-        print(f"{unit.file}: {record['seconds']['total']:.1f} s", file=sys.stderr)
+        else:
+            label = f"{path.stem} ({place} of {len(units)})" if options.progress and options.ray is None else None
+            jobs[unit.file] = partial(_record, unit, study.schema, options.device, label)
+    for name, record in _spread(jobs, options):
+        for beside, content in record.pop("files", {}).items():
+            write_aside(out / beside, content)
+        write_aside(out / name, dumped(record))
+        print(f"{name}: {record['seconds']['total']:.1f} s", file=sys.stderr)
     if not units:
         raise FileError("expected data for one of the sets; found none. See the lines above, and pass --data.")
     return [out / unit.file for unit in units]
 
 
-def _record(unit: Unit, schema: int, device: torch.device, label: str | None) -> dict[str, Any]:
-    """Measure a unit; return its whole record."""
-    start = time.perf_counter()
+def _record(unit: Unit, schema: int, device: str, label: str | None) -> dict[str, Any]:
+    """Measure a unit, here or on a worker; return its whole record."""
+    chosen, start = chosen_device(device), time.perf_counter()
     form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
     with tqdm(total=unit.work, desc=label, disable=label is None, bar_format=form) as bar:
-        record = unit.measure(device, bar.update)
+        record = unit.measure(chosen, bar.update)
     record["seconds"]["total"] = round(time.perf_counter() - start, 2)
     with one_thread():
-        machine = {"device": device_name(device), "system": platform.system()}
+        machine = {"device": device_name(chosen), "system": platform.system()}
     return {"schema": schema, **unit.key, "machine": machine, "versions": versions()} | record
 
 
@@ -180,8 +193,12 @@ def read_record(path: Path, schema: int) -> dict[str, Any]:
     return read_json(path, "a result of this study", schema, "Delete it, or compute it again with --fresh.")
 
 
-def read_sets(names: Collection[str], schema: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the records of those sets that have one, in this order."""
+def read_sets(
+    names: Collection[str], schema: int, folder: Path, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Read the records of those sets that have one, in this order; or that of a table of one's own."""
+    csv = vars(options).get("csv")
+    names = names if csv is None else [csv.stem]
     paths = {name: folder / f"{name}.json" for name in names}
     return {name: read_record(path, schema) for name, path in paths.items() if path.exists()}
 
@@ -217,3 +234,45 @@ def check_at_least(options: argparse.Namespace, **least: int) -> None:
 def rounded(value: float, digits: int = 6) -> float:
     """Round to so many significant digits."""
     return float(f"{value:.{digits}g}")
+
+
+def _check_cluster(options: argparse.Namespace) -> None:
+    if not 0 <= options.gpus <= 64:
+        raise ArgumentError(f"expected --gpus from 0 to 64 for each unit; found {options.gpus}.")
+    if options.gpus and options.ray is None:
+        raise ArgumentError("expected --gpus with --ray; found it alone. Here --device says what a study runs on.")
+
+
+def _spread(
+    jobs: Mapping[str, Callable[[], dict[str, Any]]], options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield names and results, each when it is there; on a cluster that is in no order."""
+    if options.ray is None or not jobs:
+        for name, job in jobs.items():
+            yield name, job()
+        return
+    from latedrop.adapters.ray import cause, connected
+
+    with connected(options.ray) as ray:
+        there = ray.cluster_resources().get("GPU", 0)
+        if there < options.gpus:
+            raise ArgumentError(
+                f"expected a cluster with {options.gpus:g} GPUs or more for each unit; found {there:g} in all. Leave "
+                "--gpus out, or start workers that have some."
+            )
+        resources = {"num_cpus": 1, **({"num_gpus": options.gpus} if options.gpus else {})}
+        work: Any = ray.remote(**resources, max_retries=3)(_call)
+        waiting = {work.remote(job): name for name, job in jobs.items()}
+        try:
+            while waiting:
+                (done,), _ = ray.wait(list(waiting), num_returns=1)
+                yield waiting.pop(done), ray.get(done)
+        except ray.exceptions.RayError as error:
+            raise cause(error) from error
+        finally:
+            for left in waiting:
+                ray.cancel(left, force=True)
+
+
+def _call(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return job()

@@ -42,10 +42,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1)
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
-def captioned(study: str) -> list[str]:
+def captioned(study: str, *left_out: str) -> list[str]:
     """Markdown: the figures of a study with their captions, sections `figure NAME` of its `words.md`."""
     lines = ["## Figures", ""]
-    captions = {name[7:]: text for name, text in words(study).items() if name.startswith("figure ")}
+    captions = {
+        name[7:]: text for name, text in words(study).items() if name.startswith("figure ") and name[7:] not in left_out
+    }
     for place, (name, caption) in enumerate(captions.items(), 1):
         lines += [f"![{caption}]({name}.png)", "", f"*Figure {place}. {caption}*", ""]
     return lines

@@ -170,7 +170,7 @@ def _units(options: Namespace) -> list[Unit]:
     return units
 
 
-def _read(folder: Path) -> dict[str, dict[str, Any]]:
+def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
     """Read the results of each set: records in the order of the repeats, and the share of common rows."""
     sets: dict[str, dict[str, Any]] = {}
     for name, item in SETS.items():

@@ -36,6 +36,7 @@ Measures: TypeAlias = dict[str, Any]
 KINDS = ("unscaled", "scaled", "relaxed", "floor")
 """The variance as it is; times the optimal scale; times the relaxed scale; times a scale, plus a floor."""
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
+_STEPS = 21
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def fit(validation: Predicted) -> Fit:
 
 
 def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
-    """RMSE, MAE, and of each kind NLL, miscalibration area and curve; means over blocks.
+    """RMSE, MAE, and of each kind NLL, miscalibration area and curve; the path between the scales; means over blocks.
 
     Args:
         part: the frames of one part.
@@ -167,6 +168,7 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
             k: ratios.inside(COVERAGES, [scale])[0].tolist() for k, (ratios, scale) in looks.items()
         }
         measures["width"] = {k: [ratios.width(a, scale) for a in COVERAGES] for k, (ratios, scale) in looks.items()}
+    measures["path"] = _path(scaled, fitted, grid)
     measures["blocks"] = {"mae": blocks(error.abs().view(part.frames, -1).mean(1))}
     measures["blocks"] |= {f"nll_{kind}": blocks(ratios.nll_by_frame(scale)) for kind, (ratios, scale) in looks.items()}
     return measures
@@ -219,6 +221,18 @@ def conformal(error: Mapping[str, Tensor], std: Mapping[str, Tensor] | None = No
         measures["coverage"].append(float((test.abs() <= radius).double().mean()) if bounded else None)
         measures["width"].append(float(2 * radius.mean()) if bounded else None)
     return measures
+
+
+def _path(ratios: Ratios, fitted: Fit, grid: Tensor) -> dict[str, list[float]]:
+    """Geometric steps from the optimal to the relaxed scale."""
+    step = (fitted.relaxed_scale / fitted.scale) ** (1 / (_STEPS - 1))
+    scales = [fitted.scale * step**k for k in range(_STEPS)]
+    observed = ratios.inside(levels(), scales)
+    return {
+        "scale": [rounded(scale) for scale in scales],
+        "nll": [rounded(ratios.nll(scale)) for scale in scales],
+        "ma": [rounded(value) for value in (observed - grid).abs().mean(1).tolist()],
+    }
 
 
 Counted: TypeAlias = tuple[Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""Tables and figures of the crowd study, from its JSON alone; all of test frames.
+"""Tables and figures of the crowd study, from its JSON and the example maps of the scenes; all of test frames.
 
 Every method is shown at the rate that the validation frames choose. Each figure has a row of panels for each set.
 Pixels are cells of the density map inside the region of interest.
@@ -7,9 +7,16 @@ Pixels are cells of the density map inside the region of interest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from latedrop import plots
+from latedrop.files import understood
+from latedrop_crowd.regions import find_regions
+from latedrop_crowd.scenes import make_scenes
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
 from studies.pages import Results, captioned, one_legend, page, table, words, written
@@ -112,7 +119,7 @@ def tables(results: Results) -> str:
         networks=network_table(results),
         verdicts=verdicts,
         by_set=by_set,
-        figures=captioned("crowd"),
+        figures=captioned("crowd", *(() if _whole(results) else ("scene",))),
     )
 
 
@@ -182,20 +189,30 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "constant": {"color": "0.55", "marker": "", "linewidth": 2.5, "linestyle": "-"},
     SIZE: {"color": "#E69F00", "marker": "", "linewidth": 2, "linestyle": (0, (6, 2))},
 }
+_NOBODY = 0.01
+"""People annotated inside a region, below which it is false."""
 _SAID = ("verdict", "why", "regions", "near_cells")
 _UNITS = {"pixel": "people per cell", "count": "people"}
 
 
-def figures(results: Results) -> dict[str, Figure]:
-    """The figures by name.
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages and figures by file name; a scene is drawn where all of its frames were measured."""
 
-    Raises:
-        LatedropError: matplotlib is not installed.
-    """
-    return {
-        **{f"rates_{target}": _rates(results, target) for target in _UNITS},
-        "calibration": _calibration(results),
-    }
+    def figures(results: Results) -> dict[str, Figure]:
+        drawn = {f"rates_{target}": _rates(results, target) for target in _UNITS}
+        drawn |= {"tradeoff_3d": _tradeoff_3d(results), "calibration": _calibration(results)}
+        if _whole(results):
+            with understood(folder, "the example maps of scenes", "Run the set again."):
+                drawn["scene"] = _scene(results["scenes"], np.load(folder / "scenes.npz", allow_pickle=False))
+        return drawn
+
+    return written(figures, tables, claims_page)(results, folder)
+
+
+def _whole(results: Results) -> bool:
+    """Whether all frames of the scenes were measured."""
+    settings = results.get("scenes", {}).get("settings", {})
+    return settings.get("every") == 1 and settings.get("frames") is None
 
 
 def _rates(results: Results, target: str) -> Figure:
@@ -228,6 +245,31 @@ def _rates(results: Results, target: str) -> Figure:
     return figure
 
 
+def _tradeoff_3d(results: Results) -> Figure:
+    """Draw a path from the scale to the relaxed scale for each of the paper's rates, with the RMSE as third axis."""
+    figure = plots.new_figure(4.2 * max(2, len(results)), 8.0)
+    for place, (name, record) in enumerate(results.items()):
+        for row, (target, unit) in enumerate(_UNITS.items()):
+            ax: Any = figure.add_subplot(2, len(results), row * len(results) + place + 1, projection="3d")
+            columns = record["injected"][target]
+            for i in paper_rates(record):
+                nll, ma = columns["path"]["nll"][i], columns["path"]["ma"][i]
+                height = [columns["test"]["rmse"][i]] * len(nll)
+                ax.plot(nll, ma, height, color="0.6", linewidth=1)
+                for end, kind in ((0, "scaled"), (-1, "relaxed")):
+                    look = {key: _LOOKS[kind][key] for key in ("color", "marker")}
+                    ax.scatter(nll[end], ma[end], height[end], s=18, label=kind, **look)
+            ax.set_title(f"{NAMES.get(name, name)}, {target}", fontsize="medium")
+            ax.set_xlabel("NLL [nats]")
+            ax.set_ylabel("miscalibration area")
+            ax.set_zlabel(f"RMSE [{unit}]", labelpad=12)
+            ax.tick_params(labelsize=7)
+            ax.locator_params(nbins=4)
+            ax.set_box_aspect(None, zoom=0.82)
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
 def _calibration(results: Results) -> Figure:
     figure = plots.new_figure(3.4 * max(2, len(results)), 7.2)
     grid = figure.subplots(2, len(results), squeeze=False)
@@ -251,6 +293,39 @@ def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
     return min(values) - 2 * margin, max(values) + margin
 
 
+def _scene(record: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Figure:
+    """Draw the paper's last figure with its frame, of synthetic scenes, which are drawn again."""
+    scenes = make_scenes(0, record["frames"]["validation"], record["frames"]["test"])
+    figure = plots.new_figure(4 * 3.0, 2 * 2.5)
+    for row, side in zip(figure.subplots(2, 4), range(2), strict=True):
+        row[0].imshow(scenes.image(int(arrays["frame"][side])).squeeze(), cmap="gray", vmin=0, vmax=1)
+        density = max(float(arrays[kind][side].max()) for kind in ("target", "mean"))
+        for ax, kind, title in zip(row[1:], ("target", "mean", "std"), ("annotated", "predicted", "std"), strict=True):
+            colours, most = ("magma", None) if kind == "std" else ("viridis", density)
+            ax.imshow(arrays[kind][side].astype(np.float32), cmap=colours, vmin=0, vmax=most)
+            people = arrays[kind][side].astype(np.float64).sum()
+            ax.set_title(title if kind == "std" else f"{title}: {people:.1f}", fontsize="medium")
+        for ax in (row[0], row[2], row[3]):
+            scale = 4 if ax is row[0] else 1  # pixels of the frame on each side of a cell
+            _box_false(ax, arrays["mean"][side], arrays["target"][side], scale)
+        for ax in row:
+            ax.set(xticks=[], yticks=[])
+    return figure
+
+
+def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any], scale: int = 1) -> None:
+    """Box the regions of a predicted map `(h, w)` in which next to nobody is annotated."""
+    from matplotlib.patches import Rectangle
+
+    regions = find_regions(mean.astype(np.float64))
+    for label in range(1, len(regions) + 1):
+        rows, columns = np.nonzero(regions.labels == label)
+        if target[rows, columns].astype(np.float64).sum() < _NOBODY:
+            corner = (scale * (columns.min() - 1.5), scale * (rows.min() - 1.5))
+            size = (scale * (np.ptp(columns) + 3), scale * (np.ptp(rows) + 3))
+            ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
+
+
 def _grid(results: Mapping[str, Any], wide: int, width: float, height: float) -> tuple[Figure, Any]:
     """A row of panels for each set."""
     figure = plots.new_figure(wide * width, height * len(results) + 0.4)
@@ -268,6 +343,3 @@ def _lines(ax: Axes, rates: Sequence[float], values: Mapping[str, Any]) -> None:
         ax.plot(rates, numbers, label=kind, markersize=4, **_LOOKS[kind])
     ax.axvline(PAPER * 1.15, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
     ax.set_xscale("log")
-
-
-pages = written(figures, tables, claims_page)

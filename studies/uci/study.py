@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from studies.driver import Study, Unit, check_at_least, read_sets, rounded
-from studies.regression.data import SETS, Table, UciSet, parts, permutations, split_digest, units_of
+from studies.regression.data import SETS, Table, UciSet, parts, permutations, split_digest, table_options, units_of
 from studies.regression.methods import (
     Networks,
     Rows,
@@ -159,6 +159,7 @@ def _rounded(values: Tensor) -> list[float]:
 
 
 def _options(parser: ArgumentParser) -> None:
+    table_options(parser)
     parser.add_argument("--splits", type=int, help="maximum number of splits per data set")
     parser.add_argument("--draws", type=int, help="number of masks to sample the variance with; exact by default")
 

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from latedrop.errors import ArgumentError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError
 from studies.__main__ import main
 from studies.driver import Study, Unit, command, parsed, read_record, run
 
@@ -23,8 +25,19 @@ def squared(number: int, device: torch.device, tick: Any) -> dict[str, Any]:
     return {"square": number**2, "seconds": {}}
 
 
+def refused(device: torch.device, tick: Any) -> dict[str, Any]:
+    raise DataError("expected another number; found this one.")
+
+
 def stopped(device: torch.device, tick: Any) -> dict[str, Any]:
     raise KeyboardInterrupt
+
+
+def killed_once(mark: Path, device: torch.device, tick: Any) -> dict[str, Any]:
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"square": 49, "seconds": {}}
 
 
 def units(options: Namespace) -> list[Unit]:
@@ -34,7 +47,7 @@ def units(options: Namespace) -> list[Unit]:
     ]
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
+def read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
     return {path.stem: read_record(path, 7) for path in sorted(folder.glob("*.json"))}
 
 
@@ -123,7 +136,23 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         again(SQUARES, tmp_path, "--figures")
     with pytest.raises(ArgumentError, match="expected --device"):
         again(SQUARES, tmp_path, "--device", "abacus")
+    with pytest.raises(ArgumentError, match="--gpus with --ray"):
+        again(SQUARES, tmp_path, "--gpus", "1")
+    for wrong in ("-1", "nan", "100"):
+        with pytest.raises(ArgumentError, match="--gpus from 0 to 64"):
+            again(SQUARES, tmp_path, "--ray", "auto", "--gpus", wrong)
     assert command(SQUARES, ["--out", str(tmp_path), "--figures"]) == 1
+
+
+@pytest.mark.slow
+def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
+    units = [Unit(f"{n}.json", {}, 1, partial(squared, n)) for n in range(5)]
+    study = with_units(*units, Unit("7.json", {}, 1, partial(killed_once, tmp_path / "mark")))
+    again(study, tmp_path / "out", "--ray")
+    assert (tmp_path / "out" / "claims.md").read_text() == "0 1 4 9 16 49"
+    with pytest.raises(DataError, match="expected another number"):
+        again(with_units(Unit("a.json", {}, 1, refused)), tmp_path / "other", "--ray")
+    assert cluster.is_initialized()  # whoever began it ends it
 
 
 def test_a_study_runs_as_a_module() -> None:

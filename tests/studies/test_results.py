@@ -7,6 +7,7 @@ import pytest
 
 from studies import pages
 from studies.__main__ import NAMES
+from studies.driver import parsed
 
 RESULTS = Path(pages.__file__).parent / "results"
 
@@ -15,7 +16,7 @@ RESULTS = Path(pages.__file__).parent / "results"
 def test_pages_follow_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "find_spec", lambda name: None)  # text alone: figures depend on matplotlib
     study = import_module(f"studies.{name}.study").STUDY
-    files = study.pages(study.read(RESULTS / name), RESULTS / name)
+    files = study.pages(study.read(RESULTS / name, parsed(study, [])), RESULTS / name)
     assert set(files) == {"claims.md", "tables.md"}
     for page, content in files.items():
         committed = (RESULTS / name / page).read_text(encoding="utf-8")

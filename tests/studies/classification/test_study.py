@@ -32,7 +32,7 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(out: Path) -> dict[str, dict[str, Any]]:
-    return STUDY.read(out)
+    return STUDY.read(out, parsed(STUDY, []))
 
 
 @pytest.fixture(scope="module")

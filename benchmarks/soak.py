@@ -1,0 +1,183 @@
+"""Memory of the service over 200,000 requests and of the console over 50,000 frames.
+
+    python -m benchmarks.soak                    # about an hour; --parts console for one part again
+
+The service is a process of its own; eight clients send rows as JSON and npy, malformed bodies, and questions for
+`/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
+looks at synthetic frames as a camera would send them over two days, while a client asks for pages, pictures and
+timelines of 24 hours, moves zones and labels frames. Every label fits the counts to all labels anew, which takes memory
+for each of them: at most eight are kept, the oldest is taken back.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.console import resident
+from benchmarks.serve import free_port, prepared, started
+from benchmarks.timing import by_parts, markdown_table
+from latedrop import plots
+from latedrop_crowd.calibration import load_calibration
+from latedrop_crowd.console.notices import Notices
+from latedrop_crowd.console.server import make_app
+from latedrop_crowd.console.sources import Camera, Shot, Source
+from latedrop_crowd.console.store import Store
+from latedrop_crowd.console.watch import Settings, Watch
+from latedrop_crowd.console.zones import Rule
+from latedrop_crowd.mcnn import faster, load_weights, shipped
+from latedrop_crowd.scenes import make_scenes
+
+IMAGE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
+REQUESTS, FRAMES, SAMPLES, CLIENTS, KEPT_LABELS, DAYS = 200_000, 50_000, 100, 8, 8, 2
+WRONG = (b"", b"{", b'{"rows": [[1, "x"]]}', b'{"rows": [[1e999]]}', b'{"level": 9}')
+TITLES = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames of the console"}
+
+
+def service(requests: int, *options: str) -> dict[str, Any]:
+    """Send requests from eight clients to a service."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(CLIENTS) as pool:
+        _, rows = prepared(Path(folder))
+        port, answers, each = free_port(), Counter[str](), -(-requests // SAMPLES // CLIENTS)
+        process = started(Path(folder), port, *options)
+        samples = [(0, resident(process.pid))]
+        try:
+            for number in range(SAMPLES):
+                ask = partial(client, port, rows, each, bool(options))
+                for statuses in pool.map(ask, [f"{number}-{place}" for place in range(CLIENTS)]):
+                    answers.update(statuses)
+                samples.append((sum(answers.values()), resident(process.pid)))
+            assert process.poll() is None, "the service has ended"
+        finally:
+            process.terminate()
+            process.wait(60)
+    return summary(samples, answers)
+
+
+def client(port: int, rows: Any, count: int, stream: bool, seed: str) -> Counter[str]:
+    """Send requests over one connection; count the answers by their status."""
+    dice, wire, answers, names = random.Random(seed), HTTPConnection("127.0.0.1", port), Counter[str](), list[str]()
+    for number in range(count + (count % 2 if stream else 0)):  # every row gets its label
+        some = rows[(first := dice.randrange(len(rows) - 16)) : first + dice.choice((1, 1, 1, 4, 16))]
+        kind, path, sort = dice.random(), "/predict", "application/json"
+        body: Any = {"rows": some.tolist(), "level": dice.choice((0.5, 0.9))}
+        if stream:
+            path, body = ("/update", {"ids": names, "labels": [dice.gauss(0, 1)]}) if names else (path, body)
+            names = [] if names else [f"{seed}-{number}"]
+            body = {"rows": some[:1].tolist(), "ids": names} if names else body
+        elif kind < 0.05:
+            body = dice.choice(WRONG)
+        elif kind < 0.25:
+            file = io.BytesIO()
+            np.save(file, some)
+            body, sort = file.getvalue(), "application/x-npy"
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        metrics = not stream and 0.05 <= kind < 0.08
+        wire.request("GET", "/metrics") if metrics else wire.request("POST", path, content, {"Content-Type": sort})
+        answer = wire.getresponse()
+        answer.read()
+        answers[str(answer.status)] += 1
+    wire.close()
+    return answers
+
+
+def console(frames: int) -> dict[str, Any]:
+    """Count frames by a console, with somebody who looks at it."""
+    from starlette.testclient import TestClient
+
+    trained = faster(load_weights(shipped("scenes")))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
+    pixels = [np.ascontiguousarray(scene[:72, :112]) for scene in scenes]  # small, so that counting is quick
+    with tempfile.TemporaryDirectory() as folder:
+        source, store = Source("square", True, lambda: iter(pixels)), Store(Path(folder) / "a.sqlite", most_bytes=5e6)
+        watch = Watch([source], trained, calibration, store, Settings(stretch=1800.0, rule=Rule(hold=0.0)), Notices([]))
+        view, page = watch.views[0], TestClient(make_app(watch), "http://127.0.0.1:8765", client=("127.0.0.1", 5))
+        view.camera = Camera(source, watch._arrived)
+        store.change_zone(view.zones[0].id, "Whole picture", 14.0)
+        watch.zones_changed(view)
+        answers, dice, samples = Counter[str](), random.Random(0), [(0, resident())]
+        step, begun = DAYS * 86400 / frames, time.time() - DAYS * 86400
+        for number in range(frames):
+            watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
+            if number % 10 == 0:
+                answers.update(looked(page, number, dice))
+            if number % 2000 == 0:
+                frame = page.post("/api/sources/0/freeze").json()["id"]
+                made = page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)}).json()
+                if len(made["labelled"]) > KEPT_LABELS:
+                    page.delete(f"/api/sources/0/frames/{min(row['id'] for row in made['labelled'])}/label")
+            if (number + 1) % max(1, frames // SAMPLES) == 0:
+                store.tidy()
+                samples.append((number + 1, resident()))
+        store.close()
+    return summary(samples, answers)
+
+
+def looked(page: Any, number: int, dice: random.Random) -> list[str]:
+    """Ask for what somebody at the console looks at, and draw a zone now and then; return the statuses."""
+    looks = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
+    answers = [page.get(f"/api/{dice.choice(looks)}")]
+    if number % 500 == 0:
+        x, y = dice.uniform(0, 0.5), dice.uniform(0, 0.5)
+        corners = [[x, y], [x + 0.4, y], [x + 0.4, y + 0.4], [x, y + 0.4]]
+        answers.append(page.post("/api/sources/0/zones", json={"name": f"{number}", "points": corners, "limit": 5}))
+        zones = answers[-1].json()["zones"]
+        answers += [page.delete(f"/api/sources/0/zones/{zones[1]['id']}")] if len(zones) > 4 else []
+    return [str(answer.status_code) for answer in answers]
+
+
+def summary(samples: list[tuple[int, float]], answers: Counter[str]) -> dict[str, Any]:
+    """Return memory after the first fifth, in which everything is used once."""
+    later = [value for _, value in samples[len(samples) // 5 :]]
+    record = {"count": samples[-1][0], "least_mb": min(later), "most_mb": max(later), "answers": dict(answers)}
+    return record | {"samples": [[count, round(value, 1)] for count, value in samples]}
+
+
+def growth(samples: Any, begin: float, end: float) -> float:
+    """Return by how much memory grew between two parts of the samples, by least squares, in MB."""
+    some = np.array(samples[round(begin * len(samples)) : round(end * len(samples))])
+    return float(np.polyfit(some[:, 0], some[:, 1], 1)[0] * (some[-1, 0] - some[0, 0]))
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return a row for each part."""
+    rows = []
+    for name, part in ((name, record[name]) for name in TITLES):
+        changes = (f"{growth(part['samples'], *ends):.1f}" for ends in ((0.2, 0.5), (0.5, 1)))
+        memory = f"{part['least_mb']:.0f} to {part['most_mb']:.0f}"
+        rows.append([TITLES[name], f"{part['count']:,}", memory, *changes])
+    heads = ["work", "number", "memory [MB]", "growth to the middle [MB]", "in the second half [MB]"]
+    return markdown_table(heads, rows)
+
+
+def figure(record: dict[str, Any]) -> None:
+    """Draw memory over the work of each part."""
+    drawing = plots.new_figure(12, 3.2)
+    for axes, (name, title) in zip(drawing.subplots(1, 3, sharey=True), TITLES.items(), strict=True):
+        axes.plot(*zip(*record[name]["samples"], strict=True))
+        axes.set(xlabel=title, ylabel="resident memory [MB]")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", nbins=5)
+        axes.grid(alpha=0.3)
+    axes.set_ylim(0)
+    drawing.savefig(IMAGE, dpi=150)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    some = REQUESTS // 20
+    parts = {"service": partial(service, REQUESTS - some), "stream": partial(service, some, "--stream", "state.json")}
+    figure(by_parts("soak", {**parts, "console": partial(console, FRAMES)}))
