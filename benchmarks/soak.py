@@ -1,17 +1,13 @@
-"""Memory of the service over 200,000 requests and of the console over 50,000 frames.
+"""Memory of the service over 200,000 requests and of the console over 50,000 frames: `python -m benchmarks.soak`
 
-    python -m benchmarks.soak                    # about an hour; --parts console for one part again
-
-The service is a process of its own; eight clients send rows as JSON and npy, malformed bodies, and questions for
-`/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
-looks at synthetic frames as a camera would send them over two days, while a client asks for pages, pictures and
-timelines of 24 hours, moves zones and labels frames. Every label fits the counts to all labels anew, which takes memory
-for each of them: at most eight are kept, the oldest is taken back.
+The service is a process of its own; eight clients send rows, malformed bodies, and questions for `/metrics`. One
+request in twenty goes to a second service with `--stream`, and is followed by its label. The console looks at synthetic
+frames as a camera would send them over two days, while a client asks for pages, pictures and timelines, and labels
+frames: at most eight labels are kept, as every one takes memory. `--parts console` measures one part again.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import tempfile
@@ -42,6 +38,7 @@ from latedrop_crowd.scenes import make_scenes
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
 REQUESTS, FRAMES, SAMPLES, CLIENTS, KEPT_LABELS, DAYS = 200_000, 50_000, 100, 8, 8, 2
+LOOKS = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
 WRONG = (b"", b"{", b'{"rows": [[1, "x"]]}', b'{"rows": [[1e999]]}', b'{"level": 9}')
 TITLES = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames of the console"}
 
@@ -71,7 +68,7 @@ def client(port: int, rows: Any, count: int, stream: bool, seed: str) -> Counter
     dice, wire, answers, names = random.Random(seed), HTTPConnection("127.0.0.1", port), Counter[str](), list[str]()
     for number in range(count + (count % 2 if stream else 0)):  # every row gets its label
         some = rows[(first := dice.randrange(len(rows) - 16)) : first + dice.choice((1, 1, 1, 4, 16))]
-        kind, path, sort = dice.random(), "/predict", "application/json"
+        kind, path = dice.random(), "/predict"
         body: Any = {"rows": some.tolist(), "level": dice.choice((0.5, 0.9))}
         if stream:
             path, body = ("/update", {"ids": names, "labels": [dice.gauss(0, 1)]}) if names else (path, body)
@@ -79,13 +76,11 @@ def client(port: int, rows: Any, count: int, stream: bool, seed: str) -> Counter
             body = {"rows": some[:1].tolist(), "ids": names} if names else body
         elif kind < 0.05:
             body = dice.choice(WRONG)
-        elif kind < 0.25:
-            file = io.BytesIO()
-            np.save(file, some)
-            body, sort = file.getvalue(), "application/x-npy"
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         metrics = not stream and 0.05 <= kind < 0.08
-        wire.request("GET", "/metrics") if metrics else wire.request("POST", path, content, {"Content-Type": sort})
+        wire.request("GET", "/metrics") if metrics else wire.request(
+            "POST", path, content, {"Content-Type": "application/json"}
+        )
         answer = wire.getresponse()
         answer.read()
         answers[str(answer.status)] += 1
@@ -113,7 +108,7 @@ def console(frames: int) -> dict[str, Any]:
         for number in range(frames):
             watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
             if number % 10 == 0:
-                answers.update(looked(page, number, dice))
+                answers[str(page.get(f"/api/{dice.choice(LOOKS)}").status_code)] += 1
             if number % 2000 == 0:
                 frame = page.post("/api/sources/0/freeze").json()["id"]
                 made = page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)}).json()
@@ -124,19 +119,6 @@ def console(frames: int) -> dict[str, Any]:
                 samples.append((number + 1, resident()))
         store.close()
     return summary(samples, answers)
-
-
-def looked(page: Any, number: int, dice: random.Random) -> list[str]:
-    """Ask for what somebody at the console looks at, and draw a zone now and then; return the statuses."""
-    looks = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
-    answers = [page.get(f"/api/{dice.choice(looks)}")]
-    if number % 500 == 0:
-        x, y = dice.uniform(0, 0.5), dice.uniform(0, 0.5)
-        corners = [[x, y], [x + 0.4, y], [x + 0.4, y + 0.4], [x, y + 0.4]]
-        answers.append(page.post("/api/sources/0/zones", json={"name": f"{number}", "points": corners, "limit": 5}))
-        zones = answers[-1].json()["zones"]
-        answers += [page.delete(f"/api/sources/0/zones/{zones[1]['id']}")] if len(zones) > 4 else []
-    return [str(answer.status_code) for answer in answers]
 
 
 def summary(samples: list[tuple[int, float]], answers: Counter[str]) -> dict[str, Any]:

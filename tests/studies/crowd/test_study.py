@@ -205,7 +205,7 @@ def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: fl
     study = load(item, Trained(MCNN().eval()), settings)
     fit = {"least": [1e-9], "relaxed_scale": [1.0]}
     record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
-    found = crowd.reject(study, record, lambda passes: None)
+    found, _ = crowd.reject(study, record, lambda passes: None)
     assert found["near_cells"] == cells
 
 
