@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from latedrop.plots import png
-from latedrop.plots.canvas import band, style_of
+from latedrop.plots.canvas import GREY, band, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,3 +137,21 @@ def metric_by_rate(rates: Any, values: Mapping[str, Any], ax: Axes) -> None:
         band(ax, np.asarray(rates), mean - std, mean + std, color=style["color"], alpha=0.2)
     ax.set(xlabel="dropout rate")
     ax.legend()
+
+
+def tradeoff(nll: Any, ma: Any, rmse: Any, ax: Axes, rmse_label: str = "RMSE") -> None:
+    """Draw paths `(R, P)` from the scale that is best for the NLL to the relaxed scale; RMSE `(R,)` by colour."""
+    ax.plot(nll.T, ma.T, color=GREY, linewidth=1, zorder=1)
+    look: dict[str, Any] = {"cmap": "cividis", "vmin": rmse.min(), "vmax": rmse.max()}
+    look |= {"edgecolors": GREY, "linewidths": 0.5, "zorder": 2}
+    for place, marker, size, label in (
+        (slice(1, -1), "o", 16, None),
+        (slice(0, 1), "o", 50, "scale"),
+        (slice(-1, None), "s", 50, "relaxed scale"),
+    ):
+        x, y = nll[:, place], ma[:, place]
+        points = ax.scatter(x, y, c=np.broadcast_to(rmse[:, None], x.shape), s=size, marker=marker, label=label, **look)
+    ax.figure.colorbar(points, ax=ax, label=rmse_label)
+    ax.legend()
+    ax.set(xlabel="NLL [nats]", ylabel="miscalibration area")
+    ax.margins(x=0.1, y=0.2)

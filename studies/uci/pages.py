@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from latedrop import plots
+from latedrop.plots.canvas import COLOURS, GREY
 from studies.claims import split_error
 from studies.pages import (
     SHORT,
@@ -25,6 +26,7 @@ from studies.pages import (
     page,
     run_where,
     table,
+    tradeoff,
     written,
 )
 from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
@@ -289,6 +291,8 @@ def tables(results: Results) -> str:
 
 _FAR = 10.0
 _KINDS = ("injected", "embedded")
+_LEAST_AREA = 0.02
+"""Smallest range of the area axis, so that small differences look small."""
 Panel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -302,6 +306,7 @@ def figures(results: Results) -> dict[str, Figure]:
         "scaled_nll": _grid(results, {"NLL": _lines("nll_scaled", "nll_ideal")}),
         "ma": _grid(results, {"miscalibration area": _lines("ma_unscaled", "ma_scaled")}),
         "embedded": _grid(results, shapes),
+        "tradeoff": _tradeoff(results),
     }
     columns = {"RMSE": rmse, "unscaled NLL": nll, "scaled NLL": _lines("nll_scaled")}
     return drawn_figures | {"deep": _grid(deep, columns)}
@@ -338,6 +343,33 @@ def _grid(results: Results, columns: Mapping[str, Panel]) -> Figure:
         elif not large and "NLL" in label and max(each.mean(1).max() for each in values.values()) > _FAR:
             ax.set_yscale("symlog")
             ax.autoscale(axis="y")
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _tradeoff(results: Results) -> Figure:
+    high = -(-len(results) // 4)
+    figure = plots.new_figure(max(7.2, 4.2 * min(4, len(results))), 3.5 * high)
+    grid = figure.subplots(high, min(4, len(results)), squeeze=False).flatten()
+    for ax in grid[len(results) :]:
+        ax.remove()
+    for ax, (name, record) in zip(grid, results.items(), strict=False):
+        nll, area = (
+            np.concatenate([
+                np.stack([curves(record, kind, f"{measure}_{how}").mean(1) for how in ("scaled", "relaxed")], 1)[:most]
+                for kind, most in (("embedded", None), ("injected", 1))
+            ])
+            for measure in ("nll", "ma")
+        )  # fmt: skip
+        rmse = np.append(curves(record, "embedded", "rmse").mean(1), curves(record, "injected", "rmse").mean(1)[0])
+        tradeoff(nll, area, rmse, ax)
+        ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
+        ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
+        ax.plot([], [], color=GREY, linewidth=1, label="embedded, one rate")
+        low, top = ax.get_ylim()
+        room = max(0.0, _LEAST_AREA - (top - low)) / 2
+        ax.set_ylim(low - room, top + room)
+        ax.set_title(SHORT.get(name, name))
     one_legend(figure, figure.axes[0])
     return figure
 
