@@ -223,16 +223,6 @@ def test_what_somebody_edited_and_sealed_again_is_refused_in_our_words(
         latedrop.load_onnx(tmp_path / "edited.onnx")
 
 
-@pytest.mark.parametrize("text", [b'"regression"', b"latedrop.calibration", b"rows", b"mean"])
-def test_names_and_metadata_have_to_be_text(text: bytes, written: tuple[Any, Path], tmp_path: Path) -> None:
-    content = written[1].read_bytes()
-    model = content[: len(content) - len(sealed(b""))]
-    assert text in model
-    (tmp_path / "other.onnx").write_bytes(sealed(model.replace(text, text[:2] + b"\xff" + text[3:])))
-    with pytest.raises(FileError, match=r"onnxruntime can run .*can't decode byte 0xff"):
-        latedrop.load_onnx(tmp_path / "other.onnx")
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

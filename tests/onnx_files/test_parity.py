@@ -241,14 +241,6 @@ def test_odd_models(function: Any, inputs: int, tmp_path: Path) -> None:
     assert_same(path, uq, x[:9])
 
 
-def test_as_many_draws_and_outputs_as_fall_between_two_ways_to_add_them_up(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)), torch.randn(60, 3)
-    y = model(x).detach() + 0.3 * torch.randn(60, 10)
-    uq = latedrop.calibrate(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=100), progress=False)
-    assert_same(uq.to_onnx(tmp_path / "model.onnx", x[:5]), uq, x[:9])
-
-
 @pytest.mark.parametrize("unit", [latedrop.Log(), latedrop.Standardized(2.0, 3.0)], ids=["log", "standardized"])
 @pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
 def test_targets_that_were_transformed(unit: Any, learned: Any, tmp_path: Path) -> None:

@@ -159,14 +159,3 @@ def test_trees(tmp_path: Path) -> None:
     )
     rows = rows.astype(np.float32)
     np.testing.assert_array_equal(session.run(None, {"x": rows})[0], trees.sums(torch.from_numpy(rows)).numpy())
-
-
-def test_an_index_below_0_is_an_error_as_in_torch(tmp_path: Path) -> None:
-    table = nn.Embedding(5, 3).requires_grad_(False)
-    path = write_onnx(
-        tmp_path / "table.onnx", lambda i: {"row": table(i)}, lambda n: [torch.arange(n)[:, None] % 5], ["i"], {}
-    )
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    np.testing.assert_array_equal(session.run(None, {"i": np.array([[4]])})[0], table.weight[4:][None])
-    with pytest.raises(Exception, match="invalid index found, index = 5"):
-        session.run(None, {"i": np.array([[-1]])})
