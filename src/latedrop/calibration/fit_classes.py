@@ -119,7 +119,7 @@ def entropy(logs: Tensor) -> Tensor:
 
 def information(logs: Tensor) -> Tensor:
     """Return entropy of the mean minus mean entropy, `(N,)`, of log probabilities of draws `(T, N, K)`."""
-    mean = logs.logsumexp(0) - math.log(len(logs))
+    mean = logs.logsumexp(0) - logs.new_full((), len(logs)).log()  # an ONNX file rounds plain numbers
     return (entropy(mean) - entropy(logs).mean(0)).clamp_min(0)
 
 
