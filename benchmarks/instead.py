@@ -182,7 +182,7 @@ def table(record: dict[str, Any], half: str, size: str) -> str:
             cells += [_number(row.crps, 3), _number(row.score, 3)]
             cells += [f"{100 * share:.0f}" for share in row.coverage[:4]] + [f"{100 * row.coverage[4]:.1f}"]
             cells += [_number(row.width, 2), f"{row.ranking:.2f}", *([_number(row.auroc, 2)] if shifted else [])]
-            rows.append([method, *cells, f"{row.seconds:.2f}"])
+            rows.append([method, *cells, _number(row.seconds, 2)])
     heads = ["method", "gain", "worst set", "CRPS", "score", "50 %", "80 %", "90 %", "95 %", "99 %", "width", "ranking"]
     return markdown_table([*heads, *(["AUROC"] if shifted else []), "seconds"], rows)
 
