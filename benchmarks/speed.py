@@ -19,7 +19,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,15 +57,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draws beside other libraries.")
     parser.add_argument("--nets", nargs="+", choices=[net.name for net in speed_nets("cpu")], help="only these")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--seconds", type=float, help="for the rounds of a network and batch; 4 on a GPU, 10 on a CPU")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
     nets = {net.name: net for net in speed_nets(kind)}
     measured_nets = stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
+    plan = Plan.of(device)
+    plan = plan if options.seconds is None else replace(plan, budget=options.seconds)
     for name in options.nets or nets:
         batches = nets[name].batches.items()
-        measured_nets[name] = {size: measure(nets[name], rows, device, Plan.of(device)) for size, rows in batches}
+        measured_nets[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
         ordered = {name: measured_nets[name] for name in nets if name in measured_nets}
         write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
         print(table(), flush=True)
