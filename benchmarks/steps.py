@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import latedrop
 from benchmarks.timing import first_line, machine, markdown_table, medians, timed, turns_within, write
 
-RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 8, 128
+RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 6, 128
 NETS = ("ResNet-50", "ViT-B", "BERT-base", "ConvNeXt-T", "MLP", "LSTM")
 WORK = ("plain", "by hand", "draws", "first order", "default")
 COMPILED = [("ResNet-50", "default", 8), ("ResNet-50", "first order", 8), ("MLP", "default", 1), ("MLP", "draws", 1)]

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from threading import RLock
@@ -341,7 +341,11 @@ class Network:
 
 def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
     """Let every call of a layer of a private copy go through the current pass; watched ones run in no other thread."""
-    layer_forward = layer.forward
+    layer_forward = with_gradients = layer.forward
+    if layer.training:  # a recurrent layer on CUDA, see `private_copy`: without gradients eval mode is twice as fast
+        without = copy(layer)
+        without.training = False
+        layer_forward = without.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         now = _CURRENT.get()
@@ -350,7 +354,8 @@ def _route(name: str, layer: nn.Module, watched: set[str]) -> None:
                 f"expected layer {name!r} to run in the thread or task that makes the prediction; it runs in another "
                 "one, which the model starts by itself. Leave it out with select=, or call it from the model's forward."
             )
-        return layer_forward(*args, **kwargs) if now is None else now.run(name, layer, layer_forward, args, kwargs)
+        run = with_gradients if torch.is_grad_enabled() else layer_forward
+        return run(*args, **kwargs) if now is None else now.run(name, layer, run, args, kwargs)
 
     layer.forward = forward
 
