@@ -117,9 +117,9 @@ def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -
     outs, total = [0] * len(sizes), 1
     for i in reversed(order):
         outs[i], total = total, total * sizes[i]
-    axes: list[tuple[int, ...]] = []  # size, and steps in the value, in the output and in the units of a mask
+    axes: list[Any] = []  # size, and steps in the value, in the output and in the units of a mask
     for i in order:
-        inner: tuple[int, ...] = (sizes[i], steps[i], outs[i], units[i])
+        inner: Any = sizes[i], steps[i], outs[i], units[i]
         if sizes[i] == 1:
             continue
         if axes and all(outer == sizes[i] * step for outer, step in zip(axes[-1][1:], inner[1:], strict=True)):
