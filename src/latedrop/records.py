@@ -13,8 +13,8 @@ A record is a dataclass whose annotations say what a file may hold::
     STEP = Format(Step, "step", "a step of a path", "Calibrate again.")
     STEP.read(path) == step  # after STEP.write(path, step)
 
-A checksum tells that a file was damaged or edited; types and limits of every field are checked too. pydantic does that,
-and is imported only where a file is read: calibration and prediction work without it.
+A checksum tells that a file was edited by mistake; whoever edits on purpose makes it fit, so every field is checked
+too. pydantic does that, and is imported only where a file is read: calibration and prediction work without it.
 """
 
 from __future__ import annotations

@@ -165,6 +165,7 @@ def test_random_edits_are_refused_in_our_words_or_mean_the_same(name: str, seed:
         except DataError:
             continue
         assert {"format": FORMAT, **plain(record, inline)} == edited
+        repr(record), str(record)
         loaded += 1
     assert loaded < count
 
@@ -187,14 +188,33 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
     ("name", "place", "value", "message"),
     [
         ("rates", "table.0.scale", [-1.0, 1.0], r"calibration.table\[0\].scale\[0\] to be at least 0; found -1.0"),
+        ("rates", "table.0.scale", [1.0], r"table\[0\].scale to be 2 numbers, one per output or for all; found \(1.0,"),
         ("rates", "least_variance.0", 0.0, r"calibration.least_variance\[0\] to be at least"),
         ("rates", "sites", [], r"calibration.sites to .*at least 1 item"),
         ("rates", "sites.0.kind", "pixel", r"calibration.sites\[0\].kind to be 'element' or 'channel'; found 'p"),
         ("rates", "method", "magic", "calibration.method to be 'terms', 'sample', 'linear' or 'propagate'; found 'm"),
+        ("rates", "draws", 1, "calibration.draws to be 2 or more; found 1"),
+        ("rates", "rate", {"nowhere": 0.1}, r"calibration.rate to be rates of its sites .*; found \['nowhere'\]"),
+        ("rates", "rate", 0.2, "calibration.rate to be a rate of its table; found 0.2"),
+        ("rates", "output_shape", [2**20, 2**20], "calibration.output_shape to be a shape of at most"),
+        ("rates", "table.0.rmse", [0.1], r"calibration.table\[0\].rmse to be 2 numbers"),
+        ("rates", "curves.scaled", [0.1], "calibration.curves.scaled to be 99 numbers; found 1"),
         ("rates", "intervals.scores.0", [2.0, 1.0], r"calibration.intervals.scores\[0\] to be numbers that nev"),
+        ("per_site", "shares", {"2": 1.0}, r"calibration.shares to be one of every site \['2', '4'\]"),
+        ("terms", "terms.coefficients.0", [1.0], r"calibration.terms.coefficients\[0\] to be one number for each"),
+        ("terms", "terms.features.sites.0", "nowhere", r"calibration.terms.features.sites to be some of the s"),
+        ("terms", "terms.features", None, "calibration.terms.features to be the sites that terms look at"),
+        ("terms", "terms.floors", [1.0, 2.0], "calibration.terms.coefficients to be 2 rows, as floors; found 1"),
+        ("terms", "terms.choice", "other", "calibration.terms.choice to be the name of a candidate; found 'other'"),
         ("terms", "terms.terms.1.root.data", "?", r"calibration.terms.terms\[1\].root.data to be bytes"),
         ("terms", "terms.terms.1.ridge", -1.0, r"in calibration.terms.terms\[1\]: expected a ridge above 0"),
         ("terms", "seen", "xyz", "calibration.seen"),
+        ("classes", "features.sites.0", "another", "calibration.features.sites to be some of the sites"),
+        ("classes", "rate", 0.5, "calibration.draws to be how many draws are averaged, 2 or more; found 0"),
+        ("classes", "guard.terms.0", "forest", "calibration.guard.terms to be the names of terms"),
+        ("classes", "features", None, "calibration.features to be the sites that the leverage looks at"),
+        ("classes", "sets.scores", [[0.2, 0.1]], r"calibration.sets.scores\[0\] to be scores in rising order"),
+        ("classes", "sets.scores", [[0.1], [0.2]], "calibration.sets.scores to be one list, or 3; found '2 lists'"),
         ("classes", "rule.risk", 2.0, "calibration.rule.risk to be at most 1"),
         ("detector", "names", ["entropy"], "detector.combination to be there with several scores"),
         ("detector", "neighbours", None, "detector.neighbours to be there with that score, and only then; found None"),
@@ -202,6 +222,7 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         ("stream", "waiting.0.2", [0.0], r"state.waiting\[0\]\[2\]\[0\] to be at least"),
         ("stream", "held", [10**6], "state.held to be at most 4, as there were labels"),
         ("onnx", "model.level", 2.0, "metadata.model.level to be at most 1"),
+        ("crowd", "pixels.rate", {"2": 0.4, "4": 0.4}, "crowd.pixels.rate to be a rate of its table"),
         ("crowd", "roi", [], "crowd.roi to be an object"),
         ("crowd", "count", {}, "expected a field crowd.count.rate; it is missing"),
         ("crowd", "count.custom_readout", "mean_of", "crowd.count.custom_readout to be Trained.count_of; found 'm"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import Network, find_sites
 from latedrop.errors import DataError
+from latedrop.records import FieldError
 from latedrop.terms import BatchContext, ErrorForest
 from latedrop.terms.forest import Trees, grow
 from rounding import assert_same_up_to_rounding
@@ -97,6 +99,29 @@ def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
     model = learned(x, np.concatenate([error, 1e4 * error], 1), trees=20)
     for columns in (columns_of(model), predicted(model, x, 2)):
         assert_same_up_to_rounding(columns[:, 1], 1e8 * columns[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("nodes", (0, 2), 10**6),
+        ("nodes", (1, 2), -1),
+        ("nodes", (0, 0), 99),
+        ("nodes", (0, 0), 0.5),
+        ("roots", (0,), 10**6),
+        ("leaves", (0, 0), float("inf")),
+        ("depth", None, -1),
+    ],
+)
+def test_trees_that_point_nowhere_are_refused(name: str, place: tuple[int, ...] | None, value: float) -> None:
+    trees = learned(*rows_of(), trees=5).grown
+    assert trees is not None
+    assert trees.checked() is trees
+    changed = value if place is None else getattr(trees, name).clone()
+    if place is not None:
+        changed[place] = value
+    with pytest.raises(FieldError):
+        replace(trees, **{name: changed}).checked()
 
 
 def test_few_rows_and_other_inputs_are_refused() -> None:

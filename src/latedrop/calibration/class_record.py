@@ -31,7 +31,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level
 from latedrop.network.sites import StoredSites
 from latedrop.quantiles import conformal_score
-from latedrop.records import Format, Infinite, Limits, Tagged, record
+from latedrop.records import Format, Infinite, Limits, Tagged, match, record
 from latedrop.stored_tensors import inline
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
@@ -116,6 +116,12 @@ class ClassSets:
 
     score: Score
     scores: tuple[tuple[Annotated[float, Limits(-10, 1e6)], ...], ...]
+
+    def checked(self) -> ClassSets:
+        """Check the order of the scores after reading."""
+        for i, part in enumerate(self.scores):
+            match(list(part) == sorted(part), f"scores[{i}]", "scores in rising order", part)
+        return self
 
     @classmethod
     def fit(cls, probabilities: Tensor, labels: Tensor, score: Score, *, per_class: bool) -> ClassSets:
@@ -229,6 +235,24 @@ class ClassCalibration:
     maps: bool = False
     ignore_index: int | None = None
     seen: Sketch = ""
+
+    def checked(self) -> ClassCalibration:
+        """Check names and lengths against each other after reading."""
+        sites, classes = [site.name for site in self.sites], self.classes
+        match(len(self.names) in (0, classes), "names", f"{classes} names, or none", self.names)
+        looked = () if self.features is None else self.features.sites
+        match(set(looked) <= set(sites), "features.sites", f"some of the sites {sites}", looked)
+        match(bool(looked) or self.guard is None, "features", "the sites that the leverage looks at", None)
+        names, guard = tuple(term.name for term in self.terms), () if self.guard is None else self.guard.terms
+        match(names == guard, "guard.terms", f"the names of terms {names}", guard)
+        for term in self.terms:
+            match(term.root is not None, "terms", f"all that {term.name} has learned", None)
+        match(self.rate is None or self.draws >= 2, "draws", "how many draws are averaged, 2 or more", self.draws)
+        match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
+        if self.sets is not None:
+            lists = len(self.sets.scores)
+            match(lists in (1, classes), "sets.scores", f"one list, or {classes}", f"{lists} lists")
+        return self
 
     @property
     def known_names(self) -> tuple[str, ...]:

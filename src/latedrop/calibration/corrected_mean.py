@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import DataError
-from latedrop.records import Limits, record
+from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.forest import LEAST_ROWS, Trees
 
@@ -65,6 +65,14 @@ class Correction:
         total = torch.einsum("knd,kd->nk", directions, self.slopes.to(directions))
         columns = [0 * total[:, 0] if trees is None else trees.sums(inputs)[:, 0] for trees in self.trees]
         return total + torch.stack(columns, 1)
+
+    def checked(self) -> Correction:
+        """Check lengths against each other after reading."""
+        outputs = len(self.trees)
+        match(self.slopes.dim() == 2 and len(self.slopes) == outputs, "slopes", f"{outputs} rows", self.slopes.shape)
+        match(len(self.gains) == outputs, "gains", f"{outputs} numbers, as trees", self.gains)
+        match(len(self.gain_errors) == outputs, "gain_errors", f"{outputs} numbers, as trees", self.gain_errors)
+        return self
 
     def __str__(self) -> str:
         each = zip(self.gains, self.gain_errors, self.trees, strict=True)

@@ -32,7 +32,7 @@ from latedrop.calibration.cross_validation import Candidate, effective_rows
 from latedrop.calibration.guard import Guard, finite
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.records import Limits, Tagged, Via, record
+from latedrop.records import Limits, Tagged, Via, match, record
 from latedrop.streams.monitor import Usual
 from latedrop.terms import (
     BatchContext,
@@ -102,6 +102,40 @@ class FittedTerms:
         """Replace the user's own terms by their names, because a file cannot hold them."""
         terms = tuple(term if type(term) in KINDS.values() else Missing(term.name) for term in self.terms)
         return replace(self, terms=terms)
+
+    def checked(self) -> FittedTerms:
+        """Check names and lengths against each other after reading."""
+        names, outputs, columns = [term.name for term in self.terms], len(self.floors), list(self.columns)
+        match(len(set(names)) == len(names), "terms", "terms of different names", names)
+        match(len(set(columns)) == len(columns), "columns", "different columns", columns)
+        match({term_of(name) for name in columns} <= set(names), "columns", f"columns of the terms {names}", columns)
+        match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
+        match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
+        for name, rows, count in (("coefficients", self.coefficients, 0), ("without", self.without, 1)):
+            fits = len(rows) == outputs or (not rows and name == "without")
+            match(fits, name, f"{outputs} rows, as floors", len(rows))
+            for i, theta in enumerate(rows):
+                wanted = f"one number for each of {columns}{' and a floor' * count}"
+                match(len(theta) == len(columns) + count, f"{name}[{i}]", wanted, theta)
+        for term in self.terms:
+            forest = isinstance(term, ErrorForest)
+            learned = term.grown is not None if forest else None not in vars(term).values()  # type: ignore[attr-defined]
+            learns = forest or term.needs_features or term.needs_gradients
+            match(learned or not learns, "terms", f"all that {term.name} has learned", "nothing")
+            beside = set(term.beside) if isinstance(term, ErrorForest) else set()
+            match(beside <= set(names), "terms", f"terms {names} beside the forest", beside)
+        looking = any(term.needs_features for term in self.terms)
+        match(self.features is not None or not looking, "features", "the sites that terms look at", None)
+        needed = {ErrorForest.name, GradientLeverage.name}
+        fits = self.correction is None or (needed <= set(names) and self.guard is not None)
+        match(fits, "correction", f"with terms {needed}, guarded", names)
+        if self.guard is not None:
+            lever = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
+            match(set(self.guard.terms) <= set(lever), "guard.terms", f"some of {lever}", self.guard.terms)
+            for name, values in (("constants", self.guard.constants), ("centres", self.guard.centres)):
+                fits = len(values) == outputs or (name == "centres" and not values)
+                match(fits, f"guard.{name}", f"{outputs} numbers, as floors", values)
+        return self
 
     @property
     def active(self) -> tuple[Term, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from latedrop.data.arrays import constants
-from latedrop.records import Limits, record
+from latedrop.records import Limits, match, record
 from latedrop.terms import BatchContext, Term
 from latedrop.torch_private import being_traced
 
@@ -60,6 +60,13 @@ class Guard:
         values, counts = (leverage, weights) if usual is None else (usual, None)
         limits = (tuple(upper_quantile(v, counts) for v in each.unbind(1)) for each in values.unbind(1))
         return cls(tuple(terms), tuple(limits))
+
+    def checked(self) -> Guard:
+        """Check lengths against each other after reading."""
+        match(len(set(self.terms)) == len(self.terms), "terms", "different names", self.terms)
+        match(len(self.limits) == len(self.terms), "limits", f"{len(self.terms)} rows, as terms", self.limits)
+        match(len(self.spreads) == len(self.centres), "spreads", "as many as centres", self.spreads)
+        return self
 
     def novelty(self, rows: BatchContext, terms: Mapping[str, Term]) -> Tensor:
         """Return novelty `(N,)`: below 1 for rows like 95 % of the reference rows, infinite beyond all numbers."""

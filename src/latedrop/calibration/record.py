@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
 from typing import Annotated, Any, Literal, TypeAlias
 from warnings import warn
 
@@ -19,7 +21,7 @@ from latedrop.dropout.moments import MOST_DRAWS
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.options import shown
-from latedrop.records import Format, Limits, record
+from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import inline
 from latedrop.streams.monitor import Usual, from_curve
 from latedrop.terms.forest import LEAST_ROWS, ErrorForest
@@ -133,6 +135,51 @@ class Calibration:
     seen: Sketch = ""
     degrees: _Degrees = None
     constant_degrees: _Degrees = None
+
+    def checked(self) -> Calibration:
+        """Check names and lengths against each other after reading."""
+        shape, names, curves = self.output_shape, [site.name for site in self.sites], self.curves
+        match(prod(shape) <= _MOST_ENTRIES, "output_shape", f"a shape of at most {_MOST_ENTRIES} entries", shape)
+        match(bool(shape) or not self.per_output, "per_output", "false, as there is one output", True)
+        count = shape[0] if self.per_output else 1
+        lengths: dict[str, Any] = {"least_variance": self.least_variance, "constant": self.constant}
+        steps = {f"path[{i}]": step for i, step in enumerate(self.path)}
+        steps |= {"choice": self.choice} if isinstance(self.choice, TradeoffPoint) else {}
+        for place, step in steps.items():
+            lengths |= {f"{place}.scale": step.scale, f"{place}.floor": step.floor}
+        for i, row in enumerate(self.table):
+            values = {"scale": row.scale, "relaxed_scale": row.relaxed_scale, "rmse": row.rmses}
+            values |= {"floor": row.floor, "relaxed_floor": row.relaxed_floor}
+            lengths |= {f"table[{i}].{name}": value for name, value in values.items()}
+        if self.terms is not None:
+            lengths["terms.floors"] = self.terms.floors
+            looked = () if self.terms.features is None else self.terms.features.sites
+            match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
+        if self.intervals is not None:
+            lengths["intervals.scale"] = self.intervals.scale
+            outputs = self.intervals.outputs
+            match(outputs in (count, *shape[:1]), "intervals", f"those of {count} outputs", f"{outputs} of them")
+        for name, values in lengths.items():
+            match(values is None or len(values) == count, name, f"{count} numbers, one per output or for all", values)
+        wanted = {"levels", "unscaled", "scaled", "relaxed"}
+        match(wanted <= set(curves) <= wanted | {"constant"}, "curves", f"of {sorted(wanted)}", [*curves])
+        for name, curve in curves.items():
+            match(len(curve) == len(curves["levels"]), f"curves.{name}", f"{len(curves['levels'])} numbers", len(curve))
+        rates = self.rate if isinstance(self.rate, Mapping) else {}
+        unknown = [p for p in rates if not any(fnmatchcase(name, p) or name == p for name in names)]
+        match(not unknown, "rate", f"rates of its sites {names}", unknown)
+        match(any(row.rate == self.rate for row in self.table), "rate", "a rate of its table", self.rate)
+        told_apart = self.shares is None or set(self.shares) == set(names)
+        match(told_apart, "shares", f"one of every site {names}", self.shares)
+        match(self.draws >= 2 or self.method != "sample", "draws", "2 or more", self.draws)
+        by_terms = self.method == "terms"
+        match(by_terms == (self.terms is not None), "terms", "there with method 'terms', and only then", self.method)
+        match(by_terms == (self.rate == {}), "rate", "empty with method 'terms', and only then", self.rate)
+        for name, degrees in (("degrees", self.degrees), ("constant_degrees", self.constant_degrees)):
+            match(degrees is None or degrees == round(degrees), name, "a whole number", degrees)
+        mean = getattr(self.target, "mean", (0.0,))
+        match(len(mean) in (1, *shape[:1]), "target.mean", f"one number, or {shape[:1]}", mean)
+        return self
 
     @property
     def row(self) -> RateRow:

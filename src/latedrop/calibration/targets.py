@@ -32,7 +32,7 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 from latedrop import metrics
 from latedrop.calibration.scale import along_outputs
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
-from latedrop.records import Limits, Tagged, record
+from latedrop.records import Limits, Tagged, match, record
 from latedrop.torch_private import being_traced
 
 __all__ = [
@@ -305,6 +305,11 @@ class Standardized:
     def log_slope(self, y: Tensor) -> Tensor:
         """Return the logarithm of 1 / std."""
         return -self._along(y)[1].log().expand(y.shape)
+
+    def checked(self) -> Standardized:
+        """Check lengths against each other after reading."""
+        match(len(self.std) == len(self.mean), "std", f"{len(self.mean)} numbers, as mean", self.std)
+        return self
 
     def _along(self, values: Tensor) -> tuple[Tensor, Tensor]:
         if len(self.mean) > 1 and (values.dim() < 2 or values.shape[1] != len(self.mean)):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from latedrop.data.arrays import constants
 from latedrop.errors import ArgumentError, DataError
-from latedrop.records import Limits, record
+from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, OnDevices, Term
 from latedrop.torch_private import being_exported, being_traced
@@ -109,6 +109,22 @@ class Trees:
         feature, threshold, child = self.nodes.unbind(1)
         columns = (column.double().contiguous() for column in self.leaves.unbind(1))
         return OnDevices(feature.long(), threshold.contiguous(), child.long(), self.roots.long(), *columns)
+
+    def checked(self) -> Trees:
+        """Check the places that nodes name, after reading."""
+        count = len(self.nodes) if self.nodes.dim() == 2 else 0
+        match(count > 0 and self.nodes.shape[1] == 3, "nodes", "three numbers for each node", tuple(self.nodes.shape))
+        fits = self.leaves.dim() == 2 and self.leaves.shape[0] == count and self.leaves.shape[1] > 0
+        match(fits and bool(self.leaves.isfinite().all()), "leaves", f"numbers of {count} nodes", self.leaves.shape)
+        match(self.roots.dim() == 1 and len(self.roots) > 0, "roots", "one for each tree", tuple(self.roots.shape))
+        feature, threshold, child = self.nodes.unbind(1)
+        whole = all(bool((part == part.round()).all()) for part in (feature, child, self.roots))
+        known = bool((feature >= 0).all() & (feature < self.inputs).all())
+        match(whole and known, "nodes", f"places among {self.inputs} inputs", "others")
+        last = child + threshold.isfinite()
+        inside = bool((child >= 0).all() & (last < count).all() & (self.roots >= 0).all() & (self.roots < count).all())
+        match(inside and 0 <= self.depth <= _DEEPEST, "nodes", "children and roots that exist", "others")
+        return self
 
 
 def _by_level(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -253,6 +269,20 @@ class ErrorForest(Term):
         squares = self.grown.sums(self.numbers(rows))
         squares = torch.maximum(squares, constants(self.least).to(squares))
         return squares.to(rows.mean.dtype).reshape(rows.mean.shape)
+
+    def checked(self) -> ErrorForest:
+        """Check fields against each other after reading."""
+        if self.grown is not None:
+            outputs = self.grown.leaves.shape[1]
+            match(len(self.least) == outputs, "least", f"{outputs} numbers, as outputs of the trees", self.least)
+            match(bool((self.grown.leaves >= 0).all()), "grown.leaves", "squared errors", "some below 0")
+            count, spread = self.grown.inputs, self.spread
+            fits = spread is not None and spread.shape == (count,) and bool((spread > 0).all())
+            match(fits, "spread", f"{count} numbers above 0", "others")
+        both = None if self.center is None else self.center.shape, None if self.basis is None else self.basis.shape
+        fits = both == (None, None) or (None not in both and len(both[1]) == 2 and both[1][:1] == both[0])  # type: ignore
+        match(fits, "basis", "one row for each number of center", both)
+        return self
 
     @property
     def needs_features(self) -> bool:  # type: ignore[override]

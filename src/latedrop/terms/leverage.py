@@ -60,6 +60,8 @@ class _Leverage(Term):
     def __post_init__(self) -> None:
         if isinstance(self.ridge, bool) or not 0 < self.ridge < 1e6:
             raise ArgumentError(f"expected a ridge above 0; found {self.ridge!r}.")
+        if self.root is not None and (self.root.dim() != 3 or self.root.shape[1] != self.root.shape[2]):
+            raise ArgumentError(f"expected a square root for each output; found shape {tuple(self.root.shape)}.")
 
     def learned_from(self: _Same, reference: Iterable[Tensor], own: bool) -> _Same:
         """Fit to features, or to mask gradients `(n, K, D)`, of the reference rows; see `Term`."""
@@ -194,6 +196,9 @@ class Neighbours(Term):
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise ArgumentError(f"expected at least 1 neighbour; found {self.k!r}.")
+        shapes = [None if part is None else tuple(part.shape) for part in (self.points, self.center, self.spread)]
+        if shapes != [None] * 3 and (not shapes[0] or shapes[0][0] < 1 or shapes[1:] != [shapes[0][1:]] * 2):
+            raise ArgumentError(f"expected points (n, d) with their center and spread (d,); found {shapes}.")
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Neighbours:
         """Return the term with the reference rows, standardised."""
