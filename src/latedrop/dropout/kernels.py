@@ -131,7 +131,8 @@ def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -
     if len(others) > 2 or any(size * max(at, to) > _FAR for size, at, to, _ in others):
         return None
     rows = rows or one
-    first, second = [*[one] * (2 - len(others)), *others]
+    padded: list[Any] = [*[one] * (2 - len(others)), *others]
+    first, second = padded
     places = first[0] * second[0]
     wide = min(_BLOCK, 1 << (places - 1).bit_length())
     high = _BLOCK // wide
