@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor
 from latedrop.calibration.corrected_mean import Correction
 from latedrop.calibration.cross_validation import Candidate, effective_rows
 from latedrop.calibration.guard import Guard, finite
-from latedrop.data.arrays import any_true, constants
+from latedrop.data.arrays import constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Limits, Tagged, Via, match, record
 from latedrop.streams.monitor import Usual
@@ -275,12 +275,12 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
         columns = {name: _as_column(name, value, rows.mean) for name, value in columns.items()}
         values = torch.stack([*columns.values()])
         # One test for all columns, because each waits for the GPU.
-        if any_true(~(torch.isfinite(values) & (values >= 0))):
+        if not being_traced() and not bool((torch.isfinite(values) & (values >= 0)).all()):
             name, value = next((n, v) for n, v in columns.items() if bool((~(v.isfinite() & (v >= 0))).any()))
             infinite = value.isfinite().logical_not().reshape(len(value), -1).any(1)
             raise DataError(
                 f"expected term {name!r} to be finite and not below 0; found other values.",
-                rows=None if any_true(value < 0) else infinite,
+                rows=None if bool((value < 0).any()) else infinite,
             )
         rows.totals[term.name] = values.sum(0) if len(columns) > 1 else values[0]  # for terms that read other terms
         measured |= columns
@@ -305,7 +305,13 @@ def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
 def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
     """Return each term's share of the variance, `(N,)`, averaged over outputs, from its parts `(parts, N, ...)`."""
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
-    return by_term(dict(zip(names, each.unbind(), strict=True)))
+    terms, places = _grouped(tuple(names))
+    sums = (
+        each
+        if len(terms) == len(names)
+        else each.new_zeros(len(terms), each.shape[1]).index_add(0, torch.tensor(places, device=each.device), each)
+    )
+    return dict(zip(terms, sums.unbind(), strict=True))
 
 
 def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -314,6 +320,13 @@ def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, column in columns.items():
         columns_of.setdefault(term_of(name), []).append(column)
     return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in columns_of.items()}
+
+
+@cache
+def _grouped(columns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the terms of columns, and the place of each column's term among them."""
+    terms = tuple(dict.fromkeys(map(term_of, columns)))
+    return terms, tuple(terms.index(term_of(column)) for column in columns)
 
 
 def is_site(column: str) -> bool:

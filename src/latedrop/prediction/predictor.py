@@ -164,7 +164,7 @@ class Batched(Generic[_Record, _Made]):
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
-        prediction: Any = replace(self._joined(made), index=index)  # type: ignore[type-var]
+        prediction: Any = replace(made[0] if len(made) == 1 else self._joined(made), index=index)  # type: ignore[type-var]
         if beyond is not None:
             prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
             warn(
