@@ -29,7 +29,7 @@ from torch import Tensor
 
 from latedrop.calibration.corrected_mean import Correction
 from latedrop.calibration.cross_validation import Candidate, effective_rows
-from latedrop.calibration.guard import Guard, finite
+from latedrop.calibration.guard import LARGEST, Guard
 from latedrop.data.arrays import constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Limits, Tagged, Via, match, record
@@ -213,7 +213,8 @@ class FittedTerms:
             added = self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))
             mean = mean + (added / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
         variance = total if usual else self.guard.grown(total, novelty, mean, without)
-        return mean, variance, finite(novelty), shares
+        # The numbers of a traced program are looked at where it is run.
+        return mean, variance, novelty if being_traced() else novelty.clamp_max(LARGEST), shares
 
     def lines(self) -> list[str]:
         """Format the candidates and the share of every column as lines of text."""

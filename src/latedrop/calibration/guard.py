@@ -22,7 +22,7 @@ from latedrop.records import Limits, match, record
 from latedrop.terms import BatchContext, Term
 from latedrop.torch_private import being_traced
 
-__all__ = ["LARGEST", "Guard", "finite", "upper_quantile"]
+__all__ = ["LARGEST", "Guard", "upper_quantile"]
 
 LARGEST = torch.finfo(torch.float32).max
 """The novelty of rows beyond; none is larger."""
@@ -100,12 +100,6 @@ class Guard:
         ceiling = spread + (mean.to(variance) - centre).square()
         least = torch.maximum(base / factor, torch.minimum(base, constant.expand_as(base)))
         return torch.minimum(grown, torch.maximum(least, ceiling))
-
-
-def finite(novelty: Tensor) -> Tensor:
-    """Limit the novelty to the largest number, which is also that of rows whose features are none."""
-    # The numbers of a traced program are looked at where it is run.
-    return novelty if being_traced() else novelty.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
 
 
 def upper_quantile(leverage: Tensor, weights: Tensor | None = None) -> float:
