@@ -214,14 +214,15 @@ def _short(value: float) -> float:
 
 
 def measured() -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
-    """Yield network, machine, rows, the entries, and the fastest peer, from both JSON files."""
+    """Yield network (a star: with version 0.2.0), machine, rows, entries, and the fastest peer, of both JSON files."""
     for kind in ("cpu", "gpu"):
         nets = stored(f"speed_{kind}").get("nets", {})
         for name, batch in ((name, batch) for name, batches in nets.items() for batch in batches.values()):
             entries = batch["candidates"]
             ran = [key for key in LABELS if "ratio" in entries.get(key, {})]
             best = min(ran, key=lambda key, of=entries: of[key]["seconds"], default=None)
-            yield name.replace("_", " "), kind.upper(), batch["rows"], entries, best
+            old = " *" * (batch["machine"]["latedrop"] == "0.2.0")
+            yield f"{name.replace('_', ' ')}{old}", kind.upper(), batch["rows"], entries, best
 
 
 def table(_: object = None) -> str:

@@ -20,7 +20,7 @@ Bars = Mapping[str, Sequence[float]]
 
 
 def bars(ax: "Axes", groups: Sequence[str], series: Bars, label: str, line: float | None = None) -> None:
-    """Draw groups of bars on a logarithmic scale, with their heights above them."""
+    """Draw groups of bars with their heights above them, on a logarithmic scale where there are several series."""
     width = 0.8 / len(series)
     for i, (name, heights) in enumerate(series.items()):
         places = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
@@ -31,16 +31,18 @@ def bars(ax: "Axes", groups: Sequence[str], series: Bars, label: str, line: floa
                 ax.annotate(text, (float(place), height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     if line is not None:
         ax.axhline(line, color=GREY, linewidth=1, linestyle="--", zorder=0)
-    ax.set_yscale("log")
     ax.margins(y=0.15)
+    ax.set_xticks(range(len(groups)), groups, fontsize=9)
+    ax.set_ylabel(label)
+    if len(series) == 1:
+        return
+    ax.legend(fontsize=8, frameon=False)
+    ax.set_yscale("log")
     low, high = ax.get_ylim()
     ticks = [factor * 10.0**power for power in range(-2, 4) for factor in (1, 2, 5)]
     ax.set_yticks([tick for tick in ticks if low <= tick <= high], minor=False)
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.minorticks_off()
-    ax.set_xticks(range(len(groups)), groups, fontsize=9)
-    ax.set_ylabel(label)
-    ax.legend(fontsize=8, frameon=False)
 
 
 def draws() -> Any:

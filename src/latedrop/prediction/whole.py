@@ -37,11 +37,11 @@ def predicted_whole(
     nearest = [term.name for term in active if term.is_lookup]
     if nearest:
         refuse(f"terms that look for the nearest of other rows ({nearest})")
-    function, tensors = batch_function(x, lambda batch: _values(predicted(batch)))
+    function, tensors = batch_function(x, lambda batch: _with_largest(_values(predicted(batch)), floating(batch)))
     key = "whole", id(calibration), readout_key(readout)
     program = program_for(network, x, key, lambda: Program(network, function, tensors))
     try:
-        results: list[Tensor] = program(*tensors)
+        *results, largest = program(*tensors)
     except Exception as error:
         if isinstance(error, LatedropError) or out_of_memory(error) or not program.checked:
             raise
@@ -51,7 +51,7 @@ def predicted_whole(
         _check(results, _values(steps), half=network.weight.dtype in (torch.float16, torch.bfloat16))
         program.checked, program.shape = True, (*_named(steps), calibration)  # which is held, so that its id stays
         return steps
-    if not _is_sound([*results, *floating(x)]):
+    if not float(largest) < LARGEST:  # the steps treat such numbers apart, and NaN
         return predicted(x)
     kind, names, _ = program.shape
     named: dict[str, Any] = {"calibration": calibration}
@@ -73,9 +73,10 @@ def _values(prediction: Prediction | ClassPrediction) -> list[Tensor]:
     return [(torch.stack(list(v.values())) if isinstance(v, dict) else v).detach() for v in values]
 
 
-def _is_sound(values: Sequence[Tensor]) -> bool:
-    """Return True if all numbers are finite, and not so large that the steps would treat them apart."""
-    return all(bool((v.abs() < LARGEST).all()) for v in values if v.is_floating_point() and v.numel())
+def _with_largest(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return values and the size of the largest of all numbers, for one look at a device; NaN where there is one."""
+    sizes = [v.abs().amax().double() for v in (*values, *inputs) if v.is_floating_point() and v.numel()]
+    return [*values, torch.stack(sizes).amax()]
 
 
 def _check(results: Sequence[Tensor], expected: Sequence[Tensor], *, half: bool) -> None:
