@@ -104,8 +104,8 @@ def reason(error: BaseException) -> str:
     """What an error says, in a few words."""
     text = str(error)
     for pattern, words in _REASONS.items():
-        if found := re.search(pattern, text):
-            return words.format(*found.groups())
+        if actual := re.search(pattern, text):
+            return words.format(*actual.groups())
     return text
 
 

@@ -13,8 +13,8 @@ SHAPE = (30, 40)
 
 def bump(x: float, y: float, mass: float = 1.0, sigma: float = 1.2) -> Array:
     rows, columns = np.indices(SHAPE)
-    found: Array = np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / (2 * sigma**2))
-    return mass * found / found.sum()
+    actual: Array = np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / (2 * sigma**2))
+    return mass * actual / actual.sum()
 
 
 def made(frames: int, seed: int, false: Callable[[np.random.Generator], tuple[float, float]], rate: float = 2) -> Maps:

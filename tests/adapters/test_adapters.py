@@ -93,8 +93,8 @@ class TestLightning:
         module, (x, y) = Backwards(), rows(10, 1)
         uq = calibrated(module)
         loader = DataLoader(TensorDataset(y, x), batch_size=10)
-        (found,) = trainer(predict_callback(uq, unpack=lambda batch: batch[1])).predict(module, loader)
-        assert_same_up_to_rounding(found["std"], uq.predict(x).std)
+        (actual,) = trainer(predict_callback(uq, unpack=lambda batch: batch[1])).predict(module, loader)
+        assert_same_up_to_rounding(actual["std"], uq.predict(x).std)
 
     def test_it_runs_twice_and_after_an_error(self, net: nn.Module) -> None:
         module, (x, _) = lightning_module(net), rows(10)

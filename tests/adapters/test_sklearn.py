@@ -62,9 +62,9 @@ def test_what_applies_of_scikit_learns_checks(estimator: Callable[[], Any]) -> N
         warnings.simplefilter("ignore")
         results = check_estimator(estimator(), expected_failed_checks=EXPECTED_FAILED, on_fail=None)
     status = {result["check_name"]: result["status"] for result in results}
-    assert [name for name, found in status.items() if found == "failed"] == []
-    assert {name for name, found in status.items() if found == "xfail"} <= set(EXPECTED_FAILED)
-    passed = {name for name, found in status.items() if found == "passed"}
+    assert [name for name, actual in status.items() if actual == "failed"] == []
+    assert {name for name, actual in status.items() if actual == "xfail"} <= set(EXPECTED_FAILED)
+    passed = {name for name, actual in status.items() if actual == "passed"}
     assert {"check_estimators_unfitted", "check_n_features_in", "check_dict_unchanged"} <= passed
 
 
@@ -74,8 +74,8 @@ def test_fit_calibrates(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> 
     regressor = CalibratedRegressor(net).fit(x, y)
     mean, std, low, high = regressor.predict(x, return_std=True, return_interval=0.8)
     p = uq.predict(x)
-    for ours, theirs in zip((mean, std, low, high), (p.mean, p.std, *p.interval(0.8)), strict=True):
-        assert_same_up_to_rounding(ours, theirs[:, 0].numpy())
+    for ours, expected_rows in zip((mean, std, low, high), (p.mean, p.std, *p.interval(0.8)), strict=True):
+        assert_same_up_to_rounding(ours, expected_rows[:, 0].numpy())
     method = latedrop.Sampling([0.2], 8, seed=3)
     assert CalibratedRegressor(net, method=method).fit(x, y).predictor_.calibration.seed == 3
     assert [part.shape for part in regressor.predict(x, return_interval=0.9)] == [(60,)] * 3

@@ -20,22 +20,22 @@ def rows(bias: float, noise: float, said: float, number: int = 400) -> list[dict
 
 
 def test_a_counter_that_knows_what_it_does_not_know() -> None:
-    found = console.alarms(rows(0, 2, 2), [0, 1])
-    assert found["missed"] + found["false"] < 0.1 * (found["plain_missed"] + found["plain_false"] + found["amber"])
-    held = console.zones_table({"rows": {"mall": rows(0, 2, 2)}}).splitlines()[2].split("|")[3]
-    assert 85 < int(held.removesuffix(" % ")) < 95
+    actual = console.alarms(rows(0, 2, 2), [0, 1])
+    assert actual["missed"] + actual["false"] < 0.1 * (actual["plain_missed"] + actual["plain_false"] + actual["amber"])
+    held_out = console.zones_table({"rows": {"mall": rows(0, 2, 2)}}).splitlines()[2].split("|")[3]
+    assert 85 < int(held_out.removesuffix(" % ")) < 95
 
 
 def test_a_counter_that_is_wrong_and_sure() -> None:
-    found = console.alarms(rows(-6, 0.5, 0.5), [0])
-    assert found["missed"] > 0.2
-    assert found["amber"] < 0.2
+    actual = console.alarms(rows(-6, 0.5, 0.5), [0])
+    assert actual["missed"] > 0.2
+    assert actual["amber"] < 0.2
 
 
 def test_labels_mend_a_bias() -> None:
     judged = console.labels(rows(-6, 1, 1))
-    mae, held = judged.pop("without")
-    assert held < 0.1
-    for with_labels, held in judged.values():
+    mae, held_out = judged.pop("without")
+    assert held_out < 0.1
+    for with_labels, held_out in judged.values():
         assert with_labels < 0.4 * mae
-        assert held == pytest.approx(0.9, abs=0.12)
+        assert held_out == pytest.approx(0.9, abs=0.12)

@@ -43,11 +43,11 @@ def case() -> Case:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_finite_predictions(name: str, case: Case) -> None:
-    found = METHODS[name](case)(case.x_val[:9])
-    assert isinstance(found, Predicted)
-    assert found.mean.shape == found.variance.shape == (9,)
-    assert bool((found.variance > 0).all())
-    scores = measures(found, case.y_val[:9])
+    actual = METHODS[name](case)(case.x_val[:9])
+    assert isinstance(actual, Predicted)
+    assert actual.mean.shape == actual.variance.shape == (9,)
+    assert bool((actual.variance > 0).all())
+    scores = measures(actual, case.y_val[:9])
     assert scores["score"] < 100
     assert scores["nll"] < 100
 
@@ -66,15 +66,15 @@ def test_every_library_gives_intervals(name: str, case: Case) -> None:
 def test_measures_are_those_of_the_library() -> None:
     torch.manual_seed(0)
     mean, variance, y = torch.randn(50).double(), torch.rand(50).double() + 0.1, torch.randn(50).double()
-    found = measures(Predicted(mean, variance), y)
-    assert found["nll"] == pytest.approx(float(nll(mean, variance, y)))
-    assert found["crps"] == pytest.approx(float(crps(mean, variance, y)))
+    actual = measures(Predicted(mean, variance), y)
+    assert actual["nll"] == pytest.approx(float(nll(mean, variance, y)))
+    assert actual["crps"] == pytest.approx(float(crps(mean, variance, y)))
     half = 1.6448536 * variance.sqrt()
     score = (2 * half + 20 * ((y - mean).abs() - half).clamp_min(0)).mean()  # Gneiting and Raftery 2007
-    assert found["score"] == pytest.approx(float(score), rel=1e-5)
+    assert actual["score"] == pytest.approx(float(score), rel=1e-5)
     wide = measures(Predicted(mean, variance, Tail(3.0)), y)
-    assert wide["width"] > found["width"]
-    assert wide["coverage"][4] >= found["coverage"][4]
+    assert wide["width"] > actual["width"]
+    assert wide["coverage"][4] >= actual["coverage"][4]
 
 
 @pytest.mark.parametrize("nu", [3.0, 4.0, 50.0, math.inf])
@@ -90,19 +90,19 @@ def test_crps_is_the_integral_of_the_squared_difference(nu: float, error: float)
 def test_intervals_alone_have_no_density_and_points_have_a_crps() -> None:
     mean, y = torch.zeros(4).double(), torch.tensor([-1.0, 0.0, 0.5, 3.0]).double()
     ends = torch.ones(5, 4).double()
-    found = measures(Bounds(mean, -ends, ends), y)
-    assert math.isnan(found["nll"])
-    assert math.isnan(found["crps"])
-    assert found["coverage"] == [0.75] * 5
+    actual = measures(Bounds(mean, -ends, ends), y)
+    assert math.isnan(actual["nll"])
+    assert math.isnan(actual["crps"])
+    assert actual["coverage"] == [0.75] * 5
     points = torch.randn(4, 4000, generator=torch.Generator().manual_seed(0)).double()
-    found = measures(Bounds(mean, -ends, ends, points), y)
-    assert found["crps"] == pytest.approx(float(crps(mean, torch.ones(4).double(), y)), abs=0.02)
+    actual = measures(Bounds(mean, -ends, ends, points), y)
+    assert actual["crps"] == pytest.approx(float(crps(mean, torch.ones(4).double(), y)), abs=0.02)
 
 
 def test_widths_tell_shifted_rows_apart() -> None:
     mean, narrow = torch.zeros(3).double(), torch.ones(3).double()
-    found = measures(Predicted(mean, 4 * narrow), mean, Predicted(mean, narrow))
-    assert found["auroc"] == 1
+    actual = measures(Predicted(mean, 4 * narrow), mean, Predicted(mean, narrow))
+    assert actual["auroc"] == 1
     assert measures(Predicted(mean, narrow), mean, Predicted(mean, narrow))["auroc"] == 0.5
 
 
@@ -147,9 +147,9 @@ def test_a_library_that_fails_is_told_and_the_others_go_on(case: Case, monkeypat
     situation = Situation("in", "all", case, (case.x_val, case.y_val), None)
     monkeypatch.setattr(instead_sets, "situations", lambda name, seed: iter([situation]))
     monkeypatch.setattr(instead, "ALL", {"broken": broken, "constant": METHODS["constant"]})
-    found = instead.unit("yacht", 0)["in"]["all"]
-    assert found["broken"] == {"error": "ValueError: too few."}
-    assert found["constant"]["score"] > 0
+    actual = instead.unit("yacht", 0)["in"]["all"]
+    assert actual["broken"] == {"error": "ValueError: too few."}
+    assert actual["constant"]["score"] > 0
 
 
 def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +160,8 @@ def test_images_and_texts_share_networks_between_shifts(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(instead_sets.OTHERS, "letters", kind)
     monkeypatch.setattr(instead_sets, "trained", lambda net, *rows, batches: net.eval().requires_grad_(False))
-    found: Iterator[Situation] = instead_sets.situations("letters", 0)
-    within, beyond = found
+    actual: Iterator[Situation] = instead_sets.situations("letters", 0)
+    within, beyond = actual
     assert (within.name, beyond.name) == ("in", "reversed")
     assert within.case is beyond.case
     assert within.inside is None
@@ -187,10 +187,10 @@ def test_figures_are_medians_over_sets_of_means_over_units() -> None:
         return {"in": {"all": {"constant": BASE, "m": {**BASE, "nll": 1 - gain, "score": 2.0}}}}
 
     record = {"units": {"a": {"0": part(0.1), "1": part(0.3)}, "b": {"0": part(-0.4)}, "c": {"0": part(1.0)}}}
-    found = figures(record, ["a", "b", "c", "d"], False, "all", "m")
-    assert found is not None
-    assert (found.sets, found.worst_set, found.score) == (3, "b", 0.5)
-    assert found.gain == pytest.approx(0.2)
+    actual = figures(record, ["a", "b", "c", "d"], False, "all", "m")
+    assert actual is not None
+    assert (actual.sets, actual.worst_set, actual.score) == (3, "b", 0.5)
+    assert actual.gain == pytest.approx(0.2)
     assert figures(record, ["a"], True, "all", "m") is None
     assert by_set(record, ["a"], False, "all", "m")["a"]["gain"] == pytest.approx(0.2)
 
@@ -199,7 +199,7 @@ def test_a_method_that_needs_more_rows_counts_as_the_one_that_it_falls_back_to()
     parts = {"constant": BASE, "latedrop": {**BASE, "nll": 0.5}}
     more = {**parts, "latedrop, corrected mean": {**BASE, "nll": 0.2}}
     record = {"units": {"a": {"0": {"in": {"all": parts}}}, "b": {"0": {"in": {"all": more}}}}}
-    found = figures(record, ["a", "b"], False, "all", "latedrop, corrected mean")
-    assert found is not None
-    assert (found.sets, found.worst_set) == (2, "a")
-    assert found.gain == pytest.approx(0.65)
+    actual = figures(record, ["a", "b"], False, "all", "latedrop, corrected mean")
+    assert actual is not None
+    assert (actual.sets, actual.worst_set) == (2, "a")
+    assert actual.gain == pytest.approx(0.65)

@@ -14,9 +14,9 @@ def test_scores_and_tables() -> None:
     scores = novelty.scores_of(split)
     for part, values in scores["gradients or features"].items():
         assert torch.equal(values, torch.maximum(scores["mask gradients"][part], scores["features"][part]))
-    found = novelty.mean([novelty.measured(split)])
-    assert set(found["auroc"]) == {*scores, "entropy"}
-    assert all(0 <= value <= 1 for kinds in found["auroc"].values() for value in kinds.values())
-    table = novelty.table({"sets": dict.fromkeys(novelty.SETS["choice"], found)}, "choice")
+    actual = novelty.mean([novelty.measured(split)])
+    assert set(actual["auroc"]) == {*scores, "entropy"}
+    assert all(0 <= value <= 1 for kinds in actual["auroc"].values() for value in kinds.values())
+    table = novelty.table({"sets": dict.fromkeys(novelty.SETS["choice"], actual)}, "choice")
     assert table.count("\n") == len(scores) + 3
-    assert f"| **gradients or features** | {found['auroc']['gradients or features']['noise']:.3f} |" in table
+    assert f"| **gradients or features** | {actual['auroc']['gradients or features']['noise']:.3f} |" in table

@@ -100,10 +100,10 @@ def test_plain_passes_count_what_they_do(multiple: int, draws: int, calls: int, 
             seen.append(len(x))
             return x
 
-    run, found = speed.plain_passes(Model(), torch.zeros(3, 2), multiple, draws)
+    run, actual = speed.plain_passes(Model(), torch.zeros(3, 2), multiple, draws)
     run()
     assert seen == [3 * multiple] * calls
-    assert found == pytest.approx(share)
+    assert actual == pytest.approx(share)
     assert sum(seen) == pytest.approx(share * draws * 3)
 
 
@@ -123,9 +123,9 @@ def test_peak_of_a_known_allocation() -> None:
     def run() -> Tensor:
         first = torch.ones(10 * mebibyte, dtype=torch.uint8)
         del first
-        second, kept = (torch.ones(size * mebibyte, dtype=torch.uint8) for size in (20, 5))
+        second, remaining = (torch.ones(size * mebibyte, dtype=torch.uint8) for size in (20, 5))
         del second
-        return kept
+        return remaining
 
     result, most = peak_bytes(run, CPU)
     assert len(result) == 5 * mebibyte

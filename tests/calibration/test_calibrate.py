@@ -215,8 +215,8 @@ def test_a_readout_takes_its_part(form: Callable[[Tensor], Any], readout: Any) -
     # The sites have other names and so other masks, which hardly move the error at a small rate.
     assert uq.calibration.output_shape == (1,)
     assert uq.calibration.table[0].rmse == pytest.approx(expected.calibration.table[0].rmse, rel=0.05)
-    kept = readout if not callable(readout) else None
-    assert uq.calibration.readout == kept
+    remaining = readout if not callable(readout) else None
+    assert uq.calibration.readout == remaining
     assert (uq.calibration.custom_readout is not None) == callable(readout)
     direct = sample(model, x, uq.calibration.rate, DRAWS, readout=readout)
     assert_same_up_to_rounding(uq.predict(x).raw_variance, direct.variance)

@@ -124,13 +124,13 @@ def test_what_looks_at_inputs_alone(net: nn.Module, rows: tuple[Tensor, Tensor],
         lambda given: latedrop.linearize(net, given),
     ]
     for way in ways:
-        found, expected = vars(way(data)), vars(way(x))
+        actual, expected = vars(way(data)), vars(way(x))
         assert {name for name, value in expected.items() if isinstance(value, Tensor)} >= {"mean"}
         for name, value in expected.items():
             if isinstance(value, Tensor):
-                assert_same_up_to_rounding(found[name], value)
+                assert_same_up_to_rounding(actual[name], value)
             else:
-                assert found[name] == value
+                assert actual[name] == value
 
 
 def test_targets_of_another_name(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
@@ -138,8 +138,8 @@ def test_targets_of_another_name(net: nn.Module, rows: tuple[Tensor, Tensor]) ->
     uq = latedrop.calibrate(net, data, batches=latedrop.Batches(unpack="price"), progress=False)
     assert_same_up_to_rounding(uq.predict(data).std, latedrop.calibrate(net, rows, progress=False).predict(rows[0]).std)
     assert torch.equal(uq.predict_labelled(data, "price")[1], rows[1])
-    (found,) = uq.predict_batches([{"x": rows[0], "price": rows[1]}], "price")
-    assert_same_up_to_rounding(found.mean, uq.predict(rows[0]).mean)
+    (actual,) = uq.predict_batches([{"x": rows[0], "price": rows[1]}], "price")
+    assert_same_up_to_rounding(actual.mean, uq.predict(rows[0]).mean)
 
 
 class Two(nn.Module):
@@ -161,8 +161,8 @@ def test_inputs_go_by_their_names(rows: tuple[Tensor, Tensor]) -> None:
     model = Two()
     uq = latedrop.calibrate(model, [batch], progress=False)
     expected = uq.predict({"values": x, "mask": batch["mask"]})
-    (found,) = uq.predict_batches([batch])
-    assert_same_up_to_rounding(found.std, expected.std)
+    (actual,) = uq.predict_batches([batch])
+    assert_same_up_to_rounding(actual.std, expected.std)
 
 
 class Splits(dict[str, Any]):

@@ -74,8 +74,8 @@ class TakesMoving(nn.Module):
         self.net = mlp()
 
     def forward(self, batch: Moving) -> Tensor:
-        found: Tensor = self.net(batch.rows)
-        return found
+        actual: Tensor = self.net(batch.rows)
+        return actual
 
 
 def test_a_batch_whose_to_returns_nothing() -> None:

@@ -121,8 +121,8 @@ def test_fitted_intervals_are_transformed(unit: Transform, kind: str) -> None:
     if kind == "conformal":
         uq, bare = uq.conformal((x[:40], unit.inverse(t)[:40])), bare.conformal((x[:40], t[:40]))
     prediction, plain = uq.predict(x), bare.predict(x)
-    for mine, theirs in zip(prediction.interval(0.8), plain.interval(0.8), strict=True):
-        assert_same_doubles(mine, unit.inverse(theirs))
+    for mine, expected_rows in zip(prediction.interval(0.8), plain.interval(0.8), strict=True):
+        assert_same_doubles(mine, unit.inverse(expected_rows))
 
 
 @pytest.mark.parametrize("unit", [Standardized(5.0, 2.0), Log()], ids=["standardized", "log"])

@@ -76,7 +76,7 @@ def test_labels_that_are_all_right(classes: int) -> None:
         if len(y.unique()) < 2:
             continue
         uq = calibrated(model, (x, y))
-        assert all(math.isfinite(found.gain) for found in uq.calibration.candidates)
+        assert all(math.isfinite(actual.gain) for actual in uq.calibration.candidates)
         assert bool(uq.predict(100 * x).probabilities.isfinite().all())
 
 

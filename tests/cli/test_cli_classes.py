@@ -215,10 +215,10 @@ def test_predictions_in_files(call: Run, calibrated: str, end: str) -> None:
         p = uq.predict(arrays["x"])
     members = p.prediction_set(0.9)
     if end == "npz":
-        with np.load("out.npz") as found:
-            assert found["label"].tolist()[:2] == p.label.tolist()[:2]
-            assert (found["label"][2], bool(np.isnan(found["probabilities"][2]).all())) == (-1, True)
-            assert np.array_equal(np.delete(found["set"], 2, 0), np.delete(members.numpy(), 2, 0))
+        with np.load("out.npz") as actual:
+            assert actual["label"].tolist()[:2] == p.label.tolist()[:2]
+            assert (actual["label"][2], bool(np.isnan(actual["probabilities"][2]).all())) == (-1, True)
+            assert np.array_equal(np.delete(actual["set"], 2, 0), np.delete(members.numpy(), 2, 0))
         return
     if end == "parquet":
         pandas = pytest.importorskip("pandas")

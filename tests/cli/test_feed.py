@@ -79,10 +79,10 @@ class TestMemory:
         elif kind == "npz":
             path = str(tmp_path / "data.npz")
             np.savez(path, x=np.random.default_rng(0).random((self.ROWS, 2)))
-        held = Held(monkeypatch)
+        held_out = Held(monkeypatch)
         self.run(uq, path, tmp_path / out)
-        assert held.all == self.ROWS
-        assert held.most <= 2 * self.SIZE  # the old batch goes when the next one has come
+        assert held_out.all == self.ROWS
+        assert held_out.most <= 2 * self.SIZE  # the old batch goes when the next one has come
 
     def test_lines_read_ahead_of_what_is_written(self, uq: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
         lines = Lines(self.ROWS)

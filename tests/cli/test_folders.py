@@ -41,9 +41,9 @@ def seen(path: str, size: int = 3) -> tuple[list[float], list[float], list[str]]
     table = open_table(path)
     rows = list(read_batches(table, choose(table, ["a"], ["y"], ["id"]), size))
     assert all(len(batch) <= size for batch in rows)
-    kept = [name for batch in rows for name in batch.kept["id"]]
+    remaining = [name for batch in rows for name in batch.kept["id"]]
     inputs = [value for batch in rows for value in np.ravel(batch.inputs).tolist()]  # type: ignore[arg-type]
-    return inputs, [v for b in rows for v in b.target.tolist()], [str(name) for name in kept]  # type: ignore[union-attr]
+    return inputs, [v for b in rows for v in b.target.tolist()], [str(name) for name in remaining]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".parquet"])
@@ -54,11 +54,11 @@ def test_files_of_a_folder_are_one_table(tmp_path: Path, ending: str) -> None:
     table = open_table(path)
     assert table.names == NAMES
     assert table.count == (12 if ending == ".parquet" else None)
-    inputs, target, kept = seen(path)
+    inputs, target, remaining = seen(path)
     assert inputs == list(range(12))
     assert target == [2.0 * i for i in range(12)]
-    assert kept == [f"r{i}" for i in range(12)]
-    assert seen(path) == (inputs, target, kept)  # it can be read again
+    assert remaining == [f"r{i}" for i in range(12)]
+    assert seen(path) == (inputs, target, remaining)  # it can be read again
 
 
 def test_a_place_names_the_file(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def install(**points: Callable[[], typer.Typer]) -> None:
         monkeypatch.setattr(EntryPoint, "load", lambda self: points[self.name])
-        found = [EntryPoint(name, "unused", cli.GROUP) for name in points]
-        monkeypatch.setattr(cli, "entry_points", lambda group: found if group == "latedrop.commands" else [])
+        actual = [EntryPoint(name, "unused", cli.GROUP) for name in points]
+        monkeypatch.setattr(cli, "entry_points", lambda group: actual if group == "latedrop.commands" else [])
 
     return install
 

@@ -66,9 +66,9 @@ def test_count_a_folder(call: Run, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     code, printed, err = call("crowd", "count", home / "frames", "-w", home / "w.safetensors", "--panels", "--out", out)
     assert (code, err) == (0, "")
-    found = rows(out / "counts.csv")
-    assert [row["frame"] for row in found] == ["f0.png", "f1.png", "f2.png"]
-    first = found[0]
+    actual = rows(out / "counts.csv")
+    assert [row["frame"] for row in actual] == ["f0.png", "f1.png", "f2.png"]
+    first = actual[0]
     assert f"f0.png: {float(first['count']):.1f} people, 90 % interval {float(first['low']):.1f} to" in printed
     assert sorted(path.name for path in out.glob("*.png")) == [f"f{k}.png.panel.png" for k in range(3)]
     assert f"written: {out / 'counts.csv'}, panels in {out}" in printed
@@ -120,8 +120,8 @@ def test_resuming_with_other_pictures_of_the_same_names(call: Run, home: Path, t
 
 
 def one_line(call: Run, match: str, *arguments: object, code: int = 1) -> str:
-    found, out, err = call(*arguments)
-    assert found == code
+    actual, out, err = call(*arguments)
+    assert actual == code
     assert match in err
     assert err.startswith("latedrop: ")
     assert "Traceback" not in err

@@ -70,9 +70,9 @@ def test_a_sparse_map_can_be_calibrated() -> None:
     assert (sharp.model(scenes.image(0, 1)[None]) == 0).float().mean() > 0.9
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LatedropWarning)  # so few frames
-        found = calibrate_counter(sharp, scenes, progress=False)
-    assert found.pixels is not None
-    assert found.pixels.scales[0] > 0
-    (row,) = count_people(sharp, found, [("frame", scenes.image(0, 1))])
+        actual = calibrate_counter(sharp, scenes, progress=False)
+    assert actual.pixels is not None
+    assert actual.pixels.scales[0] > 0
+    (row,) = count_people(sharp, actual, [("frame", scenes.image(0, 1))])
     assert row.std > 0
     assert np.isfinite(row.std_map).all()

@@ -58,15 +58,15 @@ def test_a_reading_says_what_the_core_says(trained: Trained, scenes: CrowdSet, f
 def test_only_cells_of_the_region_of_interest_are_calibrated(half: Trained, scenes: CrowdSet) -> None:
     assert half.roi is not None
     inside = cut(scenes, half.roi)
-    found = calibrate_counter(half, inside, progress=False)
-    assert found.pixels.output_shape == (int(half.roi.sum()),)
-    assert found.pixels.table[0].zero_variances == 0
-    reading = found.read(half, inside.image(inside.test[0]))
+    actual = calibrate_counter(half, inside, progress=False)
+    assert actual.pixels.output_shape == (int(half.roi.sum()),)
+    assert actual.pixels.table[0].zero_variances == 0
+    reading = actual.read(half, inside.image(inside.test[0]))
     assert not reading.density[~half.roi].any()
     assert not reading.std[~half.roi].any()
     assert reading.std[half.roi].min() > 0
     assert float(reading.count.mean) == pytest.approx(reading.density.sum(), rel=rounding())
-    maps = read_maps(half, found, inside, inside.test, progress=False)
+    maps = read_maps(half, actual, inside, inside.test, progress=False)
     assert maps.true.tolist() == [inside.count(i) for i in inside.test]
     np.testing.assert_array_equal(maps.roi, half.roi)
 
@@ -116,8 +116,8 @@ def test_counts_with_intervals(trained: Trained, scenes: CrowdSet, free: CrowdCa
         assert row.low <= other.low <= row.count <= other.high <= row.high
         assert row.count == other.count == pytest.approx(row.density.sum(), rel=rounding())
         assert row.high - row.count == pytest.approx(1.6448536 * row.std, rel=rounding())
-        kept = row.density[~row.regions.mask(row.rejected)]
-        assert row.count_kept == pytest.approx(kept.sum(), rel=rounding())
+        remaining = row.density[~row.regions.mask(row.rejected)]
+        assert row.count_kept == pytest.approx(remaining.sum(), rel=rounding())
         assert str(row) == f"{row.count:.1f} people, 90 % interval {row.low:.1f} to {row.high:.1f}"
         assert tuple(row.row()) == COLUMNS
         assert_same_up_to_rounding(
@@ -163,8 +163,8 @@ def test_a_gpu_counts_the_same(half: Trained, scenes: CrowdSet) -> None:
     assert half.roi is not None
     moved = replace(half, model=network().to("cuda"), roi=half.roi.to("cuda"))
     inside = cut(scenes, half.roi)
-    found = calibrate_counter(moved, inside, progress=False)
-    there, here = (next(count_people(one, found, images(inside))) for one in (moved, half))
+    actual = calibrate_counter(moved, inside, progress=False)
+    there, here = (next(count_people(one, actual, images(inside))) for one in (moved, half))
     assert there.count == pytest.approx(here.count, rel=1e-3)  # convolutions of a GPU have 11 bits (TF32)
     assert there.std == pytest.approx(here.std, rel=1e-2)
     np.testing.assert_allclose(there.std_map, here.std_map, rtol=2e-2, atol=1e-6)

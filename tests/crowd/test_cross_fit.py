@@ -24,10 +24,10 @@ def scenes() -> CrowdSet:
 
 
 def test_each_block_is_left_out_once(scenes: CrowdSet) -> None:
-    found = fold_sets(scenes, 5)
+    actual = fold_sets(scenes, 5)
     every = set(scenes.train) | set(scenes.validation)
-    assert sorted(index for part in found for index in part.test) == sorted(every)
-    for part in found:
+    assert sorted(index for part in actual for index in part.test) == sorted(every)
+    for part in actual:
         assert list(part.test) == list(range(min(part.test), max(part.test) + 1))  # a run of neighbours
         assert set(part.train) == every - set(part.test)
         assert part.validation == ()
@@ -46,18 +46,18 @@ def test_the_final_network_has_seen_all_and_the_variance_none(scenes: CrowdSet, 
     networks = [load_weights(fold_path(out, number)) for number in range(3)]
     with pytest.raises(DataError, match="expected 3 networks of folds, as this one was cross-fitted; found 0"):
         calibrate_counter(trained, scenes, progress=False)
-    found = calibrate_counter(trained, scenes, progress=False, folds=networks)
-    assert found.count.rows == 15
+    actual = calibrate_counter(trained, scenes, progress=False, folds=networks)
+    assert actual.count.rows == 15
     # The errors are those of the networks that left the frames out.
     errors = []
     for network, part in zip(networks, fold_sets(scenes, 3), strict=True):
         with torch.inference_mode():
             counts = [float(network.count_of(network.model(scenes.image(i)[None]))) for i in part.test]
         errors += [count - scenes.count(i) for count, i in zip(counts, part.test, strict=True)]
-    assert found.count.table[0].rmse == pytest.approx(
+    assert actual.count.table[0].rmse == pytest.approx(
         float(torch.tensor(errors).square().mean().sqrt()), rel=rounding()
     )
-    reading = found.read(trained, scenes.image(scenes.test[0]))
+    reading = actual.read(trained, scenes.image(scenes.test[0]))
     assert reading.interval(0.9)[0] < reading.mean < reading.interval(0.9)[1]
     with pytest.raises(DataError, match="expected no networks of folds, as this one was not cross-fitted; found 1"):
         calibrate_counter(networks[0], scenes, progress=False, folds=networks[:1])

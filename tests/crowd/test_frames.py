@@ -169,13 +169,13 @@ def test_bad_files_can_be_told_and_passed_over(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_text("no image")
     whole = film(tmp_path / "whole.mkv").read_bytes()
     (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) // 2])
-    told: list[FileError] = []
+    message: list[FileError] = []
     sources = [first, tmp_path / "bad.png", tmp_path / "cut.mkv", last]
-    names = [name for name, _ in open_frames(sources, on_bad=told.append)]
+    names = [name for name, _ in open_frames(sources, on_bad=message.append)]
     assert (names[0], names[1], names[-1]) == ("first.png", "cut.mkv#000000", "last.png")
-    assert "bad.png; found another kind of file" in str(told[0])
-    assert f"cut.mkv; it stopped after {len(names) - 2}: " in str(told[1])
-    assert len(told) == 2
+    assert "bad.png; found another kind of file" in str(message[0])
+    assert f"cut.mkv; it stopped after {len(names) - 2}: " in str(message[1])
+    assert len(message) == 2
 
 
 def test_sources_are_checked_first(tmp_path: Path) -> None:

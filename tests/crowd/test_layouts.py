@@ -56,8 +56,8 @@ def make_mall(folder: Path) -> Path:
     empties(folder / "frames", [f"seq_{number:06d}.jpg" for number in range(1, 2001)])
     for number in (1, 801):
         picture(folder / "frames" / f"seq_{number:06d}.jpg", colour=True)
-    counts = np.array([[len(found)] for found in points], dtype=np.uint8)
-    savemat(folder / "mall_gt.mat", {"frame": cells([{"loc": found} for found in points]), "count": counts})
+    counts = np.array([[len(actual)] for actual in points], dtype=np.uint8)
+    savemat(folder / "mall_gt.mat", {"frame": cells([{"loc": actual} for actual in points]), "count": counts})
     savemat(folder / "perspective_roi.mat", {"roi": {"mask": ROI}})
     return folder
 
@@ -69,8 +69,8 @@ def make_ucsd(folder: Path) -> Path:
         stem = f"vidf1_33_{clip:03d}"
         empties(folder / "vidf" / f"{stem}.y", [f"{stem}_f{number:03d}.png" for number in range(1, 201)])
         picture(folder / "vidf" / f"{stem}.y" / f"{stem}_f001.png")
-        found = [np.c_[heads(number), np.full(number % 10, number)] for number in range(1, 201)]
-        savemat(truth / f"{stem}_frame_full.mat", {"frame": cells([{"loc": item, "id": 1} for item in found])})
+        actual = [np.c_[heads(number), np.full(number % 10, number)] for number in range(1, 201)]
+        savemat(truth / f"{stem}_frame_full.mat", {"frame": cells([{"loc": item, "id": 1} for item in actual])})
     savemat(truth / "vidf1_33_roi_mainwalkway.mat", {"roi": {"xi": 0.0, "yi": 0.0, "mask": ROI}})
     return folder
 
@@ -103,49 +103,49 @@ def ucsd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_mall(mall: Path) -> None:
-    found = open_set("mall", mall)
-    assert (found.name, len(found.frames), found.size, found.sigma) == ("mall", 2000, SIZE, 4.0)
-    assert found.train == tuple(range(640))
-    assert found.validation == tuple(range(640, 800))
-    assert found.test == tuple(range(800, 2000))
-    assert found.frames[2].name == "seq_000003"
-    assert found.frames[2].points.tolist() == [[2, 4], [6, 6], [10, 8]]  # MATLAB's 3, 5 is 2, 4
-    assert found.roi is None
-    assert [found.count(index) for index in (0, 9, 18)] == [1, 0, 9]
-    assert found.density(9).shape == (1, 8, 11)
-    assert not found.density(9).any()
-    assert float(found.density(18).sum()) == pytest.approx(9)
-    assert found.image(0).shape == (1, *SIZE)
-    assert found.image(800, 3).shape == (3, *SIZE)
+    actual = open_set("mall", mall)
+    assert (actual.name, len(actual.frames), actual.size, actual.sigma) == ("mall", 2000, SIZE, 4.0)
+    assert actual.train == tuple(range(640))
+    assert actual.validation == tuple(range(640, 800))
+    assert actual.test == tuple(range(800, 2000))
+    assert actual.frames[2].name == "seq_000003"
+    assert actual.frames[2].points.tolist() == [[2, 4], [6, 6], [10, 8]]  # MATLAB's 3, 5 is 2, 4
+    assert actual.roi is None
+    assert [actual.count(index) for index in (0, 9, 18)] == [1, 0, 9]
+    assert actual.density(9).shape == (1, 8, 11)
+    assert not actual.density(9).any()
+    assert float(actual.density(18).sum()) == pytest.approx(9)
+    assert actual.image(0).shape == (1, *SIZE)
+    assert actual.image(800, 3).shape == (3, *SIZE)
 
 
 def test_mall_inside_its_region(mall: Path) -> None:
-    found = open_set("mall", mall, use_roi=True)
-    assert found.roi is not None
-    assert found.roi.dtype == bool
-    assert [found.count(index) for index in (0, 1, 18)] == [0, 1, 8]  # the first head is in column 2
-    assert float(found.density(18).sum()) == pytest.approx(8)
-    assert not found.density(18)[..., :1].any()
+    actual = open_set("mall", mall, use_roi=True)
+    assert actual.roi is not None
+    assert actual.roi.dtype == bool
+    assert [actual.count(index) for index in (0, 1, 18)] == [0, 1, 8]  # the first head is in column 2
+    assert float(actual.density(18).sum()) == pytest.approx(8)
+    assert not actual.density(18)[..., :1].any()
 
 
 def test_ucsd(ucsd: Path) -> None:
-    found = open_set("ucsd", ucsd)
-    names = [frame.name for frame in found.frames]
+    actual = open_set("ucsd", ucsd)
+    names = [frame.name for frame in actual.frames]
     assert names[0] == "vidf1_33_003_f001"
-    assert [len(part) for part in (found.train, found.validation, found.test)] == [640, 160, 1200]
-    assert (names[found.validation[0]], names[found.validation[-1]]) == ("vidf1_33_003_f161", "vidf1_33_006_f200")
-    assert {names[index][9:12] for index in found.test} == {"000", "001", "002", "007", "008", "009"}
-    assert found.frames[1].points.tolist() == [[2, 4], [6, 6]]
-    assert found.count(1) == 1  # inside the region of interest
+    assert [len(part) for part in (actual.train, actual.validation, actual.test)] == [640, 160, 1200]
+    assert (names[actual.validation[0]], names[actual.validation[-1]]) == ("vidf1_33_003_f161", "vidf1_33_006_f200")
+    assert {names[index][9:12] for index in actual.test} == {"000", "001", "002", "007", "008", "009"}
+    assert actual.frames[1].points.tolist() == [[2, 4], [6, 6]]
+    assert actual.count(1) == 1  # inside the region of interest
     assert open_set("ucsd", ucsd, use_roi=False).count(1) == 2
 
 
 def test_pets(tmp_path: Path) -> None:
-    found = open_set("pets", make_pets(tmp_path))
-    assert (found.train, found.validation, found.test) == (tuple(range(8)), (8, 9), tuple(range(10, 20)))
-    assert [found.frames[index].name for index in (0, 19)] == ["13-57/frame_0000", "13-59/frame_0009"]
-    np.testing.assert_allclose(found.frames[1].points, [[15.5, 10], [100, 5]])  # a tenth below the top of the box
-    assert [found.count(index) for index in (0, 1)] == [0, 1]
+    actual = open_set("pets", make_pets(tmp_path))
+    assert (actual.train, actual.validation, actual.test) == (tuple(range(8)), (8, 9), tuple(range(10, 20)))
+    assert [actual.frames[index].name for index in (0, 19)] == ["13-57/frame_0000", "13-59/frame_0009"]
+    np.testing.assert_allclose(actual.frames[1].points, [[15.5, 10], [100, 5]])  # a tenth below the top of the box
+    assert [actual.count(index) for index in (0, 1)] == [0, 1]
 
 
 def test_enlarged_frames_agree_with_their_heads(mall: Path) -> None:
@@ -235,13 +235,13 @@ def test_malformed_pets_boxes_are_named(tmp_path: Path) -> None:
 
 
 def test_the_real_mall() -> None:
-    found = open_set("mall", real("mall"))
-    assert found.size == (480, 640)
-    assert sum(len(frame.points) for frame in found.frames) == sum(map(found.count, range(2000))) == 62315
-    assert found.image(1999, 3).shape == (3, 480, 640)
+    actual = open_set("mall", real("mall"))
+    assert actual.size == (480, 640)
+    assert sum(len(frame.points) for frame in actual.frames) == sum(map(actual.count, range(2000))) == 62315
+    assert actual.image(1999, 3).shape == (3, 480, 640)
     for index in (0, 1999):
-        assert float(found.density(index).sum()) == pytest.approx(
-            len(found.frames[index].points), rel=rounding(terms=480 * 640)
+        assert float(actual.density(index).sum()) == pytest.approx(
+            len(actual.frames[index].points), rel=rounding(terms=480 * 640)
         )
     inside = open_set("mall", real("mall"), use_roi=True)
     assert sum(map(inside.count, range(2000))) == 62315 - 4
@@ -249,25 +249,27 @@ def test_the_real_mall() -> None:
 
 def test_the_real_ucsd() -> None:
     folder = real("ucsd")
-    found = open_set("ucsd", folder)
-    assert found.size == (158, 238)
-    assert found.roi is not None
+    actual = open_set("ucsd", folder)
+    assert actual.size == (158, 238)
+    assert actual.roi is not None
     # The counts that come with the release are of points inside frame and region, in every frame.
     counts = {}
     for clip in range(10):
         both = loadmat(folder / "vidf-cvpr" / f"vidf1_33_{clip:03d}_count_roi_mainwalkway.mat")["count"].ravel()
         total = sum(direction.ravel().astype(int) for direction in both)
         counts |= {f"vidf1_33_{clip:03d}_f{number + 1:03d}": int(count) for number, count in enumerate(total)}
-    assert [found.count(index) for index in range(2000)] == [counts[frame.name] for frame in found.frames]
+    assert [actual.count(index) for index in range(2000)] == [counts[frame.name] for frame in actual.frames]
     assert sum(counts.values()) == 49_496
     # The total that is often quoted first moves points to the nearest pixel of the frame.
-    points = np.concatenate([frame.points for frame in found.frames])
+    points = np.concatenate([frame.points for frame in actual.frames])
     column, row = np.clip(np.rint(points), 0, [237, 157]).astype(int).T
-    assert int(found.roi[row, column].sum()) == 49_885
+    assert int(actual.roi[row, column].sum()) == 49_885
 
 
 def test_the_real_pets() -> None:
-    found = open_set("pets", real("pets2009"))
-    assert found.size == (576, 768)
-    assert [len(part) for part in (found.train, found.validation, found.test)] == [177, 44, 241]
-    assert sum(len(frame.points) for frame in found.frames) == sum(map(found.count, range(len(found.frames)))) == 8813
+    actual = open_set("pets", real("pets2009"))
+    assert actual.size == (576, 768)
+    assert [len(part) for part in (actual.train, actual.validation, actual.test)] == [177, 44, 241]
+    assert (
+        sum(len(frame.points) for frame in actual.frames) == sum(map(actual.count, range(len(actual.frames)))) == 8813
+    )

@@ -100,11 +100,11 @@ def test_weights_round_trip(tmp_path: Path, roi: torch.Tensor | None, channels: 
     x, path = torch.rand(2, channels, 32, 32), tmp_path / "net.safetensors"
     model = MCNN(channels).eval().to(memory_format=torch.channels_last)
     save_weights(path, Trained(model, roi, {"set": "scenes", "seed": 3}))
-    found = load_weights(path)
-    assert found.about == {"network": "mcnn", "channels": channels, "set": "scenes", "seed": 3}
-    assert not found.model.training
-    assert (found.roi is None) if roi is None else torch.equal(found.roi, roi)
-    assert_same_up_to_rounding(found.model(x), model(x))
+    actual = load_weights(path)
+    assert actual.about == {"network": "mcnn", "channels": channels, "set": "scenes", "seed": 3}
+    assert not actual.model.training
+    assert (actual.roi is None) if roi is None else torch.equal(actual.roi, roi)
+    assert_same_up_to_rounding(actual.model(x), model(x))
     assert [file.name for file in tmp_path.iterdir()] == ["net.safetensors"]
 
 

@@ -83,10 +83,10 @@ def test_the_variance_before_the_guard_is_that_without_one(counter: tuple[Traine
     plain = unguarded.read(trained, image, deviations=False)
     guard = replace(terms.guard, centres=(plain.mean,), spreads=(1.1 * plain.variance,))
     capped = replace(calibration, count=replace(calibration.count, terms=replace(terms, guard=guard)), usual=None)
-    found = capped.read(trained, image, deviations=False)
-    assert found.strangeness > 5
-    assert found.variance == pytest.approx(1.1 * plain.variance)
-    assert found.fitted_variance == pytest.approx(plain.variance)
+    actual = capped.read(trained, image, deviations=False)
+    assert actual.strangeness > 5
+    assert actual.variance == pytest.approx(1.1 * plain.variance)
+    assert actual.fitted_variance == pytest.approx(plain.variance)
 
 
 def test_a_variance_below_zero_is_no_reading(counter: tuple[Trained, CrowdCalibration]) -> None:

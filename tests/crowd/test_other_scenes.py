@@ -35,25 +35,25 @@ class Camera:
 def released(name: str, folder: str, camera: Camera) -> Shots:
     if not (DATA / folder).is_dir():
         pytest.skip(f"needs the frames of {folder}")
-    found = open_set(name, DATA / folder)
-    chosen = np.linspace(0, len(found.frames) - 1, FRAMES).round().astype(int).tolist()
-    return camera.shots([found.image(i, 1) for i in chosen], [len(found.heads(i)) for i in chosen])
+    actual = open_set(name, DATA / folder)
+    chosen = np.linspace(0, len(actual.frames) - 1, FRAMES).round().astype(int).tolist()
+    return camera.shots([actual.image(i, 1) for i in chosen], [len(actual.heads(i)) for i in chosen])
 
 
 def pets_crop() -> Shots:
     """The lower left of PETS2009, half as bright: another place, another size of people, other light."""
     if not (DATA / "pets2009").is_dir():
         pytest.skip("needs the frames of pets2009")
-    found = open_set("pets", DATA / "pets2009")
-    chosen = np.linspace(0, len(found.frames) - 1, FRAMES).round().astype(int).tolist()
-    heads = [found.heads(i) for i in chosen]
+    actual = open_set("pets", DATA / "pets2009")
+    chosen = np.linspace(0, len(actual.frames) - 1, FRAMES).round().astype(int).tolist()
+    heads = [actual.heads(i) for i in chosen]
     inside = [int(((p[:, 0] < 480) & (p[:, 1] >= 120) & (p[:, 1] < 480)).sum()) for p in heads]
-    return Camera((180, 240), 0.5).shots([found.image(i, 1)[:, 120:480, :480] for i in chosen], inside)
+    return Camera((180, 240), 0.5).shots([actual.image(i, 1)[:, 120:480, :480] for i in chosen], inside)
 
 
 def synthetic(seed: int, camera: Camera) -> Shots:
-    found = make_scenes(0, 0, FRAMES, seed=seed)
-    return camera.shots([found.image(i, 1) for i in range(FRAMES)], [len(found.heads(i)) for i in range(FRAMES)])
+    actual = make_scenes(0, 0, FRAMES, seed=seed)
+    return camera.shots([actual.image(i, 1) for i in range(FRAMES)], [len(actual.heads(i)) for i in range(FRAMES)])
 
 
 SCENES: dict[str, tuple[str, Callable[[], Shots]]] = {
@@ -110,7 +110,7 @@ def test_labels_that_contradict_the_counter_leave_it_as_it_was() -> None:
     from latedrop_crowd.calibration.recalibration import fit_recalibration
 
     count = np.linspace(5, 45, 20)
-    found = fit_recalibration(count, np.full(20, 4.0), 60 - count)
-    assert found.form != "line"
-    assert found.apply(45.0, 4.0)[0] > found.apply(5.0, 4.0)[0]
-    assert torch.isfinite(torch.tensor(found.variance))
+    actual = fit_recalibration(count, np.full(20, 4.0), 60 - count)
+    assert actual.form != "line"
+    assert actual.apply(45.0, 4.0)[0] > actual.apply(5.0, 4.0)[0]
+    assert torch.isfinite(torch.tensor(actual.variance))

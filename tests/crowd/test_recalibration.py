@@ -27,19 +27,19 @@ def labelled(rng: np.random.Generator, n: int, bias: float, slope: float, std: f
 def test_many_frames_decide_by_themselves() -> None:
     rng = np.random.default_rng(0)
     count, truth = labelled(rng, 4000, -3, -0.2, 1.5)
-    found = fit_recalibration(count, np.full(4000, 9.0), truth)
-    mean, variance = found.apply(25.0, 9.0)
+    actual = fit_recalibration(count, np.full(4000, 9.0), truth)
+    mean, variance = actual.apply(25.0, 9.0)
     assert mean == pytest.approx(25 - 3 - 0.2 * 8, abs=0.15)  # three standard errors of a line at its end
     assert variance**0.5 == pytest.approx(1.5, rel=0.05)
-    assert found.effective > 2000
-    assert found.mae_after < found.mae_before
+    assert actual.effective > 2000
+    assert actual.mae_after < actual.mae_before
 
 
 def test_no_information_leaves_the_old_calibration() -> None:
     """Frames that are one and the same are worth a single one: the slope stays, and the intervals are wide."""
-    found = fit_recalibration(np.full(20, 10.0), np.full(20, 4.0), np.full(20, 12.0))
-    assert found.slope == pytest.approx(0, abs=rounding(torch.float64))
-    assert 0 < found.offset <= 2
+    actual = fit_recalibration(np.full(20, 10.0), np.full(20, 4.0), np.full(20, 12.0))
+    assert actual.slope == pytest.approx(0, abs=rounding(torch.float64))
+    assert 0 < actual.offset <= 2
     drifting = np.cumsum(np.random.default_rng(1).standard_normal(40)) / 2
     count = np.full(40, 20.0) + np.linspace(-1, 1, 40)
     alike = fit_recalibration(count, np.full(40, 4.0), count + drifting)
@@ -53,10 +53,10 @@ def test_intervals_hold_on_average_over_scenes(n: int) -> None:
     inside = []
     for _ in range(300):
         count, truth = labelled(rng, n + 50, rng.normal(0, 4), rng.normal(0, 0.15), 2.0)
-        found = fit_recalibration(count[:n], np.full(n, 4.0), truth[:n])
+        actual = fit_recalibration(count[:n], np.full(n, 4.0), truth[:n])
         for c, y in zip(count[n:], truth[n:], strict=True):
-            mean, variance = found.apply(c, 4.0)
-            inside.append(abs(y - mean) <= t_quantile(0.9, found.dof) * variance**0.5)
+            mean, variance = actual.apply(c, 4.0)
+            inside.append(abs(y - mean) <= t_quantile(0.9, actual.dof) * variance**0.5)
     # 300 scenes: a standard error of 0.004 over them.
     assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
 
@@ -64,8 +64,8 @@ def test_intervals_hold_on_average_over_scenes(n: int) -> None:
 def test_a_variance_twice_as_large_stays_so() -> None:
     rng = np.random.default_rng(3)
     count, truth = labelled(rng, 400, 0, 0, 1)
-    found = fit_recalibration(count, np.full(400, 4.0), truth)
-    assert found.apply(17, 8.0)[1] / found.apply(17, 4.0)[1] == pytest.approx(2, rel=0.02)
+    actual = fit_recalibration(count, np.full(400, 4.0), truth)
+    assert actual.apply(17, 8.0)[1] / actual.apply(17, 4.0)[1] == pytest.approx(2, rel=0.02)
 
 
 def test_effective_frames() -> None:
@@ -81,13 +81,13 @@ def test_effective_frames() -> None:
 def test_quantiles_and_records() -> None:
     assert t_quantile(0.9, 7) == pytest.approx(t.ppf(0.95, 7))
     assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=1e-6)  # nearly normal
-    found = fit_recalibration(np.arange(8.0), np.ones(8), np.arange(8.0) + 1, strangeness=7.0)
-    assert checked(Recalibration, plain(found), "recalibration", "") == found
-    assert found.strangeness == 7
-    assert "8 frames of the scene" in str(found)
+    actual = fit_recalibration(np.arange(8.0), np.ones(8), np.arange(8.0) + 1, strangeness=7.0)
+    assert checked(Recalibration, plain(actual), "recalibration", "") == actual
+    assert actual.strangeness == 7
+    assert "8 frames of the scene" in str(actual)
     for wrong in ({"dof": 1.0}, {"variance": -1.0}, {"frames": 2}, {"slope": None}):
         with pytest.raises(DataError, match=r"recalibration\."):
-            checked(Recalibration, plain(found) | wrong, "recalibration", "")
+            checked(Recalibration, plain(actual) | wrong, "recalibration", "")
 
 
 def test_too_few_frames_and_variances_below_zero_are_refused() -> None:
@@ -101,11 +101,11 @@ def test_a_fit_that_worsens_left_out_labels_is_refused() -> None:
     """Errors without a pattern: an offset fitted to some blocks is farther from the others than none at all."""
     count = np.linspace(5, 30, 20)
     error = np.repeat([2.0, -2.0, 2.0, -2.0, 0.0], 4)
-    found = fit_recalibration(count, np.full(20, 4.0), count + error)
-    assert found.form == "as before"
-    assert found.apply(12.0, 4.0)[0] == 12
-    assert found.mae_after == found.mae_before == pytest.approx(np.abs(error).mean())
-    assert "the count stays as it was" in str(found)
+    actual = fit_recalibration(count, np.full(20, 4.0), count + error)
+    assert actual.form == "as before"
+    assert actual.apply(12.0, 4.0)[0] == 12
+    assert actual.mae_after == actual.mae_before == pytest.approx(np.abs(error).mean())
+    assert "the count stays as it was" in str(actual)
 
 
 def test_intervals_follow_labels_where_the_count_stays() -> None:
@@ -134,9 +134,9 @@ def test_recalibration_finds_the_first_frame_of_a_video(
         raise FileError("it stopped after 6")
 
     with pytest.warns(UserWarning, match="only 6 labelled frames"):
-        found = recalibrate_counter(trained, free, until_the_last(), {str(k): 5 for k in range(6)})
-    assert found.recalibration is not None
-    assert found.recalibration.frames == 6
+        actual = recalibrate_counter(trained, free, until_the_last(), {str(k): 5 for k in range(6)})
+    assert actual.recalibration is not None
+    assert actual.recalibration.frames == 6
 
 
 def test_digits_of_an_image_are_its_name(trained: Trained, free: CrowdCalibration, frames: Frames) -> None:
@@ -151,8 +151,8 @@ def test_recalibration_refuses_what_is_not_counted(
     plain = CrowdCalibration.read
 
     def below(self: CrowdCalibration, trained: Trained, image: torch.Tensor, **options: bool) -> Reading:
-        found = plain(self, trained, image, **options)
-        return replace(found, count=replace(found.count, output=-1 - found.count.output.abs()))
+        actual = plain(self, trained, image, **options)
+        return replace(actual, count=replace(actual.count, output=-1 - actual.count.output.abs()))
 
     monkeypatch.setattr(CrowdCalibration, "read", below)
     with pytest.raises(OutputError, match="expected a density that sums to people"):

@@ -24,8 +24,8 @@ def test_seeded(some: CrowdSet) -> None:
     assert not any(torch.equal(some.image(i), other.image(i)) for i in range(22))
     few = make_scenes(2, 1, 2)  # a smaller set is the beginning of a larger one
     for part in ("train", "validation", "test"):
-        for mine, theirs in zip(getattr(few, part), getattr(some, part), strict=False):
-            assert torch.equal(few.image(mine), some.image(theirs))  # pixels of eight bits, from the same seed
+        for mine, expected_rows in zip(getattr(few, part), getattr(some, part), strict=False):
+            assert torch.equal(few.image(mine), some.image(expected_rows))  # pixels of eight bits, from the same seed
 
 
 def test_images_and_maps(some: CrowdSet) -> None:

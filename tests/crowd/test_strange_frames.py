@@ -72,11 +72,11 @@ def test_size_and_brightness() -> None:
     assert checked(Usual, plain(usual), "usual", "") == usual
     assert usual.strangeness(torch.full((1, 40, 60), 0.45)) == (pytest.approx(0, abs=rounding()), ())
     assert usual.strangeness(torch.full((1, 40, 60), 0.54))[0] < 1
-    found, words = usual.strangeness(torch.full((1, 40, 60), 0.9))
-    assert found == pytest.approx(4.5)
+    actual, words = usual.strangeness(torch.full((1, 40, 60), 0.9))
+    assert actual == pytest.approx(4.5)
     assert words == ("brightness 0.90, usually 0.35 to 0.55",)
-    found, words = usual.strangeness(torch.full((1, 20, 30), 0.45))
-    assert found == 4 * STRANGE
+    actual, words = usual.strangeness(torch.full((1, 20, 30), 0.45))
+    assert actual == 4 * STRANGE
     assert words == ("20 x 30 pixels, not 40 x 60",)
     several = Usual.of([torch.zeros(1, 4, 4), torch.zeros(1, 4, 5)])
     assert several.size is None

@@ -241,9 +241,9 @@ def test_only_what_is_inside_the_region_of_interest_counts(tmp_path: Path) -> No
     assert trained.roi is not None
     assert trained.roi[:, 8:].all()
     assert not trained.roi[:, :8].any()
-    found = load_weights(tmp_path / "net.safetensors")
-    density = found.model(crowd_set.image(9)[None])
-    assert_same_up_to_rounding(predict_counts(found, crowd_set, [9]), density[..., 8:].sum()[None].detach())
+    actual = load_weights(tmp_path / "net.safetensors")
+    density = actual.model(crowd_set.image(9)[None])
+    assert_same_up_to_rounding(predict_counts(actual, crowd_set, [9]), density[..., 8:].sum()[None].detach())
 
 
 def test_the_log(scenes: CrowdSet, tmp_path: Path) -> None:
@@ -323,6 +323,6 @@ def test_shipped_scenes_count_as_the_log_says() -> None:
     """The first of the scenes that the log was made of: their mean error is within four standard errors of its own."""
     log, trained = LOGS["scenes"], load_weights(WEIGHTS / "scenes.safetensors")
     made = make_scenes(0, 0, 12)
-    found = evaluate_counts(trained, made, made.test)["mae"]
+    actual = evaluate_counts(trained, made, made.test)["mae"]
     spread = np.sqrt(log["test"]["rmse"] ** 2 - log["test"]["mae"] ** 2)
-    assert abs(found - log["test"]["mae"]) < 4 * spread / np.sqrt(12)
+    assert abs(actual - log["test"]["mae"]) < 4 * spread / np.sqrt(12)

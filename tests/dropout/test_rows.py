@@ -191,8 +191,8 @@ def test_what_runs_once_is_not_held_where_no_pass_follows() -> None:
 
     model, x = Before(noting), torch.randn(40, 5)
     sites, network = find_sites(model, x), Network(model)
-    for chunk, held in ((50, False), (10, True)):
+    for chunk, held_out in ((50, False), (10, True)):
         sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
         alive.clear()
         sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
-        assert set(alive) == {held}
+        assert set(alive) == {held_out}

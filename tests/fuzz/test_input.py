@@ -215,8 +215,8 @@ def test_requests_to_the_service(predictor: Any) -> None:
         def ask(kind: str, body: bytes, path: str) -> None:
             answer = client.post(path, content=body, headers={"content-type": kind})
             assert answer.status_code in (200, 400, 413, 415, 422), (answer.text, body)
-            found = strict(answer.content)
-            assert answer.status_code == 200 or found["error"].startswith("expected"), found
+            actual = strict(answer.content)
+            assert answer.status_code == 200 or actual["error"].startswith("expected"), actual
 
         for kind, body in BODIES:
             ask(kind, body, "/predict")
@@ -259,11 +259,11 @@ def test_bytes_on_the_wire(predictor: Any) -> None:
     from latedrop.serving.app import make_app
     from latedrop.web import listening
 
-    found, _ = listening("127.0.0.1", 0)
+    actual, _ = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(Service(predictor)), log_level="critical"))
-    thread = Thread(target=server.run, args=([found],), daemon=True)
+    thread = Thread(target=server.run, args=([actual],), daemon=True)
     thread.start()
-    place = found.getsockname()
+    place = actual.getsockname()
     for dice in tries("wire", 60):
         kind, body = dice.choice(BODIES)
         message = dice.choice(

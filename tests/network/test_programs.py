@@ -84,8 +84,8 @@ def test_sites_and_first_order_variance_are_those_of_the_eager_model(case: Case)
     weights, further = WEIGHTS[case.name], FURTHER.get(case.name, set())
     assert set(ours) == {name for names in weights.values() for name in names} | further
     assert_same_up_to_rounding(linear.mean, eager.mean)
-    for site, theirs in zip(eager.sites, eager.variance_by_site.unbind(-1), strict=True):
-        assert_same_up_to_rounding(sum(ours[name] for name in weights[site.name]), theirs)
+    for site, expected_rows in zip(eager.sites, eager.variance_by_site.unbind(-1), strict=True):
+        assert_same_up_to_rounding(sum(ours[name] for name in weights[site.name]), expected_rows)
     assert all(bool((ours[name] > 0).all()) for name in further)
 
 

@@ -159,8 +159,8 @@ class TwoRanks(nn.Module):
             k, q = self.m(h), self.m(h.mean(1))
         else:
             q, k = self.m(h.mean(1)), self.m(h)
-        found: Tensor = self.h((q[:, None] * k).tanh().mean(1))
-        return found
+        actual: Tensor = self.h((q[:, None] * k).tanh().mean(1))
+        return actual
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
@@ -192,8 +192,8 @@ def test_a_model_that_remembers_earlier_batches_is_refused() -> None:
 
     def remembered(net: Any, h: Tensor, x: Tensor) -> Tensor:
         net.past = h if net.past is None else net.past + h
-        found: Tensor = net.m(net.past)
-        return found
+        actual: Tensor = net.m(net.past)
+        return actual
 
     model: Any = Net(remembered)
     model.past = None

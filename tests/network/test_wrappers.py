@@ -77,10 +77,10 @@ def check(net: Net, wrapped: nn.Module, x: Tensor, path: Path) -> None:
     assert_same_up_to_rounding(sample(wrapped, x, 0.2, 10).variance, sample(net, x, 0.2, 10).variance)
     assert_same_up_to_rounding(linearize(wrapped, x).variance_by_site, linearize(net, x).variance_by_site)
     assert_same_up_to_rounding(propagate(wrapped, x, 0.2).variance, propagate(net, x, 0.2).variance)
-    with inject(wrapped, sites, 0.2) as ours, inject(net, sites, 0.2) as theirs, torch.no_grad():
+    with inject(wrapped, sites, 0.2) as ours, inject(net, sites, 0.2) as expected_rows, torch.no_grad():
         for _ in range(3):
             assert_same_up_to_rounding(wrapped(x), net(x))
-        assert ours.draw == theirs.draw == 3
+        assert ours.draw == expected_rows.draw == 3
     x, y = torch.randn(40, 4), torch.randn(40, 1)
     for one, other in ((net, wrapped), (wrapped, net)):
         uq = calibrate(one, (x, y), method=latedrop.Sampling(rates=[0.1, 0.3], draws=20), progress=False)

@@ -127,7 +127,7 @@ ARCHITECTURES_WRITTEN = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES_WRITTEN)
 def test_architectures(name: str, tmp_path: Path) -> None:
-    architecture = next(found for found in ARCHITECTURES if found.name == name)
+    architecture = next(actual for actual in ARCHITECTURES if actual.name == name)
     absent = missing(architecture.library)
     if absent:
         pytest.skip(f"needs {absent}")
@@ -282,8 +282,8 @@ def test_intervals_at_any_level(kind: str, learned: Any, tmp_path: Path) -> None
     prediction = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", x[:5], level=0.8)).predict(x[:30].numpy())
     p = uq.predict(x[:30])
     for level in (0.5, 0.8, 0.95):
-        for ours, theirs in zip(prediction.interval(level), p.interval(level), strict=True):
-            assert_close(ours, theirs, p.std)
+        for ours, expected_rows in zip(prediction.interval(level), p.interval(level), strict=True):
+            assert_close(ours, expected_rows, p.std)
     assert_close(prediction.interval()[0], p.interval(0.8)[0], p.std)
     assert_close(prediction.quantile(0.3), p.quantile(0.3), p.std)
     assert set(prediction.to_dict()) == set(p.to_dict())

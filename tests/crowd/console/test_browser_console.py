@@ -49,9 +49,9 @@ class Demo:
         self.process = subprocess.Popen([sys.executable, "-c", CODE, *words], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-            if found:
-                self.port = int(found[1])
+            actual = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+            if actual:
+                self.port = int(actual[1])
                 return
         raise AssertionError("the console did not start")
 
@@ -112,11 +112,11 @@ class Opened:
         """Pixels that the page is wider than the window, once charts have followed a new size."""
         width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         for _ in range(50):
-            found: int = self.page.evaluate(width)
-            if found == 0:
+            actual: int = self.page.evaluate(width)
+            if actual == 0:
                 break
             self.page.wait_for_timeout(100)
-        return found
+        return actual
 
 
 @pytest.mark.slow
@@ -273,8 +273,8 @@ def test_the_wall_can_be_read_from_afar(tmp_path: Path, monkeypatch: pytest.Monk
     plain = LiveCounter.count
 
     def many(*arguments: Any) -> Any:  # three digits are the widest that fit
-        found = plain(*arguments)
-        return replace(found, amounts=[replace(a, mean=12 * a.mean, variance=40 * a.variance) for a in found.amounts])
+        actual = plain(*arguments)
+        return replace(actual, amounts=[replace(a, mean=12 * a.mean, variance=40 * a.variance) for a in actual.amounts])
 
     monkeypatch.setattr(LiveCounter, "count", many)
     cameras = dict.fromkeys(("Calm", "Crowded", "Free"), standing)

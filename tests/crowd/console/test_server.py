@@ -70,13 +70,13 @@ class Console:
         }
         wire.request(method, path, None if body is None else json.dumps(body), sent)
         answer = wire.getresponse()
-        content, found = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+        content, actual = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
         wire.close()
-        return answer.status, json.loads(content) if "json" in found.get("content-type", "") else content, found
+        return answer.status, json.loads(content) if "json" in actual.get("content-type", "") else content, actual
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("/api/state")[1]
-        return found
+        actual: dict[str, Any] = self.ask("/api/state")[1]
+        return actual
 
     def close(self) -> None:
         self.server.should_exit = True
@@ -291,15 +291,15 @@ def test_labels_recalibrate_and_can_be_taken_back(console: Console) -> None:
         at = f"/api/sources/0/frames/{frame['id']}/label"
         if number == 0:
             for said, one in ((people, heads[:1]), (1, [])):
-                status, found, _ = console.ask(at, "POST", {"people": said, "heads": one})
+                status, actual, _ = console.ask(at, "POST", {"people": said, "heads": one})
                 assert status == 400
-                assert f"found {said} people and {len(one)} heads" in found["error"]
+                assert f"found {said} people and {len(one)} heads" in actual["error"]
         body = {"heads": heads} if number == 0 else {"people": people}
-        status, found, _ = console.ask(at, "POST", body)
+        status, actual, _ = console.ask(at, "POST", body)
         assert status == 200
-        assert found["labelled"][-1]["people"] == people
-        assert ("Recalibrated" in found["said"]) == (number == 4)
-    old, new = found["calibrations"][-1], found["calibrations"][0]
+        assert actual["labelled"][-1]["people"] == people
+        assert ("Recalibrated" in actual["said"]) == (number == 4)
+    old, new = actual["calibrations"][-1], actual["calibrations"][0]
     assert (old["note"], old["used"], new["used"]) == ("as it came", False, True)
     counter = console.watch.views[0].counter
     recalibration = counter.calibration.recalibration
@@ -357,11 +357,11 @@ def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
         for pixels in (np.zeros((8, 8), np.uint8), np.zeros((5,), np.uint8), SCENES[0]):
             assert pixels is not None
             yield pixels
-            waited(lambda: len(told) or seen)
-            seen.append(len(told))
-            told.clear()
+            waited(lambda: len(message_now) or seen)
+            seen.append(len(message_now))
+            message_now.clear()
 
-    told: list[dict[str, Any]] = []
+    message_now: list[dict[str, Any]] = []
     seen: list[int] = []
     watch, _ = watching(tmp_path / "a.sqlite", frames)
     said: list[str] = []
@@ -369,7 +369,7 @@ def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
     def tell(message: dict[str, Any]) -> None:
         if message["kind"] in ("bad", "count"):
             said.append(message.get("text", "counted"))
-            told.append(message)
+            message_now.append(message)
 
     watch.tell = tell
     watch.start()
@@ -471,11 +471,11 @@ def test_a_day_of_frames_leaves_memory_and_disk_flat(tmp_path: Path) -> None:
 def test_a_zone_can_be_edited(console: Console) -> None:
     zone = console.ask("/api/sources/0/zones", "POST", {"name": "Door", "points": SQUARE, "limit": 3})[1]["id"]
     at, other = f"/api/sources/0/zones/{zone}", [[0.5, 0.0], [1.0, 0.0], [1.0, 1.0], [0.5, 1.0]]
-    found = console.ask(at, "PUT", {"name": "Gate", "points": other, "limit": 4})[1]["zones"]
-    changed = next(z for z in found if z["id"] == zone)
+    actual = console.ask(at, "PUT", {"name": "Gate", "points": other, "limit": 4})[1]["zones"]
+    changed = next(z for z in actual if z["id"] == zone)
     assert (changed["name"], changed["points"], changed["limit"]) == ("Gate", other, 4)
-    kept = console.ask(at, "PUT", {"name": "Gate", "limit": 5})[1]["zones"]  # without corners they stay
-    assert next(z for z in kept if z["id"] == zone)["points"] == other
+    remaining = console.ask(at, "PUT", {"name": "Gate", "limit": 5})[1]["zones"]  # without corners they stay
+    assert next(z for z in remaining if z["id"] == zone)["points"] == other
     assert console.ask(at, "PUT", {"name": "Gate", "points": [[0, 0], [1, 1]], "limit": 5})[0] >= 400
     whole = console.state()["sources"][0]["zones"][0]["id"]
     moved = console.ask(f"/api/sources/0/zones/{whole}", "PUT", {"name": "All", "points": other, "limit": None})
@@ -486,14 +486,14 @@ def test_a_zone_can_be_edited(console: Console) -> None:
 def test_a_dark_frame_is_not_counted(tmp_path: Path) -> None:
     watch, view = watching(tmp_path / "dark.sqlite", stretch=0.0)
     store = watch.store
-    told: list[dict[str, Any]] = []
-    watch.tell = told.append
+    message_now: list[dict[str, Any]] = []
+    watch.tell = message_now.append
     store.change_zone(view.zones[0].id, "All", 1000.0)
     watch.zones_changed(view)
     assert SCENES[0] is not None
     watch._look(view, Shot(1, 1.0, SCENES[0], 1.0))
     watch._look(view, Shot(2, 5.0, np.zeros_like(SCENES[0]), 5.0))
-    light, dark = (message for message in told if message["kind"] == "count")
+    light, dark = (message for message in message_now if message["kind"] == "count")
     assert light["uncountable"] == ""
     assert light["zones"][0]["colour"] == "green"
     assert dark["uncountable"].startswith("too dark")

@@ -76,21 +76,21 @@ def test_rtsp() -> None:
         Thread(target=rtsp, args=(listening,), daemon=True).start()
         (source,) = open_sources([f"rtsp://127.0.0.1:{listening.getsockname()[1]}/stream"])
         frames = source.frames()
-        found = [next(frames) for _ in range(3)]
+        actual = [next(frames) for _ in range(3)]
         frames.close()  # type: ignore[attr-defined]
-    assert [frame.shape for frame in found] == [(48, 64, 3)] * 3
-    assert np.std([frame.mean() for frame in found]) > 1
+    assert [frame.shape for frame in actual] == [(48, 64, 3)] * 3
+    assert np.std([frame.mean() for frame in actual]) > 1
 
 
 def rtsp(listening: socket.socket) -> None:
     """One client, over TCP: what it asks for, then RTP packets between the words (RFC 2326, 3016)."""
     wire, _ = listening.accept()
     host, port = listening.getsockname()
-    told = f"v=0\r\no=- 0 0 IN IP4 {host}\r\ns=test\r\nc=IN IP4 {host}\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r\n"
-    told += "a=rtpmap:96 MP4V-ES/90000\r\na=control:track\r\n"
+    message = f"v=0\r\no=- 0 0 IN IP4 {host}\r\ns=test\r\nc=IN IP4 {host}\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r\n"
+    message += "a=rtpmap:96 MP4V-ES/90000\r\na=control:track\r\n"
     answers = {
         "OPTIONS": ("Public: DESCRIBE, SETUP, PLAY, TEARDOWN\r\n", ""),
-        "DESCRIBE": (f"Content-Base: rtsp://{host}:{port}/stream/\r\nContent-Type: application/sdp\r\n", told),
+        "DESCRIBE": (f"Content-Base: rtsp://{host}:{port}/stream/\r\nContent-Type: application/sdp\r\n", message),
         "SETUP": ("Transport: RTP/AVP/TCP;unicast;interleaved=0-1\r\nSession: 7\r\n", ""),
         "PLAY": ("Session: 7\r\n", ""),
     }

@@ -107,9 +107,9 @@ def test_shares_are_those_of_draws_of_the_zones_own_sums(counter: LiveCounter) -
 
     draws = 200
     drawn = sample(trained.model, image[None], 1e-4, draws, 0, calibration.count.sites, sums).variance[0]
-    found = first_order_shares(trained, calibration, image, masks)
+    actual = first_order_shares(trained, calibration, image, masks)
     # A ratio of two variances over n draws: standard error at most 2 / sqrt(n) of it.
-    np.testing.assert_allclose(found, (drawn[1:] / drawn[0]).numpy(), rtol=3 * 2 / draws**0.5)
+    np.testing.assert_allclose(actual, (drawn[1:] / drawn[0]).numpy(), rtol=3 * 2 / draws**0.5)
 
 
 def test_people_on_the_edge_widen_a_zone(counter: LiveCounter) -> None:

@@ -100,12 +100,12 @@ def pairs(rows: int = 400, seed: int = 0) -> tuple[Predicted, Predicted]:
 
 
 def test_measures_are_those_of_the_library() -> None:
-    held, test = pairs()
-    fitted = fit(held)
-    positive = held.variance[held.variance > 0]
+    held_out, test = pairs()
+    fitted = fit(held_out)
+    positive = held_out.variance[held_out.variance > 0]
     assert fitted.least == pytest.approx(float(positive.min()))
-    lifted = [torch.where(part.variance > 0, part.variance, positive.min()) for part in (held, test)]
-    rows = held.mean, lifted[0], held.target
+    lifted = [torch.where(part.variance > 0, part.variance, positive.min()) for part in (held_out, test)]
+    rows = held_out.mean, lifted[0], held_out.target
     assert fitted.scale == pytest.approx(float(scale.optimal_scale(*rows)))
     assert fitted.relaxed_scale == pytest.approx(float(scale.relaxed_scale(*rows)))
     judgement = judge(test, fitted, intervals=True)
@@ -132,15 +132,15 @@ def test_measures_are_those_of_the_library() -> None:
 
 
 def test_the_floor_is_never_worse() -> None:
-    held, _ = pairs()
-    on_held = judge(held, fit(held))
+    held_out, _ = pairs()
+    on_held = judge(held_out, fit(held_out))
     assert on_held["nll_floor"] < on_held["nll_scaled"] < min(on_held["nll_unscaled"], on_held["nll_relaxed"])
 
 
 def test_conformal_is_that_of_intervals() -> None:
-    held, test = pairs()
-    std = {"validation": held.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
-    error = {"validation": held.target - held.mean, "test": test.target - test.mean}
+    held_out, test = pairs()
+    std = {"validation": held_out.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
+    error = {"validation": held_out.target - held_out.mean, "test": test.target - test.mean}
     scores = conformal(error, std)
     fitted = scale.conformal([error["validation"] / std["validation"]], (1.0,), (0.0,))
     for place, level in enumerate(COVERAGES):
@@ -162,8 +162,8 @@ def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
             for kind in KINDS:
                 assert len(columns[part][f"nll_{kind}"]) == len(columns[part][f"ma_{kind}"]) == len(RATES)
             assert (np.array(columns[part]["nll_ideal"]) <= np.array(columns[part]["nll_scaled"])).all()
-        held = columns["validation"]
-        assert (np.array(held["nll_floor"]) <= np.array(held["nll_scaled"]) + 1e-9).all()
+        held_out = columns["validation"]
+        assert (np.array(held_out["nll_floor"]) <= np.array(held_out["nll_scaled"]) + 1e-9).all()
     assert set(record["rejection"]["controls"]) == {"random", "lowest_mass", "low_density", "shift"}
     assert len(record["series"]["truth"]) == 4
     assert record["networks"]["scenes-embedded-0.1"]["about"]["rate"] == 0.1
@@ -180,18 +180,20 @@ def test_the_numbers_are_those_of_the_library(quick: Path, weights: Path) -> Non
         counts = torch.tensor([float(item.count(index)) for index in part])
         return latedrop.sample(trained.model, images, rate, 3, readout=trained.both), maps, counts
 
-    (held, held_maps, held_counts), (test, maps, counts) = moments(item.validation), moments(item.test)
+    (held_out, held_maps, held_counts), (test, maps, counts) = moments(item.validation), moments(item.test)
     for target, take, truth, held_truth in (
         ("count", np.s_[:, -1], counts, held_counts),
         ("pixel", np.s_[:, :-1], maps, held_maps),
     ):
-        least = held.variance[take][held.variance[take] > 0].min()
-        variance = [torch.where(part.variance[take] > 0, part.variance[take], least).double() for part in (held, test)]
-        factor = scale.optimal_scale(held.mean[take], variance[0], held_truth)
-        found, rows = record["injected"][target]["test"], (test.mean[take].double(), truth.double())
+        least = held_out.variance[take][held_out.variance[take] > 0].min()
+        variance = [
+            torch.where(part.variance[take] > 0, part.variance[take], least).double() for part in (held_out, test)
+        ]
+        factor = scale.optimal_scale(held_out.mean[take], variance[0], held_truth)
+        actual, rows = record["injected"][target]["test"], (test.mean[take].double(), truth.double())
         expected = metrics.nll(rows[0], variance[1] * factor, rows[1], constant=False)
-        assert found["nll_scaled"][1] == pytest.approx(float(expected), rel=1e-4)
-        assert found["rmse"][1] == pytest.approx(float(metrics.rmse(rows[0], None, rows[1])), rel=1e-4)
+        assert actual["nll_scaled"][1] == pytest.approx(float(expected), rel=1e-4)
+        assert actual["rmse"][1] == pytest.approx(float(metrics.rmse(rows[0], None, rows[1])), rel=1e-4)
     # The first-order variance grows with the odds alone: one scaled measure for all rates.
     linear = record["sampling_free"]["count"]["test"]
     assert linear["nll_scaled"][0] == pytest.approx(linear["nll_scaled"][1])
@@ -205,8 +207,8 @@ def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: fl
     study = load(item, Trained(MCNN().eval()), settings)
     fit = {"least": [1e-9], "relaxed_scale": [1.0]}
     record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
-    found, _ = crowd.reject(study, record, lambda passes: None)
-    assert found["near_cells"] == cells
+    actual, _ = crowd.reject(study, record, lambda passes: None)
+    assert actual["near_cells"] == cells
 
 
 def test_only_the_region_of_interest_counts() -> None:

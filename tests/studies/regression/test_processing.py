@@ -19,11 +19,11 @@ def spread(seed: int, k: int = 8, n: int = 90) -> Predicted:
 
 
 def test_what_is_fitted_on_the_validation_rows_is_applied_to_all_parts() -> None:
-    held, inside = spread(2), spread(3, n=31)
-    fit = fits(held)["floor"]
-    measures = processed({"validation": held, "inside": inside}, NONE)["floor"]["inside"]
+    held_out, inside = spread(2), spread(3, n=31)
+    fit = fits(held_out)["floor"]
+    measures = processed({"validation": held_out, "inside": inside}, NONE)["floor"]["inside"]
     torch.testing.assert_close(measures.variance, inside.variance * fit.scale[:, None] + fit.floor[:, None])
-    lifted = processed({"validation": held, "inside": inside}, NONE + 50.0, ["raw"])["raw"]["inside"]
+    lifted = processed({"validation": held_out, "inside": inside}, NONE + 50.0, ["raw"])["raw"]["inside"]
     assert bool((lifted.variance == 50).all())
 
 
@@ -36,8 +36,8 @@ def test_treatments_are_nested_on_the_rows_that_they_are_fitted_on() -> None:
 
 
 def test_rates_have_the_ranking_of_the_raw_variance_and_the_share_of_the_floor() -> None:
-    held, test = spread(6), spread(7)
-    measures = rate_measures({"validation": held, "test": test}, NONE)["test"]
+    held_out, test = spread(6), spread(7)
+    measures = rate_measures({"validation": held_out, "test": test}, NONE)["test"]
     for k in range(8):
         row = test.mean[k], test.variance[k], test.target[k]
         assert float(measures["ranking"][k]) == pytest.approx(float(metrics.rank_correlation(*row)))

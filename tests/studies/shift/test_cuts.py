@@ -25,9 +25,9 @@ def sides(cut: Cut) -> tuple[np.ndarray, np.ndarray]:
 
 def test_no_row_is_in_two_parts_and_no_value_on_both_sides() -> None:
     data = table()
-    found, _ = cuts(data)
-    assert {(cut.column, cut.direction) for cut in found} == {(0, "above"), (0, "below"), (1, "above"), (1, "below")}
-    for cut in found:
+    actual, _ = cuts(data)
+    assert {(cut.column, cut.direction) for cut in actual} == {(0, "above"), (0, "below"), (1, "above"), (1, "below")}
+    for cut in actual:
         inside, shifted = sides(cut)
         assert len(np.unique(np.concatenate([inside, shifted]))) == len(inside) + len(shifted)
         here, there = data[inside, cut.column], data[shifted, cut.column]
@@ -39,12 +39,12 @@ def test_no_row_is_in_two_parts_and_no_value_on_both_sides() -> None:
 
 @pytest.mark.parametrize("rows", [97, 200, 308])
 def test_every_cut_has_the_same_number_of_rows_inside(rows: int) -> None:
-    found, _ = cuts(table(rows))
+    actual, _ = cuts(table(rows))
     inside = round(0.7 * rows)
-    for cut in found:
+    for cut in actual:
         assert len(sides(cut)[0]) == inside
-    assert len({(len(cut.train), len(cut.validation), len(cut.inside)) for cut in found}) == 1
-    one = found[0]
+    assert len({(len(cut.train), len(cut.validation), len(cut.inside)) for cut in actual}) == 1
+    one = actual[0]
     assert len(one.inside) == round(0.2 * inside)
     assert len(one.validation) == round(0.2 * (inside - len(one.inside)))
 
@@ -72,14 +72,14 @@ def test_what_cannot_be_cut_is_said() -> None:
 
 def test_parts_are_standardised_by_training_rows_and_padded() -> None:
     data = table()
-    found, _ = cuts(data)
-    rows = parts(data, found)
-    assert rows.shifted == tuple(len(cut.shifted) for cut in found)
-    assert rows.x["train"].shape == (len(found), len(found[0].train), 4)
-    assert rows.y["shifted"].shape == (len(found), max(rows.shifted))
+    actual, _ = cuts(data)
+    rows = parts(data, actual)
+    assert rows.shifted == tuple(len(cut.shifted) for cut in actual)
+    assert rows.x["train"].shape == (len(actual), len(actual[0].train), 4)
+    assert rows.y["shifted"].shape == (len(actual), max(rows.shifted))
     np.testing.assert_allclose(rows.x["train"].mean(1), 0, atol=1e-12)
     np.testing.assert_allclose(rows.y["train"].std(1), 1)
-    for index, cut in enumerate(found):
+    for index, cut in enumerate(actual):
         train = data[cut.train]
         wanted = (data[cut.shifted] - train.mean(0)) / train.std(0)
         np.testing.assert_allclose(rows.x["shifted"][index, : len(wanted)], wanted[:, :-1])

@@ -68,9 +68,9 @@ def test_scaled_injected_curves_are_flat_and_validation_scale_is_best_there(quic
     injected = record_of(quick)["injected"]
     for measure in ("nll_scaled", "ma_scaled", "rmse", "nll_floor", "floor_share", "ranking"):
         assert np.ptp(np.array(injected["test"][measure]), axis=0).max() < 1e-4
-    held = injected["validation"]
-    assert (np.array(held["nll_scaled"]) <= np.array(held["nll_unscaled"]) + 1e-9).all()
-    assert (np.array(held["nll_scaled"]) <= np.array(held["nll_relaxed"]) + 1e-9).all()
+    held_out = injected["validation"]
+    assert (np.array(held_out["nll_scaled"]) <= np.array(held_out["nll_unscaled"]) + 1e-9).all()
+    assert (np.array(held_out["nll_scaled"]) <= np.array(held_out["nll_relaxed"]) + 1e-9).all()
 
 
 MEASURES = [
@@ -88,11 +88,11 @@ def test_every_measure_has_the_same_treatments_at_both_depths(quick: Path) -> No
     assert set(record["deep"]["methods"]) == wanted | {"injected per site, floor"}
     scores = {"rmse", "nll", "crps", "ma", "coverage", "width", "ranking"}
     for methods in (record["methods"], record["deep"]["methods"]):
-        for name, found in methods.items():
+        for name, actual in methods.items():
             expected = scores - {"nll", "crps"} if name.startswith("conformal") else scores
-            assert set(found) - {"rate_index"} == expected
-            assert all(len(values) == 3 for values in found.values())
-            assert np.isfinite(np.array(list(found.values()))).all()
+            assert set(actual) - {"rate_index"} == expected
+            assert all(len(values) == 3 for values in actual.values())
+            assert np.isfinite(np.array(list(actual.values()))).all()
 
 
 def test_methods_share_networks_and_splits(quick: Path) -> None:
