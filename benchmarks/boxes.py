@@ -74,7 +74,7 @@ def scores(fit: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
 
 
 def large_table(record: dict[str, Any]) -> str:
-    """The same of the large detector."""
+    """Return both tables of the large detector."""
     return std_table(record["large"]) + "\n\n" + scores_table(record["large"])
 
 
@@ -254,8 +254,8 @@ def main() -> None:
         def run(seed: int) -> dict[str, Any]:
             return measured(Detector(finder(seed), BoxOptions(), torch.stack, readout), seed)
 
-        kept = {key: value for key, value in stored("boxes").items() if key == "large"}
-        by_seeds("boxes", lambda seeds: {"runs": [run(seed) for seed in range(seeds)], **kept})
+        of_large = {key: value for key, value in stored("boxes").items() if key == "large"}
+        by_seeds("boxes", lambda seeds: {"runs": [run(seed) for seed in range(seeds)], **of_large})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a prediction for graphs costs, in plain passes: `python -m benchmarks.graphs`
+"""Measure what a prediction for graphs costs, in plain passes: `python -m benchmarks.graphs`
 
 CPU time of one thread, prediction and plain pass in turns. Graphs have 20 to 30 nodes with random places; edges come
 from the nearest neighbors of each. Targets are outputs of the network with noise that grows with them, so that every

@@ -38,17 +38,17 @@ def headline() -> str:
     best = {library: score(library, False) for library in LIBRARIES}
     listed = ", ".join(f"{library} {best[library]:.2f}" for library in sorted(best, key=best.__getitem__))
     leading, leader = min((score(library, True), library) for library in LIBRARIES)
-    held, constant_held, five_held = (f"{100 * part.coverage[2]:.0f} %" for part in (beyond, constant, five_beyond))
+    cover, constant_cover, five_cover = (f"{100 * part.coverage[2]:.0f} %" for part in (beyond, constant, five_beyond))
     gain = f"{'better' if usual.gain >= 0 else 'worse'} by {abs(usual.gain):.3f} nats"
     source = "[`python -m benchmarks.instead`](benchmarks/results/instead.md)"
     rows = [
         ("one constant variance", f"NLL {gain} (a constant Student t gains {tailed.gain:.3f}); beyond the training "
-         f"rows 90 % intervals hold {held} instead of {constant_held}", source),
+         f"rows 90 % intervals hold {cover} instead of {constant_cover}", source),
         ("other libraries, same network", f"interval score {usual.score:.2f}; {listed}; beyond the training rows "
          f"{beyond.score:.2f}, {leader} {leading:.2f}", source),
         ("five networks, same forest and t", f"interval score {usual.score:.2f} instead of {five.score:.2f}; beyond "
-         f"the training rows {beyond.score:.2f} instead of {five_beyond.score:.2f}, where 90 % intervals hold {held} "
-         f"instead of {five_held}", source),
+         f"the training rows {beyond.score:.2f} instead of {five_beyond.score:.2f}, where 90 % intervals hold {cover} "
+         f"instead of {five_cover}", source),
         ("the fastest other library, 50 draws", f"{_times('CPU'):.2f} of its time on a CPU, {_times('GPU'):.2f} on a "
          "GPU, by the faster of two engines", "`make bench`"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What calibrated probabilities and sets of several labels are worth: `python -m benchmarks.labels`
+"""Measure what calibrated probabilities and sets of several labels are worth: `python -m benchmarks.labels`
 
 They are compared with the model's own probabilities, and sets that may miss a tenth of the labels with those of
 probability above one half.

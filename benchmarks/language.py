@@ -1,4 +1,4 @@
-"""What dropout does to a small transformer that predicts the next character: `python -m benchmarks.language`
+"""Measure what dropout does to a small transformer that predicts the next character: `python -m benchmarks.language`
 
 A GPT-2 of two layers reads Python's help topics, trained without dropout and with it.
 """

@@ -1,4 +1,4 @@
-"""What each step takes on a GPU in half precision: draws, first order, the default, calibration, compiled calls.
+"""Time each step on a GPU in half precision: draws, first order, the default, calibration, compiled calls.
 
     python -m benchmarks.steps                           # on an H200 some ten minutes
     PYTHONPATH=../before/src:. python -m benchmarks.steps --out before.json  # of another version

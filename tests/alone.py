@@ -1,4 +1,4 @@
-"""What a row's mean and variance must not depend on: the rows beside it, their number and their order."""
+"""Check that a row's mean and variance do not depend on the rows beside it, their number and their order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_rows_alone(
 
 
 def injected(model: nn.Module, sites: Sites, *inputs: Any) -> Tensor:
-    """The same draws, one pass after the other, as the user would run them."""
+    """Return the same draws, one pass after the other, as the user would run them."""
     outputs = []
     with torch.no_grad(), inject(model, sites, RATE):
         for _ in range(DRAWS):

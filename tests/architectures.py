@@ -76,7 +76,7 @@ class Row:
 
 
 def missing(*libraries: str) -> list[str]:
-    """Those of the libraries that cannot be imported here."""
+    """Return the libraries that cannot be imported here."""
     return [name for name in libraries if not _importable(name)]
 
 
@@ -101,7 +101,7 @@ def tried(architecture: Architecture, model: nn.Module, x: Any) -> Row:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in a few words."""
+    """Return an error's message in a few words."""
     text = str(error)
     for pattern, words in _REASONS.items():
         if actual := re.search(pattern, text):

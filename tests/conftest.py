@@ -14,7 +14,7 @@ torch.set_num_threads(THREADS)
 
 @pytest.fixture(autouse=True)
 def as_many_threads() -> Iterator[None]:
-    """What a test sets ends with it."""
+    """Undo what a test sets when it ends."""
     yield
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)

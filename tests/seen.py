@@ -1,4 +1,4 @@
-"""What the layers of a model get to see, whichever twin of it runs."""
+"""Record the inputs of a model's layers, whichever copy of it runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

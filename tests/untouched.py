@@ -1,4 +1,4 @@
-"""What must be the same about a model, and about the world, after latedrop worked on it."""
+"""Compare a model and the process before and after latedrop worked on it."""
 
 import random
 from collections import OrderedDict

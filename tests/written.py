@@ -1,4 +1,4 @@
-"""What commands wrote: rows of csv, arrays of npz."""
+"""Read what commands wrote: rows of csv, arrays of npz."""
 
 import csv
 from pathlib import Path

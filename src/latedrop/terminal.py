@@ -1,4 +1,4 @@
-"""What people see in a terminal: options, one-line errors, exit codes, tables, and how far work is.
+"""Print to a terminal: options, one-line errors, exit codes, tables, and how far work is.
 
     latedrop: calibrating: 1,200 of 3,000 rows, 240 rows/s, 8 s left
 

@@ -398,8 +398,8 @@ def information_kept(shares: Tensor, rate: Tensor) -> Tensor:
     tensor(0.)
     """
     after = torch.cat([shares[:1] + rate * (1 - shares[:1]), (1 - rate) * shares[1:]])
-    kept = torch.special.entr(torch.stack([rate, 1 - rate])).sum()
-    information: Tensor = torch.special.entr(after).sum() - (1 - shares[0]) * kept
+    entropy = torch.special.entr(torch.stack([rate, 1 - rate])).sum()
+    information: Tensor = torch.special.entr(after).sum() - (1 - shares[0]) * entropy
     return information
 
 

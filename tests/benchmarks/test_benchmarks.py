@@ -1,4 +1,4 @@
-"""What the pages say of the benchmarks is what the committed results hold."""
+"""Pages repeat the committed results of the benchmarks."""
 
 from pathlib import Path
 

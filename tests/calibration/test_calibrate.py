@@ -25,7 +25,7 @@ quietly = quick(RATES, DRAWS)
 
 
 def seeded(build: Callable[[], Any], seed: int = 0) -> Any:
-    """What `build` makes from a fixed seed, with the global random state left alone."""
+    """Return what `build` makes from a fixed seed, with the global random state left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

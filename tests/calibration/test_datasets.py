@@ -18,7 +18,7 @@ from rounding import assert_same_up_to_rounding, rounding
 
 
 class Tabular:
-    """What latedrop asks of a data set of Hugging Face, and nothing more."""
+    """Data set with only the part of the interface of Hugging Face that latedrop uses."""
 
     def __init__(self, columns: dict[str, list[Any]], kind: str | None = None) -> None:
         self.columns, self.format = columns, {"type": kind}

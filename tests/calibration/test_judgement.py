@@ -1,4 +1,4 @@
-"""What test rows say: grades, groups in which intervals hold less, the worst rows, and what can be required."""
+"""Judgements of test rows: grades, groups in which intervals hold less, the worst rows, and what can be required."""
 
 from dataclasses import replace
 from typing import Any

@@ -30,7 +30,7 @@ def growing(x: Tensor) -> Tensor:
 
 
 def even(x: Tensor) -> Tensor:
-    """The same for all rows."""
+    """Noise of one variance for all rows."""
     return torch.full_like(x[:, :1], 0.2)
 
 

@@ -1,4 +1,4 @@
-"""What a new user is told: the remedy fits the slip."""
+"""Messages for new users name the remedy that fits the mistake."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What people pass to a classifier's calibration: labels of any type, tables, large logits, rows that do not fit."""
+"""Inputs of a classifier's calibration: labels of any type, tables, large logits, rows that do not fit."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def data(name: str, target: str) -> tuple[str, ...]:
-    """What `calibrate` is told; leverage alone is quick."""
+    """Return the options of `calibrate`; leverage alone is quick."""
     words = ("--data", name, "--target", target, "--terms", "leverage")
     return words if name.endswith(".npz") else (*words, "--inputs", "a,b,c,d")
 

@@ -82,7 +82,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def call(call: Run) -> Run:
-    """The same, without what the model prints."""
+    """Run it, without what the model prints."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code, out, err = call(*arguments)
@@ -547,7 +547,7 @@ class TestPage:
 
 
 class TestData:
-    """What the commands know of the data beside its numbers: transformed targets, and names."""
+    """Commands know more of the data than its numbers: transformed targets, and names."""
 
     COLUMNS = ("--data", "val.csv", "--target", "y", "--ignore", "id,z")
 

@@ -35,7 +35,7 @@ def found(path: Path, size: int) -> Any:
 
 
 def value(cell: str) -> float | None:
-    """What a cell of numbers means; None for text."""
+    """Return the number in a cell; None for text."""
     plain = cell.strip().lower()
     if plain in ("", "na", "n/a", "nan", "null", "none"):
         return math.nan
@@ -48,7 +48,7 @@ def value(cell: str) -> float | None:
 
 
 def expected(text: str, between: str = ",") -> Any:
-    """The same by Python's csv module, or the lines that are wrong."""
+    """Return the rows by Python's csv module, or the lines that are wrong."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
     names, rows, wrong, line = None, [], set(), 1
     for cells in reader:

@@ -36,7 +36,7 @@ def images(scenes: CrowdSet) -> Iterator[tuple[str, Tensor]]:
 
 
 def cut(crowd_set: CrowdSet, roi: Tensor) -> CrowdSet:
-    """The same scenes with a region of interest in pixels."""
+    """Return the scenes with a region of interest in pixels."""
     return replace(crowd_set, roi=roi.repeat_interleave(4, 0).repeat_interleave(4, 1).numpy())
 
 

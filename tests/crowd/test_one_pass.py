@@ -21,7 +21,7 @@ def counter() -> tuple[Trained, CrowdCalibration]:
 
 
 def with_dropout(calibration: CrowdCalibration) -> CrowdCalibration:
-    """The same with a share of dropout in the variance, so that a backward pass is needed too."""
+    """Return a calibration with a share of dropout in the variance, so that a backward pass is needed too."""
     terms = calibration.count.terms
     assert terms is not None
     used = tuple(0.5 if name.startswith("dropout") else 0.03 for name in terms.columns)

@@ -48,7 +48,7 @@ def test_counts_vary_from_empty_to_crowded() -> None:
 
 
 def test_people_are_where_the_points_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same scene without its people differs around the points, and hardly elsewhere."""
+    """A scene without its people differs around the points, and hardly elsewhere."""
     full = make_scenes(8, 0, 0)
     people = scenes._people
 

@@ -1,4 +1,4 @@
-"""The same contract on a GPU; skipped where there is none."""
+"""The contract of draws on a GPU; skipped where there is none."""
 
 import warnings
 

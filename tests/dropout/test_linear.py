@@ -253,7 +253,7 @@ def test_inputs_of_sites_that_are_written_over(kind: Any) -> None:
 
 
 class Cut(nn.Module):
-    """What a site gives goes on without its gradients."""
+    """The output of a site goes on without its gradients."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

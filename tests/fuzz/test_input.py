@@ -238,7 +238,7 @@ def http(kind: str, body: bytes, path: str = "/predict") -> bytes:
 
 
 def answered(place: tuple[str, int], message: bytes, seconds: float) -> bytes:
-    """What comes back until the server closes the connection, or says nothing for some time."""
+    """Return the answer until the server closes the connection, or says nothing for some time."""
     answer = b""
     with suppress(OSError), socket.create_connection(place, seconds) as wire:
         wire.sendall(message)

@@ -41,7 +41,7 @@ DTYPES = {torch.float32: 1e-3, torch.float64: 1e-9, torch.bfloat16: 0.15}
 
 @dataclass(frozen=True)
 class Plan:
-    """What a model is made of; it prints as what makes it again."""
+    """Parts of a model; its repr is the code that makes it again."""
 
     seed: int
     kind: str
@@ -200,7 +200,7 @@ def made(plan: Plan) -> tuple[nn.Module, Any, Any]:
 
 
 def plain(model: nn.Module, x: Any, readout: Any) -> Tensor:
-    """What the user's own model says, in eval mode; a copy, as it may write into itself."""
+    """Return the output of the user's own model in eval mode; a copy, as it may write into itself."""
     other = Model(model.plan).to(model.plan.dtype)  # type: ignore[arg-type,union-attr]
     other.load_state_dict(model.state_dict())
     other.requires_grad_(False)  # torch computes some layers in another way where weights ask for gradients

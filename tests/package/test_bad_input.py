@@ -1,4 +1,4 @@
-"""What cannot work is refused, or warned of, in words that say what was expected, what was found and what to do."""
+"""Input that cannot work is refused or warned of; the message says what was expected, what was found, what to do."""
 
 import json
 import math

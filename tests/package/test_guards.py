@@ -36,7 +36,7 @@ class Layers(nn.Module):
 
 
 def counted(run: Callable[[], Any], model: nn.Module | None = None) -> Runs:
-    """What a call runs after it ran once: the first with a network checks on some rows that draws can be rows."""
+    """Count what a call runs after it ran once: the first with a network checks on some rows that draws can be rows."""
     run()
     with Runs(model) as runs:
         run()

@@ -1,4 +1,4 @@
-"""What the README says is so: its code runs, its tables are the committed results, its links lead somewhere."""
+"""The README is right: its code runs, its tables are the committed results, its links lead somewhere."""
 
 import re
 from pathlib import Path

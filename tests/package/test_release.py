@@ -1,4 +1,4 @@
-"""What goes out with a release: one version everywhere, types for others, files that name only what exists."""
+"""Contents of a release: one version everywhere, types for others, files that name only what exists."""
 
 import importlib.util
 import json

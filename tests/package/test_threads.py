@@ -85,7 +85,7 @@ class Onlooker:
         self._pool.shutdown()
 
     def now(self) -> Any:
-        """What the thread sees at this moment."""
+        """Return what the thread sees now."""
         return self._pool.submit(self.look).result(PATIENCE)
 
     def _notice(self) -> None:

@@ -36,7 +36,7 @@ def steps() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the container file copies."""
+    """Return the paths that the container file copies."""
     from safetensors.torch import save_file
 
     where = tmp_path_factory.mktemp("deployed")
@@ -83,7 +83,7 @@ def test_the_container_runs_what_it_copies(folder: Path) -> None:
 
 
 def _healthy(found: dict[str, str], port: str) -> None:
-    """What the container's own check says, once the service is up."""
+    """Return what the container's own check says, once the service is up."""
     _, python, *check = shlex.split(found["HEALTHCHECK"])
     assert python == "python"
     checked = [word.replace(f":{found['EXPOSE']}/", f":{port}/") for word in check]

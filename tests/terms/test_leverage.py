@@ -100,7 +100,7 @@ def test_fewer_rows_than_units_have_a_larger_ridge() -> None:
 
 
 def test_a_reference_row_is_left_out_for_itself() -> None:
-    """The same as with the matrix of the other rows, at the ridge of all."""
+    """Equal to leverage with the matrix of the other rows, at the ridge of all."""
     torch.manual_seed(4)
     rows = torch.randn(30, 1, 4).double()
     own = GradientLeverage(0.05).learned_from([rows], True)

@@ -139,7 +139,7 @@ class Detection:
 @record
 @dataclass(frozen=True)
 class UsualRows:
-    """What a detector knows of usual rows: the contents of its file.
+    """Hold the scores of usual rows: the contents of a detector's file.
 
     Attributes:
         fingerprint: of the model's weights.

@@ -253,7 +253,7 @@ class Batched(Generic[_Record, _Made]):
 
 
 class Calibrated(Batched[_Record, _Made]):
-    """What predictors of numbers and of classes share."""
+    """Base of the predictors of numbers and of classes."""
 
     detector = detector
     acquire = acquire

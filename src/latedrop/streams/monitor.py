@@ -128,7 +128,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a monitor watches.
+    """Describe the scores that a monitor watches.
 
     Attributes:
         name: of the kind of alarm; it also seeds the numbers that break ties.

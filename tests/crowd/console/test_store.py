@@ -1,4 +1,4 @@
-"""What is remembered survives a kill, stays small, and is refused where it is not ours."""
+"""The console's memory survives a kill, stays small, and a foreign file is refused."""
 
 import sqlite3
 import subprocess

@@ -1,4 +1,4 @@
-"""What is done to a variance: fits on the validation rows, applied to all parts."""
+"""Processing of a variance: fits on the validation rows, applied to all parts."""
 
 import pytest
 import torch
