@@ -20,7 +20,7 @@ root_doc = "README"
 include_patterns = [
     "*.md",
     "benchmarks/NOTES.md",
-    "benchmarks/results/instead.md",
+    "benchmarks/results/*.md",
     "docs/*.md",
     "docs/reference/*.md",
     "docs/results/*/*.md",
