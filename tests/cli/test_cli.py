@@ -29,7 +29,16 @@ def test_no_command_shows_the_help(call: Run) -> None:
     assert "Usage: latedrop" in out + err
 
 
-@pytest.mark.parametrize("words", ["fly", "evaluate a b --data c --batch-size many", "sites", "sites a --colour red"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fly",
+        "evaluate a b --data c --batch-size many",
+        "sites",
+        "sites a --colour red",
+        "calibrate a --data b -o c --seed -1",
+    ],
+)
 def test_usage_errors(call: Run, words: str) -> None:
     code, out, err = call(*words.split())
     assert (code, out) == (2, "")

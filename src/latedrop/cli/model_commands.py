@@ -70,7 +70,7 @@ def calibrate(
     conformal_data: Annotated[
         str | None, opt.in_data("Rows for conformal intervals or sets; by default half of --data.")
     ] = None,
-    seed: Annotated[int, option("Fixes all masks, and which rows are held out.")] = 0,
+    seed: Annotated[int, option("Fixes all masks, and which rows are held out.", min=0)] = 0,
     loading: opt.Loading,
     select: opt.Select = None,
     report: opt.Report = None,

@@ -45,7 +45,7 @@ def serve(
     *,
     model: Annotated[str, argument("As for other commands, or an .onnx file of `latedrop export`.", metavar="MODEL")],
     calibration: Annotated[
-        str | None, argument("What `latedrop calibrate` wrote; none for an .onnx file.", metavar="[CALIBRATION]")
+        str | None, argument("What `latedrop calibrate` wrote; none for an .onnx file.", metavar="CALIBRATION")
     ] = None,
     host: Annotated[str, _address("Address to listen at; others than the local need a token.")] = "127.0.0.1",
     port: Annotated[int, _address("Port; 0 takes a free one.")] = 8000,
