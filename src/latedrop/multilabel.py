@@ -288,6 +288,7 @@ def calibrate_multilabel(
 
 def load_multilabel(path: str | os.PathLike[str], model: nn.Module, *, readout: Readout = None) -> MultiLabelPredictor:
     """Read what `MultiLabelPredictor.save` wrote, for the same model; `readout` where that was a function."""
+    check_module(model)
     calibration = MULTILABEL.read(path)
     check_belongs(path, calibration, model, readout)
     return MultiLabelPredictor(model, calibration, readout)

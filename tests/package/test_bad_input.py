@@ -29,6 +29,8 @@ from latedrop import (
     find_sites,
     inject,
     load,
+    load_boxes,
+    load_multilabel,
     sample,
 )
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
@@ -482,6 +484,18 @@ class TestArguments:
         predictor.engine = "fast"  # type: ignore[assignment]
         with pytest.raises(ArgumentError, match=r"expected engine to be one of .*; found 'fast'"):
             predictor.predict(X)
+
+    def test_options_of_predictions(self) -> None:
+        predictor = quietly(mlp(), (X, Y))
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'rate'"):  # which only classes have
+            predictor.predict(X, rate=0.1)  # type: ignore[call-arg]
+        with pytest.raises(ArgumentError, match="expected most, a number of units, to be 0 or more; found -1"):
+            predictor.explain(X[:1], most=-1)
+
+    @pytest.mark.parametrize("read", [load, load_boxes, load_multilabel])
+    def test_loading_with_arguments_swapped(self, read: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module; found str"):
+            read(mlp(), "model.latedrop.json")
 
     def test_intervals(self) -> None:
         for kind in ("beta", "conformal"):

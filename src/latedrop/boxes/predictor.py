@@ -35,6 +35,7 @@ from latedrop.data.batches import is_dataset, row_total
 from latedrop.data.rows import Collate
 from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError, DataError
+from latedrop.network.network import check_module
 from latedrop.options import shown
 from latedrop.prediction.predictor import check_belongs
 from latedrop.quantiles import checked_level, first_beyond
@@ -250,6 +251,7 @@ def load_boxes(
 
     Raises `FileError` where the file is missing or edited; warns where the model has other weights.
     """
+    check_module(model)
     calibration = BOXES.read(path)
     check_belongs(path, calibration, model, readout)
     return BoxPredictor(calibration, Detector(model, calibration.options, collate, readout, batch_size))

@@ -54,7 +54,7 @@ from latedrop.dropout.sampling import own_output, sample_rates, try_prefix
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import read_text, write_aside
 from latedrop.metrics import align_target
-from latedrop.network.network import Network, Readout, check_finite, part_of
+from latedrop.network.network import Network, Readout, check_finite, check_module, part_of
 from latedrop.network.sites import missing_sites, odds_by_site
 from latedrop.prediction.acquiring import acquire
 from latedrop.prediction.adapted import AdaptedPrediction, Shift, check_adaptable, fit_shift
@@ -129,20 +129,24 @@ class Batched(Generic[_Record, _Made]):
         """Same as `predict`."""
         return self.predict(x)
 
-    def predict(self, x: Any, **options: Any) -> _Made:
+    def predict(self, x: Any) -> _Made:
         """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, an iterator of batches.
 
         With `collate`, a list. The batch size does not change the result, unless every example has its own masks
         (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
         where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
+        return self._predict(x)
+
+    def _predict(self, x: Any, **options: Any) -> _Made:
+        """Predict as `predict` does; `options` are those of `_step`."""
         if self.engine not in get_args(Engine):
             raise ArgumentError(f"expected engine to be one of {get_args(Engine)}; found {self.engine!r}.")
         index, beyond = None, None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
                 parts = inputs_in(x, self.model, self.batch_size)
-                return self._joined([self.predict(part, **options) for part in parts])
+                return self._joined([self._predict(part, **options) for part in parts])
             index, x = index_of(x), self._rows(x)
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
@@ -172,7 +176,7 @@ class Batched(Generic[_Record, _Made]):
                 "inputs fits no number. Their novelty is the largest number, and their interval the widest. Look at "
                 "their inputs, and leave such rows out.",
                 LatedropWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         result: _Made = prediction
         return result
@@ -354,6 +358,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
+        if most < 0:
+            raise ArgumentError(f"expected most, a number of units, to be 0 or more; found {most}.")
         c, network = self.calibration, self.network
         x = self._rows(first_inputs(x, self.model, self.collate))
         mean, columns = unit_variances(network, x, c.sites, self.readout)
@@ -513,7 +519,7 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
 
     kind = ClassPrediction
 
-    def predict(self, x: Any, *, rate: float | None = None) -> ClassPrediction:  # type: ignore[override]
+    def predict(self, x: Any, *, rate: float | None = None) -> ClassPrediction:
         """Predict N rows, in batches that fit memory; see `Predictor.predict`.
 
         Args:
@@ -523,7 +529,7 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
-        return super().predict(x, **({} if rate is None else {"rate": rate}))
+        return self._predict(x, **({} if rate is None else {"rate": rate}))
 
     def conformal(
         self, data: Any, score: Score = "lac", *, per_class: bool = False, unpack: Unpack | None = None
@@ -733,6 +739,7 @@ def load(
     >>> bool((load(path, net).predict(x).std == uq.predict(x).std).all())
     True
     """
+    check_module(model)
     text = read_text(path, "a calibration file")
     with naming(path):
         classes = f'"{CLASSES.key}"' in text[:100]
