@@ -272,6 +272,8 @@ def test_values_that_are_not_finite_are_refused(value: float, nodes: bool) -> No
     assert_same_up_to_rounding(uq.predict(unknown).std, uq.predict(test).std)
     with pytest.raises(DataError, match=r"finite inputs; found 1 NaN or inf among \d+ .* in 1 of 5 graphs.*impute"):
         uq.predict(bad)
+    with pytest.raises(DataError, match="inputs that the model takes; it raised AttributeError"):
+        uq.predict(test[0].x)
     for wrong in (bad[3], [bad[3]], DataLoader(bad, 2)):
         with pytest.raises(DataError, match="finite inputs; found 1 NaN or inf"):
             uq.predict(wrong)

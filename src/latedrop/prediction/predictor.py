@@ -75,7 +75,7 @@ __all__ = [
     *("explain_failure", "identity_of", "load"),
 ]
 
-_OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+_OF_INPUTS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
 _DRAWS = 30  # thinned networks for the mutual information, where the calibration has none of its own
 _Record = TypeVar("_Record", bound=Any)
 _Made = TypeVar("_Made", bound=Predicted)
