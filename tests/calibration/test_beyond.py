@@ -56,18 +56,18 @@ def test_one_absurd_row_is_flagged(way: dict[str, Any]) -> None:
         is_flagged(uq.predict(with_value(value)), usual)
 
 
-def is_flagged(found: latedrop.Prediction, usual: latedrop.Prediction) -> None:
-    low, high = found.interval(0.9)
-    assert_same_up_to_rounding(found.mean[OTHERS], usual.mean[OTHERS])
-    assert_same_up_to_rounding(found.std[OTHERS], usual.std[OTHERS])
-    assert float(found.std[ABSURD]) > 1e5 * float(usual.std.max())
+def is_flagged(actual: latedrop.Prediction, usual: latedrop.Prediction) -> None:
+    low, high = actual.interval(0.9)
+    assert_same_up_to_rounding(actual.mean[OTHERS], usual.mean[OTHERS])
+    assert_same_up_to_rounding(actual.std[OTHERS], usual.std[OTHERS])
+    assert float(actual.std[ABSURD]) > 1e5 * float(usual.std.max())
     assert float(high[ABSURD] - low[ABSURD]) > 1e5 * float(usual.std.max())
-    for values in (found.std, found.variance, low, high):
+    for values in (actual.std, actual.variance, low, high):
         assert bool(values.isfinite().all())
-    if found.novelty is not None:
+    if actual.novelty is not None:
         assert usual.novelty is not None
-        assert float(found.novelty[ABSURD]) > 1e30
-        assert_same_up_to_rounding(found.novelty[OTHERS], usual.novelty[OTHERS])
+        assert float(actual.novelty[ABSURD]) > 1e30
+        assert_same_up_to_rounding(actual.novelty[OTHERS], usual.novelty[OTHERS])
 
 
 def test_it_warns_of_the_row_and_keeps_a_finite_mean(default: latedrop.Predictor) -> None:

@@ -163,15 +163,15 @@ class TestVerdict:
         seen: list[tuple[set[int], set[int]]] = []
 
         def fit(rest: Tensor) -> Any:
-            def variance(held: Tensor) -> Tensor:
-                seen.append((set(rest.tolist()), set(held.tolist())))
-                return torch.ones(len(held), 1)
+            def variance(left_out: Tensor) -> Tensor:
+                seen.append((set(rest.tolist()), set(left_out.tolist())))
+                return torch.ones(len(left_out), 1)
 
             return variance
 
         crossed(error, fit, per_output=True, left=CrossValidation())
-        assert all(not (rest & held) for rest, held in seen)
-        assert set().union(*(held for _, held in seen)) == set(range(25))
+        assert all(not (rest & left_out) for rest, left_out in seen)
+        assert set().union(*(left_out for _, left_out in seen)) == set(range(25))
         assert sorted(CrossValidation().folds(25).bincount().tolist()) == [2] * 5 + [3] * 5
 
     @pytest.mark.parametrize("method", ["sample", "linear", "propagate"])

@@ -214,8 +214,8 @@ def rows_of(x: Any, index: slice) -> Any:
     return tuple(part[index] for part in x) if isinstance(x, tuple) else x[index]
 
 
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    return bool((found - expected).abs().max() <= DTYPES[dtype] * (expected.abs().max() + 1e-3))
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    return bool((actual - expected).abs().max() <= DTYPES[dtype] * (expected.abs().max() + 1e-3))
 
 
 @PROFILE

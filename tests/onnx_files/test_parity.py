@@ -70,8 +70,8 @@ def run(path: Path, x: Any, level: str = "ORT_ENABLE_ALL") -> dict[str, np.ndarr
     return dict(zip(names, session.run(names, given), strict=True))
 
 
-def assert_close(found: np.ndarray, expected: Tensor, std: Tensor) -> None:
-    off = np.abs(found - expected.numpy())
+def assert_close(actual: np.ndarray, expected: Tensor, std: Tensor) -> None:
+    off = np.abs(actual - expected.numpy())
     rounding = 1e-6 * float(expected.abs().max())
     assert off.shape == expected.shape
     assert bool((off <= CLOSE * std.numpy() + rounding).all()), float((off / std.numpy()).max())

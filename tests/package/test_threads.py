@@ -169,14 +169,14 @@ def plain(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)
 
 
-def alike(found: Tensor, expected: Tensor) -> bool:
+def alike(actual: Tensor, expected: Tensor) -> bool:
     """Up to rounding, since a thread may compute on more or fewer cores than another; masks that differ do far more."""
     size = float(expected.detach().double().abs().mean())
-    return torch.allclose(found.double(), expected.double(), rtol=rounding(), atol=rounding() * size)
+    return torch.allclose(actual.double(), expected.double(), rtol=rounding(), atol=rounding() * size)
 
 
-def same(found: Prediction, expected: Prediction) -> bool:
-    return alike(found.mean, expected.mean) and alike(found.variance, expected.variance)
+def same(actual: Prediction, expected: Prediction) -> bool:
+    return alike(actual.mean, expected.mean) and alike(actual.variance, expected.variance)
 
 
 def state_of(model: nn.Module) -> dict[str, list[Any]]:

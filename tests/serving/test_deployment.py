@@ -82,11 +82,11 @@ def test_the_container_runs_what_it_copies(folder: Path) -> None:
         process.stderr.close()
 
 
-def _healthy(found: dict[str, str], port: str) -> None:
-    """Return what the container's own check says, once the service is up."""
-    _, python, *check = shlex.split(found["HEALTHCHECK"])
+def _healthy(instructions: dict[str, str], port: str) -> None:
+    """Check that the container's own check passes, once the service is up."""
+    _, python, *check = shlex.split(instructions["HEALTHCHECK"])
     assert python == "python"
-    checked = [word.replace(f":{found['EXPOSE']}/", f":{port}/") for word in check]
+    checked = [word.replace(f":{instructions['EXPOSE']}/", f":{port}/") for word in check]
     for _ in range(20):
         if subprocess.run([sys.executable, *checked], capture_output=True, check=False).returncode == 0:
             return

@@ -66,8 +66,8 @@ def again(study: Study, out: Path, *words: str) -> list[Path]:
     return run(study, parsed(study, ["--out", str(out), "--device", "cpu", *words]))
 
 
-def with_units(*found: Unit) -> Study:
-    return replace(SQUARES, units=lambda options: list(found))
+def with_units(*listed: Unit) -> Study:
+    return replace(SQUARES, units=lambda options: list(listed))
 
 
 def test_records_and_pages(tmp_path: Path) -> None:
