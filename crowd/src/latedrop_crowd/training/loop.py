@@ -49,7 +49,7 @@ class Settings:
     lr: float = 1e-3  # largest learning rate of Adam
     crop: int | None = None  # side in pixels of a random square, a multiple of 4; None: whole frames
     rate: float = 0.0  # of embedded dropout; 0: none
-    seed: int = 0  # of weights, order, crops, flips and masks
+    seed: int = 0  # of weights, order, crops, flips, jitter and masks
 
     def __post_init__(self) -> None:
         limits = {
@@ -253,7 +253,7 @@ class Plan(NamedTuple):
 
 
 def plan_epoch(frames: Frames, crop: int | None, key: int) -> Plan:
-    """Order, crops and flips of an epoch; all of them follow from the key."""
+    """Order, crops, flips and jitter of an epoch; all of them follow from the key."""
     generator = torch.Generator().manual_seed(key)
     order = torch.randperm(len(frames.counts), generator=generator)
     uniform = torch.rand(5, len(order), generator=generator)
