@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -99,6 +100,18 @@ def test_small_masks_are_remembered_and_are_the_same() -> None:
         notes.clear()
         assert torch.equal(one, other)  # random numbers of the same key
         assert torch.equal(one, thinned(**case))
+
+
+def test_a_network_remembers_masks_of_a_bounded_number_of_seeds_in_threads_too() -> None:
+    notes: dict[Any, Any] = {}
+
+    def made(seed: int) -> DrawMasks:
+        return DrawMasks.of_network(notes, torch.device("cpu"), seed % 200, {"fc": 0.1}, range(2), range(2))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [masks.seed for masks in pool.map(made, range(1000))] == [seed % 200 for seed in range(1000)]
+    assert len(notes["masks"]) == room._MOST_MASKS
+    assert made(999) is made(999)
 
 
 @pytest.mark.parametrize("rate", [0.0007, 0.01, 0.3, 0.9])

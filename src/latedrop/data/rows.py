@@ -356,7 +356,7 @@ def take_rows(x: Any, index: slice | list[int]) -> Any:
 def repeated(x: Any, times: int) -> Any:
     """Return all rows `times` times in new memory, because a model may write into its inputs."""
     if type(x) is Tensor and times > 1:
-        return x.repeat(times, *[1] * (x.dim() - 1)) if x.is_contiguous() else torch.cat([x] * times)
+        return torch.cat([x] * times)
     if isinstance(x, Items):
         return x if times == 1 else x.repeated(times)
     return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)

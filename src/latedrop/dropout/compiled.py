@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from latedrop.data.arrays import map_values
 from latedrop.data.rows import Items, row_count, tensors
-from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
+from latedrop.dropout.masks import draw_keys, hashes, keys_on, remembered, split, stream_of, threshold
 from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Prefix, drawn_output
 from latedrop.errors import ArgumentError, LatedropError
@@ -120,21 +120,23 @@ def compiled_moments(
     """
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
     program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix()))
-    device, cached = network.weight.device, network.notes.setdefault("compiled inputs", {})
-    stream, fixed = Stream(), (key, options.seed, options.draws, *rates.values())
-    inputs = cached.get(fixed)
-    if inputs is None:  # what does not change with the rows is sent to the device once
+    device, stream = network.weight.device, Stream()
+
+    def sent() -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """Send to the device what does not change with the rows."""
         limits = torch.tensor([threshold(rates[site.name]) - 2**31 for site in sites], dtype=torch.int32)
         scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
         chunks = []
         for start in range(0, options.draws, chunk):
             weights = (torch.arange(chunk) < min(chunk, options.draws - start)).to(device, torch.float32)
             chunks.append((weights, _keys(sites, options.seed, range(start, start + chunk), device)))
-        while len(cached) >= _MOST:
-            cached.pop(next(iter(cached)), None)
-        inputs = cached[fixed] = (limits.to(device), scales.to(device)), chunks
-    for number, (weights, keys) in enumerate(inputs[1]):
-        origin, mean, squares = program(*tensors(x), *inputs[0], weights, keys)
+        return [limits.to(device), scales.to(device)], chunks
+
+    cached = remembered(network.notes, "compiled inputs", None, dict)
+    fixed = key, options.seed, options.draws, stream_of(device), *rates.values()
+    common, chunks = remembered(cached, fixed, _MOST, sent)
+    for number, (weights, keys) in enumerate(chunks):
+        origin, mean, squares = program(*tensors(x), *common, weights, keys)
         stream.merge(origin, mean, squares, min(chunk, options.draws - number * chunk))
     return Moments(*stream.moments(), options.draws)
 

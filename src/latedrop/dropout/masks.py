@@ -19,6 +19,7 @@ from functools import cache, lru_cache
 from hashlib import blake2b
 from itertools import product
 from math import ceil, prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from latedrop.torch_private import being_traced
 
 __all__ = [
     *("ROUNDS", "STEP", "DrawMasks", "checked_seed", "draw_keys", "hashes", "kernel_for", "keys_on"),
-    *("masks_from_keys", "mixed", "signed", "split", "threshold"),
+    *("masks_from_keys", "mixed", "remembered", "signed", "split", "stream_of", "threshold"),
 ]
 
 ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
@@ -64,21 +65,16 @@ class DrawMasks:
         cls, notes: dict[Any, Any], device: torch.device, seed: int, rates: Mapping[str, float], draws: range, of: range
     ) -> DrawMasks:
         """Return the same object for the same draws, from the notes of a network."""
-        stream = 0
-        if device.type == "cuda":
-            if torch.cuda.is_current_stream_capturing():
-                return cls(seed, rates, draws, of)
-            stream = torch.cuda.current_stream(device).cuda_stream  # a copy is there for what comes later on its stream
-        made: dict[Any, DrawMasks] = notes.setdefault("masks", {})
-        key = seed, draws, of, stream, *rates.items()
-        masks = made.get(key)
-        if masks is None or len(masks.ready) > _MOST_KEYS:
-            keys = notes.setdefault(("keys", stream), {})
-            if len(keys) > _MOST_KEYS:
-                keys.clear()
-            while len(made) >= _MOST_MASKS:
-                made.pop(next(iter(made)), None)
-            masks = made[key] = cls(seed, rates, draws, of, keys)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return cls(seed, rates, draws, of)
+        stream = stream_of(device)
+        keys = remembered(notes, ("keys", stream), None, dict)
+        if len(keys) > _MOST_KEYS:
+            keys.clear()
+        key, made = (seed, draws, of, stream, *rates.items()), remembered(notes, "masks", None, dict)
+        masks: DrawMasks = remembered(made, key, _MOST_MASKS, lambda: cls(seed, rates, draws, of, keys))
+        if len(masks.ready) > _MOST_KEYS:
+            masks.ready, masks.room = {}, _ROOM
         return masks
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
@@ -127,6 +123,27 @@ class DrawMasks:
         if keys is None:
             keys = self.keys[place] = keys_on(draw_keys(self.seed, self.of, site, call), device)
         return keys[start : start + len(self.draws)]
+
+
+def stream_of(device: torch.device) -> int:
+    """Return the current stream of a CUDA device, 0 elsewhere: a copy is there for what comes later on its stream."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def remembered(cache: dict[Any, Any], key: Any, most: int | None, make: Callable[[], Any]) -> Any:
+    """Return the value of a key, made where there is none; the oldest of `most` values makes room for it."""
+    value = cache.get(key)
+    if value is None:
+        with _REMEMBERING:
+            value = cache.get(key)
+            if value is None:
+                while most is not None and len(cache) >= most:
+                    cache.pop(next(iter(cache)))
+                value = cache[key] = make()
+    return value
+
+
+_REMEMBERING = Lock()
 
 
 def split(value: Tensor, axis: int, times: int) -> Tensor:
