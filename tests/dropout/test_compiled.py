@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import Network, Sampling, calibrate, find_sites, sample
+from latedrop.dropout.moments import Engine
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.network.sites import Site
 from rounding import assert_same_up_to_rounding
@@ -255,14 +256,20 @@ def test_models_that_cannot_be_traced(make: type[nn.Module], why: str, uncompile
         sample(model, x, 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
 
 
+def test_only_a_cuda_device_records() -> None:
+    with pytest.raises(ArgumentError, match="expected a model on a CUDA device"):
+        sample(mlp(), torch.randn(3, 5), 0.2, engine="recorded")
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # advice of torch's compiler
+@pytest.mark.parametrize("engine", ["compiled", "recorded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu(dtype: torch.dtype) -> None:
+def test_on_a_gpu(dtype: torch.dtype, engine: Engine) -> None:
     model = mlp().cuda().to(dtype)
     network = Network(model)
-    for _ in range(3):
+    for rate in (0.2, 0.2, 0.4):
         x = torch.randn(64, 5, device="cuda", dtype=dtype)
-        moments, expected = (sample(network, x, 0.2, 50, engine=engine) for engine in ("compiled", "auto"))
+        moments, expected = (sample(network, x, rate, 50, engine=each) for each in (engine, "auto"))
         assert_same_up_to_rounding(moments.mean, expected.mean, dtype=dtype)

@@ -1,14 +1,17 @@
 """The contract of draws on a GPU; skipped where there is none."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from latedrop import Network, find_sites, linearize, sample
+from latedrop import Network, calibrate, find_sites, linearize, sample
+from latedrop import Sampling as Draws
 from latedrop.data.rows import map_rows
-from latedrop.dropout.masks import draw_keys, kernel_for, keys_on, masks_from_keys
+from latedrop.dropout.masks import draw_keys, kernel_for, keys_on, masks_from_keys, threshold
 from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import _ThinnedNetworks
 from quick import quick
@@ -19,6 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),
 ]
+
+RATE = threshold(0.3), 1 / 0.7
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +93,15 @@ def test_the_fused_product_is_that_with_the_masks(
     value = value.to("cuda", dtype)
     keys = keys_on(draw_keys(5, range(3), "fc", 0), value.device)
     mask = masks_from_keys(keys, shape, 0.3)
-    kernel = kernel_for(value, keys, shape, 0.3)
+    kernel = kernel_for(value, keys, shape, *RATE)
     assert kernel is not None
     for values in (value, 2 * value, torch.cat([value.flatten()] * 2)[1:][: value.numel()].view_as(value)):
         if values.stride() == value.stride():  # the last starts between two multiples of 16 bytes
             assert torch.equal(kernel(values), (values * mask).to(dtype))
+    least = torch.tensor(RATE[0] - 2**31, dtype=torch.int32, device="cuda")
+    from_memory = kernel_for(value, keys, shape, least, torch.tensor(RATE[1]).double().cuda())
+    assert from_memory is not None
+    assert torch.equal(from_memory(value), kernel(value))
     product = kernel(value)
     if 0 not in value.stride() and value[0].is_contiguous():
         assert product.is_contiguous()
@@ -100,9 +109,9 @@ def test_the_fused_product_is_that_with_the_masks(
 
 def test_axes_that_the_fused_product_leaves_to_the_masks() -> None:
     keys = keys_on(draw_keys(5, range(3), "fc", 0), torch.device("cuda"))
-    assert kernel_for(torch.randn(3, 4, 8, 6, device="cuda", dtype=torch.float64), keys, (1, 8, 6), 0.3) is None
-    assert kernel_for(channels_last(3, 4, 8, 6, 7).cuda(), keys, (4, 8, 6, 7), 0.3) is None
-    assert kernel_for(torch.randn(3, 0, 8, device="cuda"), keys, (1, 8), 0.3) is None
+    assert kernel_for(torch.randn(3, 4, 8, 6, device="cuda", dtype=torch.float64), keys, (1, 8, 6), *RATE) is None
+    assert kernel_for(channels_last(3, 4, 8, 6, 7).cuda(), keys, (4, 8, 6, 7), *RATE) is None
+    assert kernel_for(torch.randn(3, 0, 8, device="cuda"), keys, (1, 8), *RATE) is None
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
@@ -179,3 +188,46 @@ def test_calibrate_takes_cpu_data_and_arrays() -> None:
         low, high = uq.predict(x).interval(0.9)
         assert low.is_cuda
         assert bool((low < high).all())
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_a_recorded_graph_draws_as_the_steps_do(case: Case) -> None:
+    model, x = on_gpu(case)
+    sites, network = find_sites(model, x), Network(model)
+    for rate, seed in ((0.2, 0), (0.4, 1), (0.2, 0)):
+        options = {"sites": sites, "readout": case.readout, "chunk": 5}
+        recorded, auto = (sample(network, x, rate, 12, seed, engine=each, **options) for each in ("recorded", "auto"))
+        torch.testing.assert_close(recorded.mean, auto.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(recorded.variance, auto.variance, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:only .* validation rows")
+def test_recorded_predictions_of_several_threads() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)).cuda()
+    x, y = torch.randn(200, 5), torch.randn(200, 1)
+    for method in ("terms", "linear", Draws([0.1], 20)):
+        uq = calibrate(model, (x, y), method=method, progress=False)
+        batches = [torch.randn(64, 5).cuda() for _ in range(12)]
+        steps = [uq.predict(batch) for batch in batches]
+        uq.engine = "recorded"
+        uq.predict(batches[0])
+
+        def predicted(batch: torch.Tensor, uq: Any = uq) -> Any:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                prediction = uq.predict(batch)
+                torch.cuda.current_stream().synchronize()
+            return prediction
+
+        with ThreadPoolExecutor(4) as pool:
+            recorded = list(pool.map(predicted, batches * 3))
+        for one, other in zip(recorded, steps * 3, strict=True):
+            torch.testing.assert_close(one.mean, other.mean, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(one.std, other.std, rtol=1e-3, atol=1e-6)
+        with torch.no_grad():
+            model[0].weight.mul_(1.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            after = uq.predict(batches[0])
+            uq.engine = "auto"
+            torch.testing.assert_close(after.std, uq.predict(batches[0]).std, rtol=1e-3, atol=1e-6)

@@ -1,10 +1,12 @@
 """Compile predictions on inputs of a fixed shape, for many predictions with the same shape.
 
 Latedrop runs a private copy of the network, which user code cannot change. So a function of a batch can be traced once
-(`make_fx` records forward and backward passes as one graph of operators) and compiled by `torch.compile`. The graph
-shares the weights, so changes of their values take effect. On a CUDA device torch replays it as a CUDA graph. Masks of
-draws are hashed by plain operators from keys that are inputs of the graph. No mask is written to memory, and the same
-program works for every rate.
+(`make_fx` records forward and backward passes as one graph of operators). The graph shares the weights, so changes of
+their values take effect. `engine="compiled"`: `torch.compile` makes a program of it, whose fused kernels are best for
+many rows; on a CUDA device it replays them as a CUDA graph. `engine="recorded"`: the operators themselves become a CUDA
+graph. That takes seconds where compiling takes up to a minute, and few rows, which wait for Python, gain as much.
+
+Masks of draws are hashed from keys that are inputs of the graph, so that one program serves all rates and seeds.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torch import Tensor, fx
 
 from latedrop.data.arrays import map_values
 from latedrop.data.rows import Items, row_count, tensors
-from latedrop.dropout.masks import draw_keys, hashes, keys_on, remembered, split, stream_of, threshold
-from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
+from latedrop.dropout.masks import draw_keys, hashes, kernel_for, keys_on, remembered, split, stream_of, threshold
+from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Prefix, drawn_output
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.network.network import Network
@@ -50,35 +52,99 @@ class Program:
     checked = False  # True once its results were compared with those of the uncompiled steps
     shape: Any = None  # set by the caller of `program_for`: shape of its results
 
-    def __init__(self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], engine: Engine
+    ) -> None:
         self._device = inputs[0].device
-        graph = _graph(network, function, [value.detach() for value in inputs])
-        mode = "reduce-overhead" if self._device.type == "cuda" else None
-        self._run = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
+        self._graph = _graph(network, function, [value.detach() for value in inputs])
         self._turn, self._started = Lock(), False
+        mode = "reduce-overhead" if self._device.type == "cuda" else None
+        compiled = engine == "compiled"
+        self._run: Any = torch.compile(self._graph, fullgraph=True, dynamic=False, mode=mode) if compiled else None
 
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Return the results of the function, copied if CUDA graphs would overwrite them."""
+    def __call__(self, *inputs: Tensor, fixed: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Return the results of the function of inputs and `fixed` ones, whose values nobody changes."""
         with self._turn, torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             try:
-                results = self._run(*inputs)
+                if self._run is None:  # recorded with the first inputs
+                    self._run = _Recorded(self._graph, inputs, fixed)
+                if isinstance(self._run, _Recorded):
+                    results = self._run(inputs, fixed)
+                else:  # copied where the next replay would overwrite them
+                    results = [r.clone() if r.is_cuda else r for r in self._run(*inputs, *fixed)]
             except Exception as error:
                 if self._started or out_of_memory(error):
                     raise
                 refuse(f"one that cannot be compiled ({_first_line(error)})", error)
             self._started = True
-            return [result.clone() for result in results] if self._device.type == "cuda" else list(results)
+            return results
 
 
-def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program]) -> Program:
+class _Recorded:
+    """Hold a graph of operators as a CUDA graph."""
+
+    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
+        self._device = inputs[0].device
+        _fold_constants(graph)
+        self._inputs, self._fixed = [value.clone() for value in (*inputs, *fixed)], fixed
+        self._recorded, self._last = torch.cuda.CUDAGraph(), torch.cuda.Event()
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):  # also makes its device the current one
+            for _ in range(2):  # libraries choose kernels, and Triton compiles them, before anything is recorded
+                graph(*self._inputs)
+            # Other threads may allocate meanwhile.
+            with torch.cuda.graph(self._recorded, stream=stream, capture_error_mode="thread_local"):
+                self._results: Sequence[Tensor] = graph(*self._inputs)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+
+    def __call__(self, inputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies of the results, which the next call overwrites."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._last)  # another thread may have called, on another stream
+        for place, value in zip(self._inputs, inputs, strict=False):
+            place.copy_(value)
+        if any(a is not b for a, b in zip(fixed, self._fixed, strict=True)):
+            for place, value in zip(self._inputs[len(inputs) :], fixed, strict=True):
+                place.copy_(value)
+            self._fixed = fixed
+        self._recorded.replay()
+        results = [result.clone() for result in self._results]
+        self._last.record(stream)
+        return results
+
+
+def _fold_constants(graph: fx.GraphModule) -> None:
+    """Compute once what depends on no input and no weight: a CUDA graph cannot send numbers to the device."""
+    values: dict[fx.Node, Any] = {}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and getattr(graph, node.target).device.type == "cpu":
+            values[node] = getattr(graph, node.target)
+        elif node.op == "call_function" and all(before in values for before in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    for number, (node, value) in enumerate(values.items()):
+        if node.op == "call_function" and not values.keys() >= node.users.keys():
+            graph.register_buffer(f"constant_{number}", value, persistent=False)
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.get_attr(f"constant_{number}"))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def program_for(network: Network, x: Any, key: Any, engine: Engine, make: Callable[[], Program]) -> Program:
     """Return the cached program for inputs shaped like `x` and a `key` of all other options, or make one."""
     if isinstance(x, Items):
         raise ArgumentError(
-            "expected engine='auto' with collate=; found a compiled engine, which needs batches of one shape."
+            f"expected engine='auto' with collate=; found engine={engine!r}, which needs batches of one shape."
         )
     kind = network.weight.device.type
+    if engine == "recorded" and kind != "cuda":
+        raise ArgumentError(
+            f"expected a model on a CUDA device with engine='recorded'; found one on {kind!r}. Use engine='compiled'."
+        )
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    whole = "program", repr(map_values(x, _form)), cast, torch.get_float32_matmul_precision(), key
+    whole = "program", repr(map_values(x, _form)), cast, torch.get_float32_matmul_precision(), engine, key
     programs: dict[Any, Program] = network.notes.setdefault("programs", {})
     if whole not in programs:
         with _COMPILING:
@@ -119,7 +185,9 @@ def compiled_moments(
     `tries_prefix` returns True if the layers before the first site can run once for all draws.
     """
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
-    program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix()))
+    program = program_for(
+        network, x, key, options.engine, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix())
+    )
     device, stream = network.weight.device, Stream()
 
     def sent() -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
@@ -136,7 +204,7 @@ def compiled_moments(
     fixed = key, options.seed, options.draws, stream_of(device), *rates.values()
     common, chunks = remembered(cached, fixed, _MOST, sent)
     for number, (weights, keys) in enumerate(chunks):
-        origin, mean, squares = program(*tensors(x), *common, weights, keys)
+        origin, mean, squares = program(*tensors(x), fixed=(*common, weights, keys))
         stream.merge(origin, mean, squares, min(chunk, options.draws - number * chunk))
     return Moments(*stream.moments(), options.draws)
 
@@ -164,7 +232,8 @@ def _chunk_program(
     rows, device = row_count(x), network.weight.device
 
     def of_chunk(batch: Any, limits: Tensor, scales: Tensor, weights: Tensor, keys: Tensor) -> list[Tensor]:
-        thinner, prefix = _Hashed(sites, keys, limits, scales), Prefix(rows) if once else None
+        thinner = _Hashed(sites, keys, limits, scales, _thinned if options.engine == "recorded" else _multiplied)
+        prefix = Prefix(rows) if once else None
         drawn, _ = drawn_output(network, batch, sites, thinner, chunk, options, prefix)
         outputs = split(drawn, 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
@@ -176,16 +245,32 @@ def _chunk_program(
     example = [torch.zeros(len(sites), dtype=torch.int32, device=device)]
     example += [torch.ones(len(sites), dtype=torch.float64, device=device), torch.ones(chunk, device=device)]
     function, inputs = batch_function((x, *example, _keys(sites, 0, range(chunk), device)), lambda all: of_chunk(*all))
-    return Program(network, function, inputs)
+    return Program(network, function, inputs, options.engine)
+
+
+@torch.library.custom_op("latedrop::thinned", mutates_args=())
+def _thinned(value: Tensor, keys: Tensor, shape: Sequence[int], limit: Tensor, scale: Tensor) -> Tensor:
+    """Multiply a value `(draws, ...)` by masks `(draws, *shape)`, by one kernel where there is one for it."""
+    kernel = kernel_for(value, keys, shape, limit, scale)
+    return _multiplied(value, keys, shape, limit, scale) if kernel is None else kernel(value)
+
+
+def _multiplied(value: Tensor, keys: Tensor, shape: Sequence[int], limit: Tensor, scale: Tensor) -> Tensor:
+    """Multiply a value `(draws, ...)` by masks in float32 or float64, by plain operators."""
+    keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= limit
+    wide = torch.promote_types(value.dtype, torch.float32)
+    return (value * torch.where(keep, scale.to(wide), 0.0)).to(value.dtype)
 
 
 class _Hashed:
-    """Make masks by plain operators, which are compiled into the kernel of the layer's input; implements `Thinner`."""
+    """Make masks from keys, limits and scales that are inputs of a graph; implements `Thinner`."""
 
-    def __init__(self, sites: Sequence[Site], keys: Tensor, limits: Tensor, scales: Tensor) -> None:
+    def __init__(
+        self, sites: Sequence[Site], keys: Tensor, limits: Tensor, scales: Tensor, multiply: Callable[..., Tensor]
+    ) -> None:
         self._numbers = {site.name: number for number, site in enumerate(sites)}
         self._keys = {(site.name, call): row for (site, call), row in zip(_masks_of(sites), keys, strict=True)}
-        self._limits, self._scales, self._draws = limits, scales, keys.shape[1]
+        self._limits, self._scales, self._draws, self._multiply = limits, scales, keys.shape[1], multiply
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """Multiply a value by the mask of a site and call; see `Thinner`."""
@@ -198,10 +283,8 @@ class _Hashed:
         if (site.name, call) not in self._keys:
             refuse(f"a layer that runs more often than when the sites were found ({site.name})")
         keys, number = self._keys[site.name, call], self._numbers[site.name]
-        keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= self._limits[number]
-        wide = torch.promote_types(value.dtype, torch.float32)
-        mask = torch.where(keep, self._scales[number].to(wide), 0.0)
-        return (value * mask.movedim(0, axis)).to(value.dtype)
+        thinned = self._multiply(value.movedim(axis, 0), keys, shape, self._limits[number], self._scales[number])
+        return thinned.movedim(0, axis)
 
 
 def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:

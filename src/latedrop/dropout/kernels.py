@@ -41,8 +41,11 @@ def _product(  # type: ignore[no-untyped-def]
     out, value, keys, least, scale, blocks, out_draw, value_draw,
     rows, value_row, out_row,
     n1, value1, out1, unit1, n2, value2, out2, unit2,
-    two: tl.constexpr, wide: tl.constexpr, high: tl.constexpr, repeats: tl.constexpr,
+    two: tl.constexpr, wide: tl.constexpr, high: tl.constexpr, repeats: tl.constexpr, read: tl.constexpr,
 ):  # fmt: skip
+    if read:  # threshold less 2^31, and scale, from memory: a CUDA graph serves all rates
+        least = tl.load(least).to(tl.uint32, bitcast=True) ^ tl.full((), 0x80000000, tl.uint32)
+        scale = tl.load(scale).to(tl.float32)
     draw = tl.program_id(1).to(tl.int64)
     place = (tl.program_id(0) % blocks) * wide + tl.arange(0, wide)
     if two:
@@ -64,20 +67,23 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 def product(
-    value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale: float
+    value: Tensor, keys: Tensor, shape: Sequence[int], least: int | Tensor, scale: float | Tensor
 ) -> Callable[[Tensor], Tensor] | None:
     """Return a function of values like this one, `(draws, ...)`: times the masks `(draws, *shape)` of these keys.
 
     In single precision, rounded to the dtype of the value, with the axes in memory as the value has them. None where
-    they are too irregular for the kernel.
+    they are too irregular for the kernel. `least` is the threshold of the hash; or a tensor of it less 2^31, as
+    int32, with a tensor of the scale.
     """
     plan = _planned(value.shape, value.stride(), tuple(shape))
     if plan is None or len(keys) > _MOST_DRAWS:
         return None
     strides, programs, blocks, axes, constants = plan
     sizes, dtype, device, grid = value.shape, value.dtype, value.device, (programs, len(keys), 1)
+    read = isinstance(least, Tensor)
     # A wide threshold makes one kernel serve all rates.
-    arguments = (keys, least | (1 << 40), scale, blocks, strides[0], value.stride(0), *axes, *constants)
+    limit = least if isinstance(least, Tensor) else least | (1 << 40)
+    arguments = (keys, limit, scale, blocks, strides[0], value.stride(0), *axes, *constants, read)
     start: Any = None  # of the compiled kernel, without Triton's look at every argument
 
     def launch(value: Tensor) -> Tensor:

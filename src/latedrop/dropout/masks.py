@@ -90,14 +90,17 @@ class DrawMasks:
         rate = self.rates[site.name]
         if rate == 0:
             return value
-        if axis == 0 and value.is_cuda and not (value.requires_grad and torch.is_grad_enabled()):
-            place = site.name, call, value.shape, value.stride(), value.dtype
+        if value.is_cuda and not (value.requires_grad and torch.is_grad_enabled()):
+            draws_first = value.movedim(axis, 0) if axis else value
+            place = site.name, call, axis, value.shape, value.stride(), value.dtype
             kernel: Any = self.ready.get(place)
             if kernel is None:  # False: there is none
-                kernel = kernel_for(value, self._keys(site.name, call, value.device), shape, rate) or False
+                keys = self._keys(site.name, call, value.device)
+                kernel = kernel_for(draws_first, keys, shape, threshold(rate), 1.0 / (1.0 - rate)) or False
                 self.ready[place] = kernel
             if kernel:
-                return kernel(value)  # type: ignore[no-any-return]
+                thinned: Tensor = kernel(draws_first)
+                return thinned.movedim(0, axis) if axis else thinned
         made = self._mask(site.name, call, shape, rate, value)
         thin = value * (made.movedim(0, axis) if axis else made)
         return thin if thin.dtype == value.dtype else thin.to(value.dtype)  # the product alone is rounded
@@ -222,15 +225,17 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, *, double: boo
     return torch.from_numpy(values).view(len(keys), *shape)
 
 
-def kernel_for(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Callable[[Tensor], Tensor] | None:
+def kernel_for(
+    value: Tensor, keys: Tensor, shape: Sequence[int], least: int | Tensor, scale: float | Tensor
+) -> Callable[[Tensor], Tensor] | None:
     """Return a function that multiplies values like this one, `(draws, ...)`, by masks `(draws, *shape)`.
 
-    It is one CUDA kernel; None where there is none for such values.
+    It is one CUDA kernel, see `kernels.product`; None where there is none for such values.
     """
     kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
-    if kernels is None or type(value) is not Tensor or being_traced():
+    if kernels is None or type(value) is not Tensor or (being_traced() and not isinstance(least, Tensor)):
         return None
-    return kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate))  # type: ignore[no-any-return]
+    return kernels.product(value, keys, shape, least, scale)  # type: ignore[no-any-return]
 
 
 def hashes(keys: Tensor, units: int) -> Tensor:

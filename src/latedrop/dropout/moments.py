@@ -19,9 +19,14 @@ from latedrop.network.network import Readout
 from latedrop.options import AtLeast, check_options, shown
 from latedrop.torch_private import being_traced
 
-__all__ = ["MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of", "out_of_memory"]
+__all__ = [
+    *("MOST_DRAWS", "PROGRAMS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of"),
+    "out_of_memory",
+]
 
-Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
+Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled", "recorded"]
+PROGRAMS = ("compiled", "recorded")
+"""The engines that make a program of the network for inputs of one shape."""
 MOST_DRAWS = 1_000_000
 """More would take days, and come from a slip of the pen or a file that was tampered with."""
 
@@ -43,8 +48,8 @@ class Sampling:
     def __post_init__(self) -> None:
         object.__setattr__(self, "draws", checked_draws(self.draws))
         check_options(self, "latedrop.sample")
-        if self.engine == "compiled" and self.keep:
-            raise ArgumentError("expected another engine with keep_draws=True; the compiled one has moments alone.")
+        if self.engine in PROGRAMS and self.keep:
+            raise ArgumentError(f"expected another engine with keep_draws=True; {self.engine!r} has moments alone.")
 
 
 def checked_draws(draws: Any) -> int:

@@ -22,7 +22,7 @@ from latedrop.data.batches import is_loader
 from latedrop.data.rows import Collate, Graphs, Items, copied, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
-from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
+from latedrop.dropout.moments import PROGRAMS, Engine, Moments, Sampling, Stream, moments_of, out_of_memory
 from latedrop.dropout.prefix import REMEMBERED, Copying, Prefix, drawn_output, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.find_sites import placed_batches
@@ -74,7 +74,7 @@ def sample(
         keep_draws: also return every draw.
         engine: `"auto"`: draws are rows of one batch, or run one by one where rows affect each other; `"rows"` and
             `"loop"` force one of them; `"compiled"`: by `torch.compile`, for many predictions on inputs of one shape,
-            as the first takes seconds to compile.
+            as the first takes up to a minute; `"recorded"`: by a CUDA graph, likewise, whose first takes seconds.
         collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -173,7 +173,7 @@ class _ThinnedNetworks:
         self._prefix: Prefix | None = None
         known, passes = network.notes.get("prefix"), passes * -(-draws // self._chunk)
         if self._as_rows and known is not False and not isinstance(x, Items):
-            asked = options.engine == "compiled" or worth_it(x, draws, passes, len(sites))
+            asked = options.engine in PROGRAMS or worth_it(x, draws, passes, len(sites))
             if known if self._traced else asked:
                 self._prefix = Prefix(self._rows, REMEMBERED.get(network.weight.device.type, 0) if passes > 1 else 0)
         once = ", first layers once" if self._prefix else ""
@@ -182,7 +182,7 @@ class _ThinnedNetworks:
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Return mean and variance over all draws, at a rate for each site."""
         self._rates = rates
-        if self._options.engine == "compiled":
+        if self._options.engine in PROGRAMS:
             chunk = self._chunk if self._as_rows else 1
             return compiled_moments(self._network, self._x, self._sites, rates, self._options, chunk, self.tries_prefix)
         stream, outputs_by_chunk, draws = Stream(), [], self._options.draws

@@ -48,7 +48,7 @@ from latedrop.data.batches import (
 )
 from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
 from latedrop.dropout.first_order import unit_variances
-from latedrop.dropout.moments import Engine, Moments, out_of_memory
+from latedrop.dropout.moments import PROGRAMS, Engine, Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates, try_prefix
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
@@ -153,10 +153,9 @@ class Batched(Generic[_Record, _Made]):
             self._weights.check(self.model)
         x = place(x, self._network.weight, check=False, cut=True)
         run = step = partial(self._step, **options) if options else self._step
-        if self.engine == "compiled" and self._is_whole(**options):
-            run = partial(
-                predicted_whole, self._network, calibration=self.calibration, readout=self.readout, predicted=step
-            )
+        if self.engine in PROGRAMS and self._is_whole(**options):
+            how: dict[str, Any] = {"readout": self.readout, "engine": self.engine}
+            run = partial(predicted_whole, self._network, calibration=self.calibration, predicted=step, **how)
         try:
             try:
                 made = [run(part) for part in row_batches(x, self.batch_size)]
@@ -628,7 +627,7 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
     def _drawn(self, x: Any, rate: float, readout: Readout, *, keep: bool = False) -> Moments:
         """Run thinned networks; compiled programs have moments alone, so that classes run without these."""
         c, engine = self.calibration, self.engine
-        engine = "auto" if engine == "compiled" else engine
+        engine = "auto" if engine in PROGRAMS else engine
         options = DrawOptions(c.draws or _DRAWS, c.seed, readout, self.chunk, keep=keep, engine=engine)
         return sample_rates(self._network, x, [rate], c.sites, options)[0]
 

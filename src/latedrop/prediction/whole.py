@@ -17,7 +17,7 @@ from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import floating
 from latedrop.dropout.compiled import Program, batch_function, program_for, readout_key, refuse
-from latedrop.dropout.moments import out_of_memory
+from latedrop.dropout.moments import Engine, out_of_memory
 from latedrop.errors import LatedropError
 from latedrop.network.network import Network, Readout
 from latedrop.prediction.prediction import ClassPrediction, Prediction
@@ -29,7 +29,7 @@ _HALF = 0.2  # both, where the model computes in half precision: a deep network 
 
 
 def predicted_whole(
-    network: Network, x: Any, calibration: Any, readout: Readout, predicted: Callable[[Any], Any]
+    network: Network, x: Any, calibration: Any, readout: Readout, engine: Engine, predicted: Callable[[Any], Any]
 ) -> Any:
     """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
@@ -39,7 +39,7 @@ def predicted_whole(
         refuse(f"terms that look for the nearest of other rows ({nearest})")
     function, tensors = batch_function(x, lambda batch: _with_largest(_values(predicted(batch)), floating(batch)))
     key = "whole", id(calibration), readout_key(readout)
-    program = program_for(network, x, key, lambda: Program(network, function, tensors))
+    program = program_for(network, x, key, engine, lambda: Program(network, function, tensors, engine))
     try:
         *results, largest = program(*tensors)
     except Exception as error:
