@@ -86,8 +86,11 @@ class _Leverage(Term):
             learned.sample = _left_out((some @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
         return learned
 
-    def directions(self, vectors: Tensor) -> Tensor:
-        """Return `(K, n, D)` from rows `(n, K, D - 1)`: in the metric, where squares add up to the leverage."""
+    def directions(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
+        """Return `(K, n, D)` from rows `(n, K, D - 1)`: in the metric, where squares add up to the leverage.
+
+        In double precision where `exact`, and on a GPU.
+        """
         if self.root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         if vectors.shape[1:] != (self.root.shape[0], self.root.shape[1] - 1):
@@ -95,22 +98,26 @@ class _Leverage(Term):
                 f"expected rows of shape {(self.root.shape[0], self.root.shape[1] - 1)}, as the reference rows have; "
                 f"found {tuple(vectors.shape[1:])}. Calibrate again, without sites whose width changes with the input."
             )
-        # In double precision: with more numbers than rows, a row's own share of its leverage is nearly all of it.
-        root = self._roots.on(vectors.device)[0].double()
+        # float32 rounds features as much; but with more numbers than rows, a row's own share is nearly all of it.
+        exact = exact or vectors.is_cuda or torch.get_float32_matmul_precision() != "highest"
+        dtype = torch.float64 if exact else torch.promote_types(vectors.dtype, torch.float32)
+        root = self._roots.on(vectors.device)[dtype == torch.float64]
         # Stacked: onnxruntime 1.23 fuses transpositions into products, and lacks these in double precision.
-        rows = torch.stack(vectors.double().unbind(1))
+        rows = torch.stack(vectors.to(dtype).unbind(1))
         return torch.baddbmm(root[:, None, :, -1], rows, root[:, :, :-1].mT)
 
     @cached_property
     def _roots(self) -> OnDevices:
         assert self.root is not None
-        return OnDevices(self.root)
+        return OnDevices(self.root.float(), self.root.double())
 
     def _measured(self, vectors: Tensor, index: Tensor | None) -> Tensor:
         """Return the leverage `(n, K)` of rows `(n, K, D)`."""
         at_once = _ROWS if vectors.device.type == "cpu" and not being_traced() else max(1, len(vectors))
-        value = torch.cat([self.directions(part).square().sum(2).T for part in vectors.split(at_once)])
-        return _left_out(value, self.rows) if self.own and index is not None else value
+        without_itself = self.own and index is not None
+        parts = [self.directions(part, exact=without_itself).square().sum(2).T for part in vectors.split(at_once)]
+        value = torch.cat(parts).double()
+        return _left_out(value, self.rows) if without_itself else value
 
 
 @record
