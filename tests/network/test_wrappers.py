@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
-from latedrop.errors import SiteError
+from latedrop.errors import ArgumentError, SiteError
 from latedrop.weights import fingerprint
 from rounding import assert_same_up_to_rounding
 
@@ -127,3 +129,12 @@ def test_copies_on_several_devices_are_refused() -> None:
     sites = find_sites(model, torch.randn(6, 4))
     with pytest.raises(SiteError, match=r"DataParallel on 2 devices.*inject\(model.module"), inject(model, sites, 0.1):
         pass
+
+
+def test_a_model_without_its_weights_is_refused(group: None) -> None:
+    offload = pytest.importorskip("accelerate").cpu_offload
+    with pytest.raises(ArgumentError, match=r"expected weights in memory; found 'head' and 4 others.*Load the whole"):
+        find_sites(offload(Net(), execution_device=torch.device("cpu")), torch.randn(3, 4))
+    sharded = fully_shard(Net(), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(SiteError, match="expected a model that can be copied"):
+        find_sites(sharded, torch.randn(3, 4))

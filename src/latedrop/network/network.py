@@ -369,6 +369,13 @@ def check_module(model: Any) -> None:
             f"expected a torch.nn.Module; found {type(model).__name__}. {remedy}; an exported program becomes one with "
             "latedrop.load_program(program)."
         )
+    absent = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if absent:
+        raise ArgumentError(
+            f"expected weights in memory; found {absent[0]!r} and {len(absent) - 1} others on the meta device, where "
+            "offloading, as by accelerate, leaves them between passes. Load the whole model on one device, in half "
+            "precision where it is too large."
+        )
 
 
 def _rolled(generators: Sequence[torch.Generator], before: Sequence[Tensor]) -> bool:
