@@ -54,19 +54,8 @@ def _rule(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @_rule(aten.convolution_backward.default)
-def _convolution_backward(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    _: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor, None, None]:
+def _convolution_backward(gradient: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, None, None]:
+    _, stride, padding, dilation, transposed, _, groups, mask = options
     if mask[1] or mask[2]:
         refuse("that differentiates with respect to weights (convolution_backward)")
     stride, padding, dilation = (_each(sizes, weight.dim() - 2) for sizes in (stride, padding, dilation))
@@ -91,16 +80,8 @@ def _max_pool_backward(gradient: Tensor, x: Tensor, *options: Any) -> Tensor:
 
 
 @_rule(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
-def _avg_pool_backward(
-    gradient: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
+def _avg_pool_backward(gradient: Tensor, x: Tensor, kernel: Sequence[int], *options: Any) -> Tensor:
+    stride, padding, ceil_mode, count_include_pad, divisor = options
     axes = x.dim() - 2
     kernel, stride, padding = (_each(sizes, axes) for sizes in (kernel, stride or kernel, padding))
     if ceil_mode or divisor is not None or (any(padding) and not count_include_pad):

@@ -22,12 +22,6 @@ from latedrop.torch_private import plain_kernels, traced
 __all__ = ["refuse", "traced_for_any_rows"]
 
 _ROWS = (3, 5)
-_SAME = ("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "view_as", "contiguous", "positive")
-"""Operators that return their argument."""
-_VIEWS = ("permute", "transpose", "t")
-"""Of weights these stay in the graph: a second copy of the weights would only make the file larger."""
-_GROWING = ("expand", "repeat")
-"""Operators that may make as many rows of a constant as there are."""
 _OTHERWISE = "that does other operations for other numbers of rows"
 _LARGE = 1024  # numbers of a mask that is worth a byte for each instead of four
 
@@ -105,7 +99,7 @@ class _Merge:
         if not isinstance(b, fx.Node) or b.op != "get_attr":
             refuse(_OTHERWISE)
         if a not in self._nodes:
-            value, other = (_value(module, node) for module, node in zip(self._traces, (a, b), strict=True))
+            value, other = (getattr(trace, str(node.target)) for trace, node in zip(self._traces, (a, b), strict=True))
             if value.shape != other.shape or not torch.equal(value, other):
                 refuse("with a tensor that it makes from the number of rows, which cannot be written down")
             self._nodes[a] = self._mask(value) or self._buffer(value)
@@ -147,80 +141,5 @@ def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> 
         if "_local_scalar_dense" in str(error):
             refuse("whose Python code decides by values of its tensors (_local_scalar_dense)", error)
         refuse(f"that cannot be traced ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})", error)
-    _tidy(module)
+    module.graph.eliminate_dead_code()
     return module
-
-
-def _tidy(module: fx.GraphModule) -> None:
-    """Remove copies and unused nodes, merge equal operations and compute constants."""
-    graph = module.graph
-    graph.eliminate_dead_code()
-    known: dict[str, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        source = _source(node)
-        if source is None:
-            key = repr((node.target, node.args, node.kwargs))
-            if key not in known:
-                known[key] = _folded(module, node)
-            source = known[key]
-        if source is not node:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def _kind(target: Any) -> str:
-    """Return an operator's name without its variant, such as `add`."""
-    return str(target).removeprefix("aten.").partition(".")[0]
-
-
-def _source(node: fx.Node) -> fx.Node | None:
-    """Return the node whose value a node repeats."""
-    kind = _kind(node.target)
-    if kind in _SAME and isinstance(node.args[0], fx.Node):
-        return node.args[0]
-    if kind == "slice" and isinstance(node.args[0], fx.Node) and _meta(node.args[0]) == _meta(node):
-        return node.args[0]  # of all that there is
-    if kind == "mul":  # masks of ones, whose gradients alone were asked for
-        for value, ones in (node.args[:2], node.args[1::-1]):
-            unit = isinstance(ones, fx.Node) and _kind(ones.target) == "full" and ones.args[1] in (1, 1.0)
-            if unit and isinstance(value, fx.Node) and _meta(value) == _meta(node):
-                return value
-    return None
-
-
-def _meta(node: fx.Node) -> Any:
-    value = node.meta.get("val")
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else None
-
-
-def _folded(module: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """Replace an operation on constants by its result; return any other node as it is."""
-    kind, value = _kind(node.target), node.meta.get("val")
-    if not node.all_input_nodes or not isinstance(value, Tensor) or kind in (*_VIEWS, *_GROWING) or not _is_fixed(node):
-        return node
-    name = f"_folded_{node.name}"
-    module.register_buffer(name, _value(module, node).detach())
-    with module.graph.inserting_before(node):
-        constant = module.graph.get_attr(name)
-    constant.meta["val"] = value
-    return constant
-
-
-def _is_fixed(node: fx.Node) -> bool:
-    """Return True if a node computes from constants alone, which are nodes themselves, or views of one."""
-    return all(
-        source.op == "get_attr" or (_kind(source.target) in _VIEWS and _is_fixed(source))
-        for source in node.all_input_nodes
-    )
-
-
-def _value(module: fx.GraphModule, node: fx.Node) -> Tensor:
-    """Return the value of a constant, or of an operation on constants."""
-    if node.op == "get_attr":
-        constant: Tensor = getattr(module, str(node.target))
-        return constant
-    args = fx.map_arg((node.args, node.kwargs), lambda source: _value(module, source))
-    return node.target(*args[0], **args[1])  # type: ignore[operator,no-any-return]
