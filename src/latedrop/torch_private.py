@@ -32,27 +32,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "Operator",
-    "Watching",
-    "bare",
-    "being_exported",
-    "being_traced",
-    "decompositions_of",
-    "draws_numbers",
-    "is_wrapper",
-    "operator_of",
-    "plain_call",
-    "plain_function",
-    "plain_kernels",
-    "plain_names",
-    "reroute_calls",
-    "restore_calls",
-    "set_grad",
-    "traced",
-    "uncompiled",
-    "unwrapped",
-    "version_of",
-    "without_cudnn",
+    *("Operator", "Watching", "bare", "being_exported", "being_traced", "decompositions_of", "draws_numbers"),
+    *("is_wrapper", "operator_of", "plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls"),
+    *("restore_calls", "set_grad", "traced", "uncompiled", "unwrapped", "version_of", "without_cudnn"),
     "wrapper_tensor",
 ]
 
@@ -67,7 +49,6 @@ class Operator:
     Attributes:
         name: without its namespace.
         arguments, defaults: the names of its arguments, in order; the defaults of some.
-        tensors: the places of the arguments that are tensors.
         written: the names of the arguments that it changes.
         overload: the name of the variant.
         random: whether it may draw from a global generator.
@@ -76,7 +57,6 @@ class Operator:
     name: str
     arguments: tuple[str, ...]
     defaults: Mapping[str, Any]
-    tensors: tuple[int, ...]
     written: tuple[str, ...]
     overload: str
     random: bool
@@ -97,7 +77,6 @@ def operator_of(func: Any) -> Operator | None:
         name=declared.name.partition("::")[2],
         arguments=tuple(argument.name for argument in arguments),
         defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
-        tensors=tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type)),
         written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
         random=torch.Tag.nondeterministic_seeded in func.tags,
@@ -249,9 +228,6 @@ class _Route:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.route(self.module, self.call, *args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return plain_call(memo.get(id(self.module), self.module))
 
     def __reduce__(self) -> Any:
         return plain_call, (self.module,)

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from threading import RLock
@@ -331,9 +331,6 @@ class Network:
                 for generator, state in zip(generators, before, strict=True):
                     generator.set_state(state)
         return result
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Network:
-        return Network(deepcopy(self.model, memo))
 
     def __reduce__(self) -> Any:
         return Network, (self.model,)
