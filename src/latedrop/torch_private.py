@@ -48,22 +48,21 @@ class Operator:
 
     Attributes:
         name: without its namespace.
-        arguments, defaults: the names of its arguments, in order; the defaults of some.
+        arguments: their names, in order, with the defaults of some; None of others.
         written: the names of the arguments that it changes.
         overload: the name of the variant.
         random: whether it may draw from a global generator.
     """
 
     name: str
-    arguments: tuple[str, ...]
-    defaults: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     written: tuple[str, ...]
     overload: str
     random: bool
 
     def values(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """Return all arguments of a call by name."""
-        return {**self.defaults, **dict(zip(self.arguments, args, strict=False)), **kwargs}
+        return {**self.arguments, **dict(zip(self.arguments, args, strict=False)), **kwargs}
 
 
 @cache
@@ -72,12 +71,10 @@ def operator_of(func: Any) -> Operator | None:
     declared = getattr(func, "_schema", None)
     if declared is None:
         return None
-    arguments = declared.arguments
     return Operator(
         name=declared.name.partition("::")[2],
-        arguments=tuple(argument.name for argument in arguments),
-        defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
-        written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        arguments={a.name: a.default_value for a in declared.arguments},
+        written=tuple(a.name for a in declared.arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
