@@ -8,7 +8,7 @@ constant matrices along each axis, and so are their gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, NoReturn
 
@@ -98,19 +98,12 @@ def _adaptive_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
     return _transposed(gradient, x.shape, lambda x: aten._adaptive_avg_pool2d(x, gradient.shape[2:]))
 
 
-@_rule(aten.upsample_nearest2d_backward.default)
-def _nearest_backward(gradient: Tensor, size: Any, shape: Sequence[int], *scales: Any) -> Tensor:
-    return _transposed(gradient, shape, lambda x: aten.upsample_nearest2d(x, size, *scales))
+def _resize_backward(resize: Any, gradient: Tensor, size: Any, shape: Sequence[int], *options: Any) -> Tensor:
+    return _transposed(gradient, shape, lambda x: resize(x, size, *options))
 
 
-@_rule(aten._upsample_nearest_exact2d_backward.default)
-def _nearest_exact_backward(gradient: Tensor, size: Any, shape: Sequence[int], *scales: Any) -> Tensor:
-    return _transposed(gradient, shape, lambda x: aten._upsample_nearest_exact2d(x, size, *scales))
-
-
-@_rule(aten.upsample_bilinear2d_backward.default)
-def _bilinear_backward(gradient: Tensor, size: Any, shape: Sequence[int], corners: bool, *scales: Any) -> Tensor:
-    return _transposed(gradient, shape, lambda x: aten.upsample_bilinear2d(x, size, corners, *scales))
+for _name in ("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d"):
+    _RULES[getattr(aten, f"{_name}_backward").default] = partial(_resize_backward, getattr(aten, _name))
 
 
 def _transposed(gradient: Tensor, shape: Sequence[int], resize: Callable[[Tensor], Tensor]) -> Tensor:
