@@ -32,7 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    *("Operator", "Watching", "bare", "being_exported", "being_traced", "decompositions_of", "draws_numbers"),
+    *("Operator", "Watching", "bare", "being_traced", "decompositions_of", "draws_numbers"),
     *("is_wrapper", "operator_of", "plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls"),
     *("restore_calls", "set_grad", "traced", "uncompiled", "unwrapped", "version_of", "without_cudnn"),
     "wrapper_tensor",
@@ -173,12 +173,7 @@ def _tracing(*, exporting: bool) -> Iterator[None]:
 
 
 being_traced = _TRACING.get
-"""Returns what a function is traced for while `traced` runs in this thread: values are not to be looked at then."""
-
-
-def being_exported() -> bool:
-    """Return True while `traced` runs in this thread for an ONNX file."""
-    return _TRACING.get() == "file"
+"""Return what `traced` traces a function of this thread for, "program" or (ONNX) "file"; values are not read then."""
 
 
 set_grad = torch._C._set_grad_enabled
