@@ -32,10 +32,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    *("Operator", "Watching", "bare", "being_traced", "decompositions_of", "draws_numbers"),
-    *("is_wrapper", "operator_of", "plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls"),
-    *("restore_calls", "set_grad", "traced", "uncompiled", "unwrapped", "version_of", "without_cudnn"),
-    "wrapper_tensor",
+    *("Operator", "Watching", "bare", "being_traced", "decompositions_of", "draws_numbers", "operator_of"),
+    *("plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls", "restore_calls", "set_grad"),
+    *("traced", "uncompiled", "unwrapped", "version_of", "without_cudnn", "wrapper_tensor"),
 ]
 
 plain_function = torch._C._disabled_torch_function_impl
@@ -235,11 +234,6 @@ def bare(model: nn.Module) -> nn.Module:
     while (attribute := _wrapped_attribute(type(model))) is not None:
         model = getattr(model, attribute)
     return model
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """Return True for a module that only calls another one."""
-    return _wrapped_attribute(type(module)) is not None
 
 
 def plain_names(model: nn.Module) -> Callable[[str], str]:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.data.rows import operands, tensors
 from latedrop.errors import SiteError
-from latedrop.torch_private import bare, is_wrapper, set_grad, uncompiled
+from latedrop.torch_private import bare, set_grad, uncompiled
 
 __all__ = ["Guard", "private_copy"]
 
@@ -57,7 +57,7 @@ def private_copy(model: nn.Module, *, gradients: bool = False, buffers: bool = T
         memo = _memo(model, gradients, buffers)
         try:
             for module in reversed(list(model.modules())):
-                if is_wrapper(module):
+                if bare(module) is not module:
                     memo[id(module)] = copy.deepcopy(bare(module), memo)
             made: nn.Module = copy.deepcopy(model, memo)
             for graph in graphs:
