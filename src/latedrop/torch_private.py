@@ -9,6 +9,7 @@
 - `_torchdynamo_orig_callable` is the function that `torch.compile` was given.
 - `_is_exporting_flag` and `_is_compiling_flag` tell models that they are traced.
 - `_set_grad_enabled` is what a mode of torch functions sees of `no_grad`.
+- `DisableTorchFunction` runs what no mode of torch functions is to see.
 - `_functorch` finds the tensor inside the transforms of `torch.func`, whose graph is that of the caller.
 - `_call_impl` and `_compiled_call_impl` let calls of a module go elsewhere, whether it is compiled or not.
 - `_orig_mod` is the module inside one that `torch.compile` made.
@@ -34,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     *("Operator", "Watching", "bare", "being_traced", "decompositions_of", "draws_numbers", "operator_of"),
     *("plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls", "restore_calls", "set_grad"),
-    *("traced", "uncompiled", "unwrapped", "version_of", "without_cudnn", "wrapper_tensor"),
+    *("traced", "uncompiled", "unseen_by_modes", "unwrapped", "version_of", "without_cudnn", "wrapper_tensor"),
 ]
 
 plain_function = torch._C._disabled_torch_function_impl
@@ -174,6 +175,9 @@ def _tracing(*, exporting: bool) -> Iterator[None]:
 being_traced = _TRACING.get
 """Return what `traced` traces a function of this thread for, "program" or (ONNX) "file"; values are not read then."""
 
+
+unseen_by_modes = torch._C.DisableTorchFunction
+"""Returns a context in which no mode of torch functions sees what is called."""
 
 set_grad = torch._C._set_grad_enabled
 """The function that `no_grad` and its relatives call, as a mode of torch functions sees it."""
