@@ -87,7 +87,7 @@ def _cell(text: str) -> str:
     return light(text) if text in ("good", "weak", "bad") else escape(text)
 
 
-def figures(shown: Sequence[Figure], *, small: bool = False) -> str:
+def figures(shown: Sequence[Figure]) -> str:
     """Write figures side by side where there is room."""
     html = []
     for figure in shown:
@@ -97,7 +97,7 @@ def figures(shown: Sequence[Figure], *, small: bool = False) -> str:
             f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}{legend}"
             f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
         )
-    return f'<div class="figures{" small" if small else ""}">{"".join(html)}</div>' if html else ""
+    return f'<div class="figures">{"".join(html)}</div>'
 
 
 def _key(series: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
@@ -13,11 +12,11 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
 from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput, Judgement
-from latedrop.metrics.groups import Floats, Group
+from latedrop.metrics.groups import Floats
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
 from latedrop.report.html import Figure, figures, heading, lights, paragraph, table
-from latedrop.report.svg import SHARES, SMALL, Axis, Plot, robust_limit, spread
+from latedrop.report.svg import SHARES, Axis, Plot, robust_limit, spread
 from latedrop.report.tables import (
     candidate_table,
     group_table,
@@ -255,13 +254,7 @@ def _constant(output: JudgedOutput) -> float | None:
 
 def _groups(output: JudgedOutput) -> Iterator[str]:
     """Write where the intervals hold less: by deviation, and along the inputs."""
-    shown, all_values = len(output.values.mean), output.values.of
-    said = "Coverage by predicted deviation, prediction and inputs, the largest difference first. Inside the grey band "
-    said += "it differs from the level by no more than chance (two standard errors)."
-    some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
     every = [groups for groups in (output.deciles, *output.inputs) if groups]
-    if every:
-        yield paragraph(said + some)
     if not output.deciles:
         few = output.used.rows < 20
         yield paragraph(
@@ -269,54 +262,23 @@ def _groups(output: JudgedOutput) -> Iterator[str]:
             if few
             else "The predicted deviation is the same for all rows: there is nothing to split them by."
         )
-    yield figures([_coverage(output, groups) for groups in every], small=True)
-    off = [(_name(groups), group) for groups in every for group in groups if group.off]
+    if not every:
+        return
+    lines = []
+    for groups in every:
+        name = "predicted deviation" if groups[0].name == "std" else groups[0].name
+        head, *rows = group_table(groups, "range", output.unit)
+        lines += [[name, *row] for row in rows]
+    head = ["input", *head]
+    off = [line for line in lines if line[-1]]
     if off:
-        lines = [["input", *group_table([group for _, group in off], "range", output.unit)[0]]]
-        for name, group in off:
-            lines.append([name, *group_table([group], "range", output.unit)[1]])
-        yield table(lines, "Ranges in which the intervals hold more or less than chance explains.")
-
-
-def _name(groups: Sequence[Group]) -> str:
-    return "predicted deviation" if groups[0].name == "std" else groups[0].name
-
-
-def _coverage(output: JudgedOutput, groups: Sequence[Group]) -> Figure:
-    """Draw the share of rows inside their intervals, and inside those of the constant, group by group."""
-    name, level, xs = _name(groups), output.used.level, list(range(1, len(groups) + 1))
-    constants = [group.constant for group in groups if group.constant is not None]
-    bands = [level + sign * 2 * groups[0].coverage_error for sign in (-1, 1)]
-    least = min([group.coverage for group in groups] + constants + bands)
-    low = max(0.0, math.floor(10 * (least - 0.02)) / 10)
-    step = 0.1 if low >= 0.5 else 0.2 if low >= 0.2 else 0.25
-    ticks = [1 - k * step for k in range(round((1 - low) / step) + 1) if 1 - k * step >= low - 1e-9]
-    middles = tuple((float(k), plain((group.low + group.high) / 2, 3)) for k, group in zip(xs, groups, strict=True))
-    plot = Plot(
-        Axis(0.5, len(groups) + 0.5, "middle of each part", ticks=middles),
-        Axis(low, 1.02, "share inside", ticks=tuple((tick, percent(tick, 0)) for tick in sorted(ticks))),
-        SMALL,
-    )
-    plot.band(bands[0], min(bands[1], 1.02), "two standard errors to either side of the level")
-    plot.across(level, "ideal", f"level {percent(level, 0)}")
-
-    def words(group: Group, share: float) -> str:
-        span = f"{plain(group.low)} to {plain(group.high)}"
-        return f"{span}: {percent(share)} of {group.rows:,} rows, ± {percent(group.coverage_error)}"
-
-    if len(constants) == len(groups):
-        plot.line(xs, constants, _CONSTANT)
-        for x, group, share in zip(xs, groups, constants, strict=True):
-            plot.dot(x, share, _CONSTANT, f"constant, {words(group, share)}", 2.5)
-    plot.line(xs, [group.coverage for group in groups], _USED)
-    for x, group in zip(xs, groups, strict=True):
-        plot.dot(x, group.coverage, _USED, words(group, group.coverage), 3.5)
-    off = [f"{group.off} from {plain(group.low)} to {plain(group.high)}" for group in groups if group.off]
-    ends = [percent(end([group.coverage for group in groups]), 0) for end in (min, max)]
-    chance = f"{ends[0]} to {ends[1]}: no more than chance explains among so many parts."
-    said = f"Holds {' and '.join(off)}." if off else chance
-    legend = {_USED: output.used.label, **({_CONSTANT: "constant"} if constants else {}), "ideal": "level"}
-    return Figure(name, said, plot.svg(f"Coverage along {name}. {said}"), legend)
+        yield table([head, *off], "Ranges in which the intervals hold more or less than chance explains.")
+    else:
+        yield paragraph("No range differs from the level by more than chance explains among so many.")
+    shown, all_values = len(output.values.mean), output.values.of
+    some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
+    said = f"Predicted deviation, prediction and inputs, the largest difference first; ± is one standard error.{some}"
+    yield f"<details><summary>All ranges</summary>{table([head, *lines], said)}</details>"
 
 
 def _strange_rows(judgement: Judgement, c: Calibration) -> str:

@@ -1,7 +1,7 @@
 """Draw figures as SVG text: axes with round ticks, lines, dots and bars, in the colours of the page's style.
 
-A figure is drawn in a box of 360 x 240, or a smaller one; the page scales it to the width that there is. Dots that
-can be pointed at have a `<title>`, which browsers show without a script.
+A figure is drawn in a box of 360 x 240; the page scales it to the width that there is. Dots that can be pointed at have
+a `<title>`, which browsers show without a script.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from latedrop.numerals import plain
 
-__all__ = ["SHARES", "SIZE", "SMALL", "Axis", "Plot", "robust_limit", "spread"]
+__all__ = ["SHARES", "Axis", "Plot", "robust_limit", "spread"]
 
-SIZE, SMALL = (360.0, 240.0), (270.0, 180.0)
+_WIDTH, _HEIGHT = 360, 240
 SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
 """Ticks of an axis of shares."""
 _TOP, _RIGHT, _BOTTOM, _LETTER = 8.0, 18.0, 38.0, 5.6
@@ -63,7 +63,6 @@ class Plot:
 
     x: Axis
     y: Axis
-    size: tuple[float, float] = SIZE
     parts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -72,7 +71,7 @@ class Plot:
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """Return the position of a point in the box; the frame clips points beyond the axes."""
-        right, bottom = self.size[0] - _RIGHT - self.left, self.size[1] - _TOP - _BOTTOM
+        right, bottom = _WIDTH - _RIGHT - self.left, _HEIGHT - _TOP - _BOTTOM
         # Far outside, browsers lose precision; a box to either side is enough.
         across, up = (min(max(value, -1.0), 2.0) for value in (self.x.at(x), self.y.at(y)))
         return round(self.left + across * right, 1), round(_TOP + (1 - up) * bottom, 1)
@@ -100,24 +99,15 @@ class Plot:
         path = f"M{cx - size:g} {cy - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
         self.parts.append(f'<path class="cross {series}" d="{path}">{_title(name)}</path>')
 
-    def band(self, low: float, high: float, name: str = "") -> None:
-        """Shade the area between two values of y, from left to right."""
-        (x1, y1), (x2, y2) = self.place(self.x.low, high), self.place(self.x.high, low)
-        inner = _title(name)
-        self.parts.append(
-            f'<rect class="band" x="{x1:g}" y="{y1:g}" width="{x2 - x1:g}" height="{max(y2 - y1, 0):g}">{inner}</rect>'
-        )
-
     def across(self, y: float, series: str, name: str = "") -> None:
         """Draw a line from left to right."""
         self.segment((self.x.low, y), (self.x.high, y), f"line {series}", name)
 
     def svg(self, words: str) -> str:
         """Return the SVG; `words` describe it for screen readers."""
-        full, high = self.size
-        bottom, right = high - _BOTTOM, full - _RIGHT
+        bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
         clip = f"{self.left:g} {_TOP:g} {right - self.left:g} {bottom - _TOP:g}"
-        html = [f'<svg class="figure" viewBox="0 0 {full:g} {high:g}" role="img" aria-label="{escape(words)}">']
+        html = [f'<svg class="figure" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(words)}">']
         for value, text in self.y.marks():
             y = self.place(self.x.low, value)[1]
             html.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>')
@@ -131,7 +121,7 @@ class Plot:
             html.append(f'<text class="tick middle" x="{x:g}" y="{bottom + 15:g}">{escape(text)}</text>')
         middle = (self.left + right) / 2
         across, up = _shortened(self.x.label, right - self.left), _shortened(self.y.label, bottom - _TOP)
-        html.append(f'<text class="axis middle" x="{middle:g}" y="{high - 5:g}">{escape(across)}</text>')
+        html.append(f'<text class="axis middle" x="{middle:g}" y="{_HEIGHT - 5}">{escape(across)}</text>')
         html.append(
             f'<text class="axis middle" transform="translate(11 {(_TOP + bottom) / 2:g}) rotate(-90)">'
             f"{escape(up)}</text>"
