@@ -63,7 +63,7 @@ def test_files_of_a_folder_are_one_table(tmp_path: Path, ending: str) -> None:
 
 def test_a_place_names_the_file(tmp_path: Path) -> None:
     path = folder(tmp_path, "a.csv", "b.csv", part1={**part(4), "a": [1.0, "oh", 2.0, 3.0]})
-    with pytest.raises(DataError, match=r"found 'oh' in line 3"):
+    with pytest.raises(DataError, match=r"found 'oh' in line b\.csv:3"):
         seen(path)
     gaps = folder(tmp_path / "rows", "a.csv", "b.csv", part1={**part(4), "a": [1.0, "", 2.0, 3.0]})
     table = open_table(gaps)

@@ -157,8 +157,8 @@ class Source:
     def _values(self, column: str) -> Iterator[Any]:
         """Yield the values of a column, some rows at a time."""
         with readable(self.table.path, "data"):
-            for _, _, carried in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
-                yield carried[column]
+            for _, values in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
+                yield values[column]
 
     def _output(self, network: nn.Module, readout: Readout) -> Any:
         """Run the model on the first rows."""

@@ -94,8 +94,8 @@ def _open_folder(path: str) -> Table:
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
         for file in files:
-            for places, numbers, carried in opener(str(file)).read(columns, size):
-                yield [f"{file.name}:{place}" for place in places], numbers, carried
+            for places, values in opener(str(file)).read(columns, size):
+                yield [f"{file.name}:{place}" for place in places], values
 
     count = None if None in counts else sum(n for n in counts if n is not None)
     return Table(path, first.names, first.arrays, count, first.unit, read)

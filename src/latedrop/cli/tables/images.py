@@ -6,14 +6,14 @@ first, from 0 to 1 or normalised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from latedrop.cli.tables.rows import Array, Block, Columns, Table
+from latedrop.cli.tables.rows import Array, Table
 from latedrop.errors import ArgumentError, DataError
 from latedrop.named import load_function
 from latedrop.terminal import need
@@ -42,30 +42,18 @@ def open_images(table: Table, folder: str, column: str, transform: str = "") -> 
     if not Path(folder).is_dir():
         raise DataError(f"expected a folder of images at {folder}; there is none.")
 
-    def read(columns: Columns, size: int) -> Iterator[Block]:
-        if column not in columns.inputs:  # nobody asks for images
-            yield from table.read(columns, size)
-            return
-        named = replace(columns, inputs=(), kept=tuple(dict.fromkeys((column, *columns.kept))))
-        for places, numbers, carried in table.read(named, size):
-            names = carried[column].to_pylist()
-            where = [f"{table.unit} {place} of {table.path}" for place in places]
-            images = _stacked(folder, names, where, change)
-            yield places, {column: images, **numbers}, {name: carried[name] for name in columns.carried}
+    def stacked(names: Sequence[Any], where: Sequence[str]) -> Array:
+        images: list[Array] = []
+        for name, place in zip(names, where, strict=True):
+            images.append(_image(folder, name, place, change))
+            if images[-1].shape != images[0].shape:
+                raise DataError(
+                    f"expected images of one shape; found {images[0].shape} and, for {name!r} at {place}, "
+                    f"{images[-1].shape}. Pass --transform size=224, or another that makes them alike."
+                )
+        return np.stack(images)
 
-    return replace(table, arrays=True, read=read, images=column)
-
-
-def _stacked(folder: str, names: list[Any], where: list[str], change: Transform) -> Array:
-    images: list[Array] = []
-    for name, place in zip(names, where, strict=True):
-        images.append(_image(folder, name, place, change))
-        if images[-1].shape != images[0].shape:
-            raise DataError(
-                f"expected images of one shape; found {images[0].shape} and, for {name!r} at {place}, "
-                f"{images[-1].shape}. Pass --transform size=224, or another that makes them alike."
-            )
-    return np.stack(images)
+    return replace(table, arrays=True, images=(column, stacked))
 
 
 def _image(folder: str, name: Any, place: str, change: Transform) -> Array:
