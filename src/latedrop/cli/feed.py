@@ -36,7 +36,6 @@ __all__ = [
     "conformal_rows",
     "example",
     "model_inputs",
-    "opened",
     "remembering",
     "task_of",
 ]
@@ -44,6 +43,7 @@ __all__ = [
 _SHOWN, _LABELS = 5, 12  # names, and labels, that a message quotes at most
 _AT_ONCE = 4096
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
+_ALL = Tabled()
 
 
 class Pictures(NamedTuple):
@@ -66,36 +66,39 @@ class Source:
     def of(
         cls,
         path: str,
-        inputs: Sequence[str] = (),
+        options: Tabled = _ALL,
         targets: Sequence[str] = (),
-        carried: Sequence[str] = (),
-        ignored: Sequence[str] = (),
         *,
         labelled: bool = False,
+        carried: Sequence[str] = (),
         record: Calibration | ClassCalibration | None = None,
-        images: Pictures | None = None,
-        labels: Labels | None = None,
     ) -> Source:
-        """Open a table; columns that are not given are taken from `record`, or chosen by `choose`.
+        """Open a table; what options do not name is as `record` remembers, or chosen by `choose`.
 
-        With `labelled` there must be targets; their class labels come from `labels`, or from the record of a
-        classifier. With `images`, the inputs are the image files that a column names.
+        With `labelled` there must be targets; the labels of classes are those that the record of a classifier has.
         """
-        table = open_table(path)
         remembered = (record.columns if record is not None else None) or {}
+        images, table = _pictures(options, remembered.get("images")), open_table(path)
         input_key, target_key = _KEYS[table.arrays]
         if labelled:
             targets = targets or remembered.get(target_key, ()) or (["y"] if table.arrays else ())
             if not targets:
                 raise ArgumentError(f"expected --target, the column of {path} that is to be predicted; found none.")
+        inputs: Sequence[str] = split(options.inputs)
         if images is not None:
-            if inputs and list(inputs) != [images.column]:
+            if inputs and inputs != [images.column]:
                 raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
             table, inputs = open_images(table, *images), [images.column]
-        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, ignored)
+        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, split(options.ignore))
         if labelled and isinstance(record, ClassCalibration):
-            labels = Labels(_only_target(chosen), record.names, sure=True)
-        return cls(table, replace(chosen, labels=labels), images)
+            chosen = replace(chosen, labels=Labels(_only_target(chosen), record.names, sure=True))
+        return cls(table, chosen, images)
+
+    def another(self, path: str, *, labelled: bool) -> Source:
+        """Open another file with the same columns; without `labelled` its targets are not read."""
+        table = open_table(path) if self.images is None else open_images(open_table(path), *self.images)
+        columns = choose(table, self.columns.inputs, self.columns.targets if labelled else ())
+        return Source(table, replace(columns, labels=self.columns.labels if labelled else None), self.images)
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names that a calibration stores: those of columns, of arrays, or of images."""
@@ -190,28 +193,18 @@ class Source:
         return f"{self.table.word}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
 
 
-def opened(
-    options: Tabled,
-    path: str,
-    targets: Sequence[str] = (),
-    *,
-    record: Calibration | ClassCalibration | None = None,
-    **others: Any,
-) -> Source:
-    """Open a table; columns and images that options do not name are those that `record` remembers, or all others."""
-    pictures = None
-    remembered = ((record.columns if record is not None else None) or {}).get("images")
+def _pictures(options: Tabled, remembered: Sequence[str] | None) -> Pictures | None:
+    """Return the images that options name; what these leave out is as a calibration remembers."""
     if options.images is not None:
         column, transform = remembered or ("file", "")
-        pictures = Pictures(options.images, options.column or column, options.transform or transform)
-    elif remembered:
+        return Pictures(options.images, options.column or column, options.transform or transform)
+    if remembered:
         raise ArgumentError(
             "expected --images, the folder of the images, as the calibration was made with images; found none."
         )
-    elif options.column or options.transform:
+    if options.column or options.transform:
         raise ArgumentError("expected --images, a folder, with --column and --transform; found none.")
-    inputs, ignored = split(options.inputs), split(options.ignore)
-    return Source.of(path, inputs, targets, ignored=ignored, record=record, images=pictures, **others)
+    return None
 
 
 def example(
@@ -226,7 +219,7 @@ def example(
     if data is not None and shapes:
         raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
     if data is not None:
-        return opened(options, data, split(target), record=record).example(network)
+        return Source.of(data, options, split(target), record=record).example(network)
     rows = _random_rows(shapes) if shapes else example_inputs(network)
     if rows is None:
         raise ArgumentError("expected --data or --input-shape, rows to run the model on; found none.")
@@ -303,9 +296,7 @@ class TableBatches:
 def conformal_rows(rows: TableBatches, path: str | None, *, halve: bool) -> tuple[TableBatches, TableBatches | None]:
     """Return rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
-        columns = rows.source.columns
-        about: dict[str, Any] = {"labelled": True, "images": rows.source.images, "labels": columns.labels}
-        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, **about))
+        return rows, replace(rows, source=rows.source.another(path, labelled=True))
     return (replace(rows, part="fit"), replace(rows, part="held")) if halve else (rows, None)
 
 

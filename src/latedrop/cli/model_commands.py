@@ -80,7 +80,7 @@ def calibrate(
     """Fit the variance, or the probabilities of classes, to rows not used for training; say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Source, TableBatches, conformal_rows, opened, remembering, task_of
+        from latedrop.cli.feed import Source, TableBatches, conformal_rows, remembering, task_of
         from latedrop.cli.predicting import write_page
         from latedrop.cli.writing import check_outputs
         from latedrop.named import readout_of
@@ -90,13 +90,12 @@ def calibrate(
         if conformal_data is not None and intervals not in (None, "conformal"):
             raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
         network, readout = loading.load(model), readout_of(loading.readout)
-        source = opened(table, data, split(target), labelled=True).with_labels(network, classes, readout)
+        source = Source.of(data, table, split(target), labelled=True).with_labels(network, classes, readout)
         rows = TableBatches(source, network, batch_size, drop_nan, seed=seed)
         used, held_out = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         usual = None
         if reference is not None:
-            training = Source.of(reference, source.columns.inputs, images=source.images)
-            usual = TableBatches(training, network, batch_size, drop_nan)
+            usual = TableBatches(source.another(reference, labelled=False), network, batch_size, drop_nan)
         with source.explained():
             uq: Any = latedrop.calibrate(
                 network,
@@ -148,7 +147,7 @@ def predict(
     nothing in these columns, and is warned of; --drop-nan leaves it out.
     """
     with command(debug) as out:
-        from latedrop.cli.feed import Places, opened
+        from latedrop.cli.feed import Places, Source
         from latedrop.cli.predicting import check_ray, checked_sets, on_ray, write_predictions
         from latedrop.cli.writing import ROW_FILES, check_outputs
         from latedrop.metrics.levels import checked_level
@@ -161,7 +160,7 @@ def predict(
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
         check_outputs({"--output": output}, read, None if ray is not None else ROW_FILES)
         uq = loading.load_calibrated(model, calibration, batch_size or _SOME)
-        source = opened(table, data, record=uq.calibration, carried=split(*keep or ()))
+        source = Source.of(data, table, record=uq.calibration, carried=split(*keep or ()))
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         level = checked_sets(uq.calibration, level)
@@ -202,7 +201,7 @@ def evaluate(
 ) -> None:
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
-        from latedrop.cli.feed import TableBatches, opened
+        from latedrop.cli.feed import Source, TableBatches
         from latedrop.cli.predicting import checked_sets, judged, write_page
         from latedrop.cli.writing import check_outputs
         from latedrop.evaluation.judgement import parsed_requirements
@@ -216,7 +215,7 @@ def evaluate(
         if unit is not None and hasattr(uq.calibration, "classes"):
             raise ArgumentError("expected options that classes have; found --unit. Leave it out.")
         level = checked_sets(uq.calibration, level)
-        source = opened(table, data, split(target), record=uq.calibration, labelled=True)
+        source = Source.of(data, table, split(target), record=uq.calibration, labelled=True)
         rows = TableBatches(source, uq.model, batch_size, drop_nan)
         judgement, page = judged(uq, rows, level, split(unit))
         requirements = () if require is None else judgement.require(require)

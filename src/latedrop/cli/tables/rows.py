@@ -277,28 +277,22 @@ class Labels:
         labels = _plain(values, self.column)
         if labels.dtype.kind != "U" and labels[:1].size != 1:
             return labels
-        labels = labels.reshape(len(labels))
-        if self.names or labels.dtype.kind == "U":
-            classes = [self._code(label) for label in labels.tolist()]
-            if None in classes:
-                self._refuse(labels, classes.index(None), places)
-            codes = np.array(classes, np.float64)
-        else:
-            codes = labels.astype(np.float64)
-        broken = np.flatnonzero(np.isfinite(codes) & (codes != np.round(codes)))
-        if self.sure and len(broken):
-            self._refuse(labels, int(broken[0]), places)
-        return codes
+        unique, at = np.unique(labels.reshape(len(labels)), return_inverse=True)
+        classes = [self._code(label) for label in unique.tolist()]
+        codes = np.array([math.nan if code is None else code for code in classes])
+        wrong = np.array([code is None for code in classes])
+        if self.sure:
+            wrong |= np.isfinite(codes) & (codes != np.round(codes))
+        if wrong.any():
+            first = int(np.argmax(wrong[at]))
+            self._refuse(str(unique[at[first]]), places[first])
+        return codes[at]
 
     def _code(self, label: str | float) -> float | None:
         """Return the number of a label's class, NaN where the label is missing, None where there is no such class."""
-        number: float | None
-        if isinstance(label, str):
-            if label.strip() in self._by_name:
-                return self._by_name[label.strip()]
-            number = _number_of(label)
-        else:
-            number = float(label)
+        if isinstance(label, str) and label.strip() in self._by_name:
+            return self._by_name[label.strip()]
+        number = _number_of(label) if isinstance(label, str) else float(label)
         if number is None or math.isnan(number) or not self._by_number:
             return number
         return self._by_number.get(number)
@@ -311,9 +305,8 @@ class Labels:
     def _by_number(self) -> dict[float, int]:
         return {float(name): code for code, name in enumerate(self.names) if is_number(name)}
 
-    def _refuse(self, labels: npt.NDArray[Any], index: int, places: Sequence[str]) -> NoReturn:
-        label = str(labels[index])
-        where = f"found {label[:40]!r} at {places[index]}"
+    def _refuse(self, label: str, place: str) -> NoReturn:
+        where = f"found {label[:40]!r} at {place}"
         if self.names:
             raise DataError(
                 f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; {where}. Leave "
