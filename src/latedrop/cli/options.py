@@ -50,7 +50,7 @@ Verbose = Annotated[
 Debug = Annotated[bool, in_output("Show the traceback of an error.", "--debug")]
 ImageTransform = Annotated[
     str | None,
-    in_data("From image to input: size=224,normalize=imagenet; or package.module:function."),
+    in_data("From image to input: package.module:function; RGB from 0 to 1 by default."),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
@@ -34,7 +34,7 @@ __all__ = ["fitting", "made_of", "on_test_rows", "test_rows"]
 _SHOWN = 6  # outputs that have sections
 _FEW = 4  # curves that can be told apart
 _BARS, _DOTS = 40, 500
-_PARTS = 12  # of the variance that are drawn
+_PARTS = 20  # of the variance that are shown
 _GRADES = {"bad": 0, "weak": 1, "good": 2}
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
 _USED, _CONSTANT = "used", "constant"
@@ -299,26 +299,15 @@ def _strange_rows(judgement: Judgement, c: Calibration) -> str:
 
 def made_of(c: Calibration) -> str:
     """Write the shares of the terms or sites, and where dropout goes."""
-    html = [heading("What the variance is made of")]
-    shares = c.shares if c.terms is None else c.terms.shares
-    if shares:
-        html.append(figures([_share_bars(dict(sorted(shares.items(), key=lambda item: -item[1])))]))
-    return "".join([*html, table(site_table(c.sites), "Dropout goes on the input of these layers.")])
-
-
-def _share_bars(shares: Mapping[str, float]) -> Figure:
-    """Draw what the variance is made of, the largest share first."""
-    shown = list(shares.items())[:_PARTS]
-    names = [f"{name if len(name) <= 18 else f'{name[:8]}…{name[-9:]}'} · {percent(share)}" for name, share in shown]
-    plot = Plot(
-        Axis(0, 1.02 * max(shares.values()), "share of the variance", ticks=((0.0, ""),)),
-        Axis(0.6 - len(shown), 0.6, ticks=tuple((float(-k), name) for k, name in enumerate(names))),
-    )
-    for k, (name, share) in enumerate(shown):
-        plot.segment((0.0, -k), (share, -k), "share", f"{name}: {percent(share)}")
-    note = f" The {len(shares) - len(shown)} smallest are left out." if len(shares) > len(shown) else ""
+    shares = (c.shares if c.terms is None else c.terms.shares) or {}
+    lines = [[name, percent(share)] for name, share in sorted(shares.items(), key=lambda item: -item[1])]
     floor = f" {_FLOOR}" if "floor" in shares else ""
-    return Figure("Shares", f"Averages over the validation rows.{floor}{note}", plot.svg(", ".join(names)), {})
+    note = f" The {len(lines) - _PARTS} smallest are left out." if len(lines) > _PARTS else ""
+    html = [heading("What the variance is made of")]
+    if lines:
+        said = f"Averages over the validation rows.{floor}{note}"
+        html.append(table([["part", "share of the variance"], *lines[:_PARTS]], said))
+    return "".join([*html, table(site_table(c.sites), "Dropout goes on the input of these layers.")])
 
 
 def fitting(c: Calibration) -> str:
