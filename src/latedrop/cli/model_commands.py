@@ -137,7 +137,6 @@ def predict(
         int | None, opt.in_data("Rows at once; 8192 of tables, 256 of arrays and images.", min=1)
     ] = None,
     loading: opt.Loading,
-    ray: Annotated[str | None, option("On Ray: local, auto or an address; writes parquet.", "--ray")] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -147,29 +146,22 @@ def predict(
     nothing in these columns, and is warned of; --drop-nan leaves it out.
     """
     with command(debug) as out:
-        from latedrop.cli.feed import Places, Source
-        from latedrop.cli.predicting import check_ray, checked_sets, on_ray, write_predictions
+        from latedrop.cli.feed import Source
+        from latedrop.cli.predicting import checked_sets, write_predictions
         from latedrop.cli.writing import ROW_FILES, check_outputs
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
         read = loading.files(model, calibration, data=data)
-        if ray is not None:
-            check_ray(output, images=table.images is not None, drop=drop_nan)
-        elif output == _STANDARD and as_json:
+        if output == _STANDARD and as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
-        check_outputs({"--output": output}, read, None if ray is not None else ROW_FILES)
+        check_outputs({"--output": output}, read, ROW_FILES)
         uq = loading.load_calibrated(model, calibration, batch_size or _SOME)
         source = Source.of(data, table, record=uq.calibration, carried=split(*keep or ()))
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         level = checked_sets(uq.calibration, level)
-        if ray is not None:
-            given = {**loading._asdict(), "model": model, "calibration": calibration}
-            count = on_ray(ray, uq, source, output, level, batch_size, **given)
-            empty, names = Places("index"), list[str]()
-        else:
-            count, empty, names = write_predictions(uq, source, output, out, level, drop=drop_nan)
+        count, empty, names = write_predictions(uq, source, output, out, level, drop=drop_nan)
         if as_json:
             summary: dict[str, Any] = {"rows": count, "empty": 0 if drop_nan else empty.count}
             summary |= {"dropped": empty.count if drop_nan else 0, "level": level, "columns": names, "file": output}

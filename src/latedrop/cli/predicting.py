@@ -1,4 +1,4 @@
-"""Rows of a file predicted and written, or judged by their targets, a batch at a time; or by a cluster's workers.
+"""Rows of a file predicted and written, or judged by their targets, a batch at a time.
 
 Predictions are columns: one value per row and column, or with `flat=False` one array per name. Rows that are not finite
 have no prediction: NaN, or nothing in columns of text.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +26,11 @@ from latedrop.evaluation.judgement import ClassJudgement, Judgement, judge, judg
 from latedrop.metrics.groups import Inputs
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.report import write_class_report, write_report
-from latedrop.terminal import need, progress, say
+from latedrop.terminal import progress, say
 
-__all__ = ["check_ray", "checked_sets", "judged", "on_ray", "predicted", "write_page", "write_predictions"]
+__all__ = ["checked_sets", "judged", "predicted", "write_page", "write_predictions"]
 
 _MOST_VALUES, _MOST_COLUMNS = 20_000_000, 200  # of inputs that are remembered for the slices of a judgement
-_RAY_ROWS = 1024  # that a worker runs at once
 
 
 def checked_sets(c: Calibration | ClassCalibration, level: float | None) -> float | None:
@@ -133,41 +130,6 @@ def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
             f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
             "Rename them in the data."
         )
-
-
-def check_ray(output: str, *, images: bool, drop: bool) -> None:
-    """Raise, before the work, unless the output can be a folder and the other options go with Ray."""
-    need("ray", "ray", "pyarrow")
-    wrong = [name for name, given in {"--drop-nan": drop, "--images": images}.items() if given]
-    if wrong:
-        raise ArgumentError(f"expected {wrong[0]} without --ray; found both. Predict these on one machine.")
-    if output == "-" or Path(output).suffix:
-        raise ArgumentError(f"expected -o with a folder for parquet files, as Ray writes several; found {output!r}.")
-
-
-def on_ray(
-    address: str, uq: Any, source: Source, output: str, level: float | None, size: int | None, **model: Any
-) -> int:
-    """Predict the rows of a source and write a folder; returns how many there were."""
-    from latedrop.adapters.ray import Asked, predict_folder
-
-    if not isinstance(uq, Predictor):
-        raise ArgumentError("expected a regression with --ray; found a calibration of classes. Leave --ray out.")
-    if source.table.arrays:
-        raise ArgumentError(f"expected csv or parquet with --ray; found {source.table.path}, which holds arrays.")
-    local = address == "local"
-    if local:  # workers have folders of their own
-        paths = ("calibration", "weights", *(["model"] if Path(model["model"]).exists() else []))
-        model |= {name: str(Path(model[name]).absolute()) for name in paths if model[name] is not None}
-    asked = Asked(
-        **model,
-        inputs=source.columns.inputs,
-        keep=source.columns.kept,
-        level=LEVEL if level is None else level,
-        folder=os.getcwd() if local else None,
-        batch_size=_RAY_ROWS if size is None else size,
-    )
-    return predict_folder(asked, source.table.path, output, address=address)
 
 
 class _Noticed:

@@ -47,15 +47,15 @@ def check_output(path: str, *suffixes: str) -> None:
 
 
 def check_outputs(
-    outputs: Mapping[str, str | None], inputs: Mapping[str, str | None], endings: Sequence[str] | None = ()
+    outputs: Mapping[str, str | None], inputs: Mapping[str, str | None], endings: Sequence[str] = ()
 ) -> None:
     """Check before the work starts that every output can be written, and is not one of the inputs.
 
-    Keys are names of options. `endings` are the allowed endings of --output; None if it is a folder.
+    Keys are names of options. `endings` are the allowed endings of --output.
     """
     for name, path in outputs.items():
         suffixes = endings if name == "--output" else (".html", ".htm")
-        if path is not None and suffixes is not None and not (path == STANDARD and suffixes is ROW_FILES):
+        if path is not None and not (path == STANDARD and suffixes is ROW_FILES):
             check_output(path, *suffixes)
     written = {name: _file_of(path, sys.__stdout__) for name, path in outputs.items()}
     check_apart(written, {name: _file_of(path, sys.stdin) for name, path in inputs.items()})
