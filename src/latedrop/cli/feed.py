@@ -345,7 +345,7 @@ class Places:
 
     unit: str
     count: int = 0
-    first: list[int | str] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
 
     def add(self, rows: Rows) -> Places:
         """Count the rows that are not finite."""

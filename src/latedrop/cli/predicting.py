@@ -153,9 +153,9 @@ class _Noticed:
                 self._inputs, self._step = [np.concatenate(self._inputs)[::2]], 2 * self._step
         self._count += len(rows)
 
-    def places(self) -> list[int | str]:
-        """Return the line or index of every row in its file; in a folder both the file and its line."""
-        places: list[int | str] = np.concatenate(self._places).tolist()
+    def places(self) -> list[int]:
+        """Return the line or index of every row in its file."""
+        places: list[int] = np.concatenate(self._places).tolist()
         return places
 
     def inputs(self) -> Inputs:

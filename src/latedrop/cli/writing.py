@@ -169,23 +169,13 @@ def _parquet_writer(part: Path) -> Iterator[_Append]:
 
         def append(columns: Mapping[str, Any]) -> None:
             _check_flat(columns)
-            rows = pyarrow.table({name: pyarrow.array(value) for name, value in columns.items()})
-            before = writer or next(iter(waiting), rows)
-            waiting.append(_as_before(rows, before.schema))
+            waiting.append(pyarrow.table({name: pyarrow.array(value) for name, value in columns.items()}))
             if sum(map(len, waiting)) >= _GROUP:
                 flush()
 
         yield append
         if waiting:
             flush()
-
-
-def _as_before(rows: Any, schema: Any) -> Any:
-    """Cast rows to the types of the first ones, because the files of a folder may differ in types."""
-    try:
-        return rows.cast(schema)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"expected values of one kind in every column; found others: {error}. Write csv.") from error
 
 
 @contextmanager

@@ -33,7 +33,7 @@ __all__ = ["fitting", "made_of", "on_test_rows", "test_rows"]
 
 _SHOWN = 6  # outputs that have sections
 _FEW = 4  # curves that can be told apart
-_BARS, _DOTS = 40, 500
+_BARS = 40
 _PARTS = 20  # of the variance that are shown
 _GRADES = {"bad": 0, "weak": 1, "good": 2}
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
@@ -102,7 +102,7 @@ def _of_output(output: JudgedOutput, place: str, level: int, *, words: bool = Tr
         _level_table(output),
         heading("In figures", level),
         paragraph(unweighted if output.values.weighted else ""),
-        figures([_curves(output), _intervals(output), _errors(output), _kept(output)]),
+        figures([_curves(output), _intervals(output), _kept(output)]),
         heading("Where it holds less", level),
         *_groups(output),
     ]
@@ -181,36 +181,6 @@ def _intervals(output: JudgedOutput) -> Figure:
     legend |= {} if constant is None else {"bar constant": "constant"}
     legend |= {"dot target": "target", **({"cross": "missed target"} if missed else {})}
     return Figure("Intervals of some rows", said, plot.svg(said), legend)
-
-
-def _errors(output: JudgedOutput) -> Figure:
-    """Draw errors against predicted deviations."""
-    values, level = output.values, output.used.level
-    error = np.abs(values.target - values.mean)
-    some = spread(len(error), _DOTS)
-    std, size = values.std[some], error[some]
-    constant = _constant(output)
-    wide = [*std.tolist(), *([] if constant is None else [constant])]
-    x = Axis.around([min(wide), robust_limit(wide)], with_unit("predicted deviation", output.unit))
-    y = Axis.around([0.0, robust_limit(size.tolist())], with_unit("size of the error", output.unit), zero=True)
-    plot = Plot(x, y)
-    across = [max(x.low, 0.0), x.high]
-    for a, e, i in zip(std.tolist(), size.tolist(), some.tolist(), strict=True):
-        plot.dot(a, e, "faint", f"row {values.rows[i]}: error {plain(e)}, deviation {plain(a)}", 2.2)
-    legend = {_USED: f"end of the {percent(level, 0)} interval"}
-    plot.line(across, [central_quantile(level) * end for end in across], _USED, legend[_USED])
-    if constant is not None:
-        plot.segment((constant, y.low), (constant, y.high), "line constant", f"constant: {plain(constant)} for all")
-        legend[_CONSTANT] = "deviation of the constant"
-    ranking = output.used.correlation if output.verdict is None else output.verdict.correlation
-    beyond = int((size > y.high).sum() + (std > x.high).sum())
-    shown = f"{len(some)} of {values.of:,} values, evenly chosen. " if len(some) < values.of else ""
-    note = f" {beyond} lie beyond the figure." if beyond else ""
-    said = (
-        f"{shown}Dots above the line are outside their interval.{note} Rank correlation {ranking or 0:.2f}: at 0 the "
-        "deviation does not tell which rows to trust."
-    )
-    return Figure("Are the uncertain rows the wrong ones?", said, plot.svg(said), legend)
 
 
 def _kept(output: JudgedOutput) -> Figure:

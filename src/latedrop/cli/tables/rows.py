@@ -29,7 +29,6 @@ __all__ = [
     "Block",
     "Columns",
     "Labels",
-    "Place",
     "Reader",
     "Rows",
     "Table",
@@ -43,9 +42,7 @@ STANDARD = "-"
 """The path of standard input and output."""
 
 Array: TypeAlias = npt.NDArray[Any]
-Place: TypeAlias = int | str
-"""A line or an index; in a folder, with the file's name: `part1.csv:7`."""
-Block: TypeAlias = "tuple[Sequence[Place], dict[str, Any]]"
+Block: TypeAlias = "tuple[Sequence[int], dict[str, Any]]"
 """Places, and columns by name, of numpy or pyarrow; those of csv are text, or numbers where these are plain."""
 Reader: TypeAlias = Callable[["Columns", int], "Iterator[Block]"]
 _SHOWN = 12
@@ -56,7 +53,7 @@ _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 @dataclass(frozen=True)
 class Table:
-    """A file with rows, or a folder of such files.
+    """A file with rows.
 
     Attributes:
         path: where it is; `-` is standard input.
@@ -81,7 +78,7 @@ class Table:
         """Return the word for a named part in messages, "array" or "column"."""
         return "array" if self.arrays and self.images is None else "column"
 
-    def where(self, places: Sequence[Place]) -> list[str]:
+    def where(self, places: Sequence[int]) -> list[str]:
         """Return where rows are, for messages."""
         return [f"{self.unit} {place} of {self.path}" for place in places]
 
@@ -122,7 +119,7 @@ class Rows:
         finite: `(N,)`, whether a row has neither NaN nor inf.
     """
 
-    places: Sequence[Place]
+    places: Sequence[int]
     inputs: Array | dict[str, Array]
     target: Array | None
     kept: dict[str, Any]
@@ -206,7 +203,7 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
             yield Rows(places, inputs, target, {name: values[name] for name in columns.kept}, finite)
 
 
-def _numbers(table: Table, name: str, values: Any, places: Sequence[Place]) -> Array:
+def _numbers(table: Table, name: str, values: Any, places: Sequence[int]) -> Array:
     """Return a column as numbers, NaN where a value is missing; `DataError` where there is something else."""
     if isinstance(values, np.ndarray):
         if values.dtype.kind == "U":
@@ -227,7 +224,7 @@ def _floats(values: Any) -> Array:
     return numbers
 
 
-def _by_cell(table: Table, name: str, cells: Sequence[str], places: Sequence[Place]) -> Array:
+def _by_cell(table: Table, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
     with suppress(ValueError):
         if not any("_" in cell for cell in cells):
             return np.array(cells, dtype=np.float64)
