@@ -21,7 +21,6 @@ X = np.array([2.0, 0.0, 1.0])
 DRAW = {
     "calibration_curves": lambda ax=None: plots.calibration_curves({"raw": (LEVELS, LEVELS**2)}, ax),
     "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
-    "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
 }
 every_plot = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
 
@@ -135,8 +134,7 @@ def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
         (lambda: plots.intervals(X, X, {0.9: (X, X)}, X), ArgumentError, "low as dict and high as ndarray"),
         (lambda: plots.intervals(X, X, {}), ArgumentError, "at least one band"),
         (lambda: plots.intervals(X, X[:2], X, X), DataError, r"found mean of shape \(2,\), x of shape \(3,\)"),
-        (lambda: plots.reliability_diagram({}), ArgumentError, "at least one curve"),
-        (lambda: plots.reliability_diagram({"a": ([], [])}), DataError, r"one axis of one length, not empty"),
+        (lambda: plots.calibration_curves({"a": ([], [])}), DataError, r"one axis of one length, not empty"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_a_figure_is_made(draw, error, match):

@@ -13,7 +13,7 @@ from latedrop.plots.canvas import COLOURS, GREY, SKY, Array, axes_or_new, band, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["calibration_curves", "intervals", "reliability_diagram"]
+__all__ = ["calibration_curves", "intervals"]
 
 
 def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
@@ -21,7 +21,7 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | Non
 
     Args:
         curves: For each label the levels `(L,)` and the observed frequencies `(L,)`, as from
-            `metrics.calibration_curve`.
+            `metrics.calibration_curve`; of classes mean confidence and accuracy, from `metrics.classes.reliability`.
         ax: Where to draw.
 
     Example:
@@ -29,34 +29,12 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | Non
         >>> ax.get_xlabel()
         'interval level'
     """
-    ax = _beside_bisector(curves, ax, "calibrated", "underconfident", "overconfident")
-    ax.set(xlabel="interval level", ylabel="observed frequency")
-    return ax
-
-
-def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
-    """Draw the share of rows that are right against their mean confidence, a curve for each label.
-
-    Below the diagonal the probabilities are too sure. `latedrop.metrics.classes.reliability` gives both columns.
-
-    >>> reliability_diagram({"softmax": ([0.5, 0.7, 0.9], [0.4, 0.6, 0.7])}).get_xlabel()
-    'confidence'
-    """
-    ax = _beside_bisector(curves, ax, "exact", "not sure enough", "too sure")
-    ax.set(xlabel="confidence", ylabel="share of rows that are right")
-    return ax
-
-
-def _beside_bisector(
-    curves: Mapping[str, tuple[Array, Array]], ax: Axes | None, exact: str, above: str, below: str
-) -> Axes:
-    """Draw curves in the unit square, its diagonal, and what it means to lie above or below it."""
     series = {
         label: same_length({f"the abscissae of {label!r}": x, "its ordinates": y})
         for label, (x, y) in not_empty(curves, "curve").items()
     }
     ax = axes_or_new(ax)
-    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, label=exact, zorder=1)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated", zorder=1)
     for index, (label, (x, y)) in enumerate(series.items()):
         ax.plot(x, y, label=label, markevery=max(1, len(x) // 10), **style_of(index))
     region: dict[str, Any] = {
@@ -66,9 +44,9 @@ def _beside_bisector(
         "transform": ax.transAxes,
         "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
     }
-    ax.text(0.03, 0.97, above, ha="left", va="top", **region)
-    ax.text(0.97, 0.03, below, ha="right", va="bottom", **region)
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.text(0.03, 0.97, "underconfident", ha="left", va="top", **region)
+    ax.text(0.97, 0.03, "overconfident", ha="right", va="bottom", **region)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="interval level", ylabel="observed frequency")
     # The square leaves room beside it, and curves may run anywhere inside it.
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", handlelength=1.8)
     return ax

@@ -28,9 +28,9 @@ class Figure:
     legend: Mapping[str, str]
 
 
-def light(grade: str, word: str = "") -> str:
+def light(grade: str) -> str:
     """Write a coloured dot, with its word beside it."""
-    return f'<span class="light {grade}">{escape(word or grade)}</span>'
+    return f'<span class="light {grade}">{escape(grade)}</span>'
 
 
 def opening(grade: str, findings: Sequence[Finding], *soft: str) -> str:
@@ -51,10 +51,9 @@ def lights(findings: Sequence[Finding]) -> str:
     return f'<ul class="cards">{"".join(cards)}</ul>'
 
 
-def heading(text: str, level: int = 2, name: str = "") -> str:
-    """Write a heading, with a name to lead to where there is one."""
-    mark = f' id="{escape(name)}"' if name else ""
-    return f"<h{level}{mark}>{escape(text)}</h{level}>"
+def heading(text: str, level: int = 2) -> str:
+    """Write a heading."""
+    return f"<h{level}>{escape(text)}</h{level}>"
 
 
 def paragraph(text: str, kind: str = "") -> str:

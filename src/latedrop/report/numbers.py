@@ -16,7 +16,7 @@ from latedrop.metrics.groups import Floats
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
 from latedrop.report.html import Figure, figures, heading, lights, paragraph, table
-from latedrop.report.svg import SHARES, Axis, Plot, robust_limit, spread
+from latedrop.report.svg import SHARES, Axis, Plot, robust_limit
 from latedrop.report.tables import (
     candidate_table,
     group_table,
@@ -152,8 +152,9 @@ def _curves(output: JudgedOutput) -> Figure:
 def _intervals(output: JudgedOutput) -> Figure:
     """Draw some rows with their intervals and targets."""
     values, level = output.values, output.used.level
-    some = np.argsort(values.mean, kind="stable")[spread(len(values.mean), _BARS)]
-    constant = _constant(output)
+    count = len(values.mean)
+    some = np.argsort(values.mean, kind="stable")[np.linspace(0, count - 1, min(count, _BARS)).round().astype(int)]
+    constant = None if values.constant is None else float(values.constant[0])
     reach = 0.0 if constant is None else central_quantile(level) * constant
     ends = np.concatenate([values.low[some], values.high[some]])
     low, high = _limits(
@@ -214,12 +215,6 @@ def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
     low, high = float(near.min()), float(near.max())
     room = 0.5 * (high - low)
     return min(low, max(float(ends.min()), low - room)), max(high, min(float(ends.max()), high + room))
-
-
-def _constant(output: JudgedOutput) -> float | None:
-    """Return the standard deviation of the constant."""
-    known = output.values.constant
-    return None if known is None else float(known[0])
 
 
 def _groups(output: JudgedOutput) -> Iterator[str]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
-import numpy.typing as npt
 
 from latedrop.numerals import plain
 
-__all__ = ["SHARES", "Axis", "Plot", "robust_limit", "spread"]
+__all__ = ["SHARES", "Axis", "Plot", "robust_limit"]
 
 _WIDTH, _HEIGHT = 360, 240
 SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
@@ -93,10 +92,10 @@ class Plot:
         cx, cy = self.place(x, y)
         self.parts.append(f'<circle class="dot {series}" cx="{cx:g}" cy="{cy:g}" r="{size:g}">{_title(name)}</circle>')
 
-    def cross(self, x: float, y: float, series: str, name: str = "", size: float = 3.5) -> None:
+    def cross(self, x: float, y: float, series: str, name: str = "") -> None:
         """Draw a cross, for a missed target."""
         cx, cy = self.place(x, y)
-        path = f"M{cx - size:g} {cy - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
+        path = f"M{cx - 3.5:g} {cy - 3.5:g}l7 7m0 -7l-7 7"
         self.parts.append(f'<path class="cross {series}" d="{path}">{_title(name)}</path>')
 
     def across(self, y: float, series: str, name: str = "") -> None:
@@ -131,16 +130,11 @@ class Plot:
         return "".join([*html, *self.parts, "</svg></svg>"])
 
 
-def robust_limit(values: Sequence[float], share: float = 0.9) -> float:
+def robust_limit(values: Sequence[float]) -> float:
     """Return where an axis of non-negative values ends: at the largest, unless that is far beyond the others."""
     ordered = np.sort([value for value in values if math.isfinite(value)])
-    usual = float(ordered[min(len(ordered) - 2, int(share * len(ordered)))]) if len(ordered) > 2 else 0.0
+    usual = float(ordered[min(len(ordered) - 2, int(0.9 * len(ordered)))]) if len(ordered) > 2 else 0.0
     return 2 * usual if usual > 0 and ordered[-1] > _FAR * usual else float(ordered.max(initial=0.0))
-
-
-def spread(count: int, most: int) -> npt.NDArray[np.intp]:
-    """Return at most `most` indices, evenly spaced from the first to the last of `count`."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))
 
 
 def _title(name: str) -> str:
