@@ -15,17 +15,14 @@ from torch import nn
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.methods import Classification
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.targets import as_logits
 from latedrop.calibration.verdict import Verdict
 from latedrop.cli.options import Classes, Tabled, split
 from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, distinct, open_images, open_table, read_batches
 from latedrop.data.arrays import place
-from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import readable
 from latedrop.named import as_arguments, example_inputs
-from latedrop.network.network import Readout
-from latedrop.prediction.predictor import ClassPredictor, Predictor, explain_failure
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.terminal import listed
 
 __all__ = [
@@ -42,6 +39,7 @@ __all__ = [
 
 _SHOWN, _LABELS = 5, 12  # names, and labels, that a message quotes at most
 _AT_ONCE = 4096
+_OF_CLASSES = "expected labels from", "expected labels of at least", "expected names of"
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
 _ALL = Tabled()
 
@@ -118,15 +116,15 @@ class Source:
                 return place(model_inputs(model, rows.where(rows.finite).inputs), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
 
-    def with_labels(self, network: nn.Module, options: Classes, readout: Readout) -> Source:
+    def with_labels(self, options: Classes) -> Source:
         """Read the target column as class labels if it may hold classes.
 
         Text is read as classes, in alphabetical order or in that of `--class-names`. Whether whole numbers are classes
-        is decided by `latedrop.calibrate` from the shape of the model's output.
+        is decided by `latedrop.calibrate` from the shape of the model's output, and it compares the number of names.
         """
         names, sure = tuple(split(options.class_names)), options.task == "classification"
         several = options.task == "auto" and len(self.columns.targets) > 1
-        labels: Any = False
+        labels: tuple[str, ...] | bool = False
         if options.task != "regression" and not several:
             labels = names or distinct(_only_target(self.columns), self._values(_only_target(self.columns)))
         elif names:
@@ -134,28 +132,9 @@ class Source:
         options.check(classes=labels is not False or sure)
         if labels is False and not sure:
             return self
-        (column,) = self.columns.targets
-        if isinstance(labels, bool):
-            return self._labelled(Labels(column, sure=sure))
-        output = self._output(network, readout)
-        if not names and not sure and output[0].numel() == 1 and len(labels) != 2:
-            return self  # reading the values will then refuse text that is no number
-        classes = as_logits(output).shape[1]
-        if names and (len(names) != classes or len(set(names)) != classes):
-            raise ArgumentError(
-                f"expected --class-names with {classes} different names, as the model has {classes} classes; found "
-                f"{', '.join(names)}. Name each class once, in the order of the model's outputs."
-            )
-        if len(labels) != classes:
-            raise DataError(
-                f"expected labels of {classes} classes in {column!r} of {self.table.path}, as the model has that many; "
-                f"found {len(labels)}: {listed(labels, _LABELS, quote=True)}. Name all classes in the order of the "
-                "model's outputs: --class-names."
-            )
-        return self._labelled(Labels(column, labels, sure=True))
-
-    def _labelled(self, labels: Labels) -> Source:
-        return replace(self, columns=replace(self.columns, labels=labels))
+        known = () if isinstance(labels, bool) else labels
+        read = Labels(_only_target(self.columns), known, sure=sure or bool(known))
+        return replace(self, columns=replace(self.columns, labels=read))
 
     def _values(self, column: str) -> Iterator[Any]:
         """Yield the values of a column, some rows at a time."""
@@ -163,23 +142,19 @@ class Source:
             for _, values in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
                 yield values[column]
 
-    def _output(self, network: nn.Module, readout: Readout) -> Any:
-        """Run the model on the first rows."""
-        x = self.example(network)
-        with self.explained():
-            try:
-                return own_output(network, x, readout)
-            except Exception as error:
-                explain_failure(error, x, network)
-                raise
-
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Say what inputs and targets were, where the model fails on them, or its output has another shape."""
         try:
             yield
-        except DataError as error:
-            message = str(error).rstrip(".")
+        except (DataError, ArgumentError) as error:
+            message, labels = str(error).rstrip("."), self.columns.labels
+            if labels is not None and labels.names and message.startswith(_OF_CLASSES):
+                raise type(error)(
+                    f"{message}. The classes in {labels.column!r} of {self.table.path} are, from 0 on, "
+                    f"{listed(labels.names, _LABELS, quote=True)}. Name all, in the order of the model's outputs: "
+                    "--class-names."
+                ) from error
             if message.startswith("expected at least one row to predict"):
                 raise DataError(f"expected rows to evaluate in {self.table.path}; found none.") from error
             if "it raised" in message:

@@ -90,7 +90,7 @@ def calibrate(
         if conformal_data is not None and intervals not in (None, "conformal"):
             raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
         network, readout = loading.load(model), readout_of(loading.readout)
-        source = Source.of(data, table, split(target), labelled=True).with_labels(network, classes, readout)
+        source = Source.of(data, table, split(target), labelled=True).with_labels(classes)
         rows = TableBatches(source, network, batch_size, drop_nan, seed=seed)
         used, held_out = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         usual = None
