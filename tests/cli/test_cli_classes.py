@@ -293,7 +293,7 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
             "net",
             "single.csv",
             "kind",
-            "The classes in 'kind' of single.csv are, from 0 on, dog. Name all",
+            "The classes in 'kind' of single.csv are, from 0 on, cat. Name all",
         ),
         ("net", "single.csv", "kind --class-names cat,dog,owl", "rows of class 0 alone"),
         ("net", "two.csv", "kind --class-names cat,dog,owl", "as many validation rows as classes"),

@@ -21,7 +21,7 @@ from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, distinct, 
 from latedrop.data.arrays import place
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import readable
-from latedrop.named import as_arguments, example_inputs
+from latedrop.named import as_arguments
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.terminal import listed
 
@@ -190,26 +190,20 @@ def example(
     record: Any = None,
     target: str | None = None,
 ) -> Any:
-    """Return rows to run a network on: of a file, random ones, or those of an exported program."""
+    """Return rows to run a network on: of a file, or random ones."""
     if data is not None and shapes:
         raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
     if data is not None:
         return Source.of(data, options, split(target), record=record).example(network)
-    rows = _random_rows(shapes) if shapes else example_inputs(network)
-    if rows is None:
+    if not shapes:
         raise ArgumentError("expected --data or --input-shape, rows to run the model on; found none.")
-    return place(rows, network)
-
-
-def _random_rows(shapes: Sequence[str]) -> Any:
-    dice = torch.Generator().manual_seed(0)
-    made = []
+    dice, made = torch.Generator().manual_seed(0), []
     for text in shapes:
         sizes = [int(part) for part in split(text) if part.isdecimal()]
         if len(sizes) != len(split(text)) or not sizes or min(sizes) < 1:
             raise ArgumentError(f"expected --input-shape as the sizes of one row, such as 3,224,224; found {text!r}.")
-        made.append(torch.randn(3, *sizes, generator=dice).numpy())
-    return tuple(made) if len(made) > 1 else made[0]
+        made.append(torch.randn(3, *sizes, generator=dice))
+    return place(tuple(made) if len(made) > 1 else made[0], network)
 
 
 def _only_target(columns: Columns) -> str:

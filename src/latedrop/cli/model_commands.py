@@ -234,8 +234,8 @@ def export(
 ) -> None:
     """Write one ONNX file that gives mean, std, low and high; it runs without torch.
 
-    Sizes other than the number of rows are those of an example: --data, --input-shape, the columns that the calibration
-    knows, or what a .pt2 file was exported with.
+    Sizes other than the number of rows are those of an example: --data, --input-shape, or the columns that the
+    calibration knows.
     """
     with command(debug) as out:
         need("onnx", "onnx", "onnxruntime")
