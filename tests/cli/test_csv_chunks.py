@@ -140,7 +140,7 @@ def test_a_column_may_be_read_as_numbers_and_carried_along(tmp_path: Path) -> No
 def test_plain_cells_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("a,b,t\n" + "1,NA,x\n" * 1000)
-    monkeypatch.setattr(rows, "_by_cell", None)
+    monkeypatch.setattr(rows, "_number_of", None)
     assert sum(map(len, read_batches(open_table(str(path)), COLUMNS, 64))) == 1000
 
 

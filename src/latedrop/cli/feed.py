@@ -89,7 +89,7 @@ class Source:
             table, inputs = open_images(table, *images), [images.column]
         chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, split(options.ignore))
         if labelled and isinstance(record, ClassCalibration):
-            chosen = replace(chosen, labels=Labels(_only_target(chosen), record.names, sure=True))
+            chosen = replace(chosen, labels=Labels(_only_target(chosen), record.names))
         return cls(table, chosen, images)
 
     def another(self, path: str, *, labelled: bool) -> Source:
@@ -132,8 +132,7 @@ class Source:
         options.check(classes=labels is not False or sure)
         if labels is False and not sure:
             return self
-        known = () if isinstance(labels, bool) else labels
-        read = Labels(_only_target(self.columns), known, sure=sure or bool(known))
+        read = Labels(_only_target(self.columns), () if isinstance(labels, bool) else labels)
         return replace(self, columns=replace(self.columns, labels=read))
 
     def _values(self, column: str) -> Iterator[Any]:

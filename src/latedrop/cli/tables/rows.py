@@ -216,15 +216,7 @@ def _numbers(table: Table, name: str, values: Any, places: Sequence[int]) -> Arr
             f"expected numbers in column {name!r} of {table.path}; its type is {values.type}. Encode it as numbers, or "
             f"leave it out: --ignore {name}."
         )
-    return _by_cell(table, name, values.to_pylist(), places)
-
-
-def _floats(values: Any) -> Array:
-    numbers: Array = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-    return numbers
-
-
-def _by_cell(table: Table, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
+    cells = values.to_pylist()
     with suppress(ValueError):
         if not any("_" in cell for cell in cells):
             return np.array(cells, dtype=np.float64)
@@ -236,6 +228,11 @@ def _by_cell(table: Table, name: str, cells: Sequence[str], places: Sequence[int
             f"{places[wrong]}. Encode it as numbers, or leave the column out: --ignore {name}."
         )
     return np.array(numbers, dtype=np.float64)
+
+
+def _floats(values: Any) -> Array:
+    numbers: Array = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
@@ -259,12 +256,10 @@ class Labels:
     Attributes:
         column: its name, for messages.
         names: of the classes, in the order of the model's outputs; empty where labels are numbers.
-        sure: whether it is known that they are classes; else any numbers may do.
     """
 
     column: str
     names: tuple[str, ...] = ()
-    sure: bool = False
 
     def codes(self, values: Any, places: Sequence[str]) -> npt.NDArray[Any]:
         """Return numbers `(N,)` in double precision, NaN where a label is missing; `places` says where each row is.
@@ -277,9 +272,7 @@ class Labels:
         unique, at = np.unique(labels.reshape(len(labels)), return_inverse=True)
         classes = [self._code(label) for label in unique.tolist()]
         codes = np.array([math.nan if code is None else code for code in classes])
-        wrong = np.array([code is None for code in classes])
-        if self.sure:
-            wrong |= np.isfinite(codes) & (codes != np.round(codes))
+        wrong = np.isfinite(codes) & (codes != np.round(codes)) | np.array([code is None for code in classes])
         if wrong.any():
             first = int(np.argmax(wrong[at]))
             self._refuse(str(unique[at[first]]), places[first])
