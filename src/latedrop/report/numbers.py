@@ -34,7 +34,6 @@ __all__ = ["fitting", "made_of", "on_test_rows", "test_rows"]
 _SHOWN = 6  # outputs that have sections
 _FEW = 4  # curves that can be told apart
 _BARS = 40
-_PARTS = 20  # of the variance that are shown
 _GRADES = {"bad": 0, "weak": 1, "good": 2}
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
 _USED, _CONSTANT = "used", "constant"
@@ -53,7 +52,6 @@ _WORDS = (
     "calibration curve and the diagonal; 0 is calibrated. Rank correlation: of predicted deviation and size of the "
     "error, 0 where it does not tell. After ± stands one standard error."
 )
-_FLOOR = "Floor: the part of the variance that is the same for all rows."
 _RELAXED = "Relaxed: the scale balances the calibration curve."
 
 
@@ -264,14 +262,13 @@ def _strange_rows(judgement: Judgement, c: Calibration) -> str:
 
 def made_of(c: Calibration) -> str:
     """Write the shares of the terms or sites, and where dropout goes."""
-    shares = (c.shares if c.terms is None else c.terms.shares) or {}
-    lines = [[name, percent(share)] for name, share in sorted(shares.items(), key=lambda item: -item[1])]
-    floor = f" {_FLOOR}" if "floor" in shares else ""
-    note = f" The {len(lines) - _PARTS} smallest are left out." if len(lines) > _PARTS else ""
     html = [heading("What the variance is made of")]
-    if lines:
-        said = f"Averages over the validation rows.{floor}{note}"
-        html.append(table([["part", "share of the variance"], *lines[:_PARTS]], said))
+    if c.terms is not None:
+        html.append(table(c.terms.table(), "Averages over the validation rows. Floor: the same for all rows."))
+    elif c.shares:
+        shares = sorted(c.shares.items(), key=lambda item: -item[1])
+        lines = [[name, percent(share)] for name, share in shares]
+        html.append(table([["site", "share of the variance"], *lines], "Averages over the validation rows."))
     return "".join([*html, table(site_table(c.sites), "Dropout goes on the input of these layers.")])
 
 
@@ -289,17 +286,11 @@ def fitting(c: Calibration) -> str:
 
 def _summary(c: Calibration) -> str:
     """Say how the variance was fitted, in a few sentences."""
-    sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
     if c.terms is not None:
         guard = c.terms.guard
         grows = " The variance grows for rows unlike these." if guard is not None and guard.grows else ""
-        terms = [f"dropout at {sites}" if term.name == "dropout" else term.name for term in c.terms.terms]
-        listed = " and ".join([*([", ".join(terms[:-1])] if len(terms) > 1 else []), *terms[-1:]]) or "no terms"
         usual = f"{c.terms.reference_rows:,} reference" if c.terms.reference_rows else "the validation"
-        return (
-            f"The variance was fitted to {c.rows:,} validation rows as a floor plus {listed}; the candidate in "
-            f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
-        )
+        return f"The candidate in use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
     method = {
         "sample": f"{c.draws} thinned networks",
         "linear": "first order, without draws",
@@ -308,7 +299,7 @@ def _summary(c: Calibration) -> str:
     floor = f" plus {number(c.floors)}" if any(c.floors) else ""
     mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
     return (
-        f"The variance is that of dropout at {sites} ({method}), at the rate {number(c.rate)}, times "
+        f"The variance is that of dropout ({method}), at the rate {number(c.rate)}, times "
         f"{number(c.scales)}{floor}, fitted to {c.rows:,} validation rows (relaxed: times "
         f"{number(c.row.relaxed_scale)}). The prediction is {mean}."
     )
