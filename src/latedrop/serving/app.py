@@ -79,7 +79,7 @@ def make_app(service: Service, token: str | None = None, *, local: bool = True) 
         state = {"status": "ok" if service.healthy else "stopping"}
         return Response(json.dumps(state), 200 if service.healthy else 503, media_type=JSON)
 
-    async def other(request: Request, error: Any) -> Response:
+    async def other(request: Request, error: Any) -> Any:
         message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
         return _error(error.status_code, message)
 

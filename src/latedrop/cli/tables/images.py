@@ -87,4 +87,5 @@ def image_transform(name: str) -> Transform:
 def _plain(image: Any) -> Array:
     if image.mode.startswith(_DEEP):
         raise ValueError(f"it has more than 8 bits per channel, mode {image.mode}; pass a function as --transform")
-    return np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1) / np.float32(255)
+    pixels: Array = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1) / np.float32(255)
+    return pixels
