@@ -71,8 +71,10 @@ def readout_of(text: str | int | None) -> Any:
     return load_function(text) if ":" in text else int(text) if text.removeprefix("-").isdecimal() else text
 
 
-def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
-    """Return named inputs as arguments: one alone, several by name if the model has these names, else in order."""
+def as_arguments(model: nn.Module, arrays: Any) -> Any:
+    """Return inputs as arguments: of those by name one alone, several by name if the model has these, else in order."""
+    if not isinstance(arrays, Mapping):
+        return arrays
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     program = getattr(model, "_in_spec", None)

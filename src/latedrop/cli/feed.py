@@ -32,7 +32,6 @@ __all__ = [
     "TableBatches",
     "conformal_rows",
     "example",
-    "model_inputs",
     "remembering",
     "task_of",
 ]
@@ -113,7 +112,7 @@ class Source:
         inputs = replace(self, columns=replace(self.columns, targets=(), labels=None))
         for rows in inputs.read(8):
             if rows.finite.any():
-                return place(model_inputs(model, rows.where(rows.finite).inputs), model)
+                return place(as_arguments(model, rows.where(rows.finite).inputs), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
 
     def with_labels(self, options: Classes) -> Source:
@@ -248,7 +247,7 @@ class TableBatches:
             if not len(rows):
                 continue
             self.notice(rows)
-            x, y = model_inputs(self.model, rows.inputs), rows.target
+            x, y = as_arguments(self.model, rows.inputs), rows.target
             if y is not None and self.source.columns.labels is not None:
                 # Classes are told from other numbers by their type.
                 whole = y.ndim == 1 and bool(((y == np.round(y)) & (np.abs(y) < 2**53)).all())
@@ -325,8 +324,3 @@ class Places:
     def __str__(self) -> str:
         plural = {"line": "lines", "index": "indices"}[self.unit] if len(self.first) > 1 else self.unit
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
-
-
-def model_inputs(model: nn.Module, inputs: Any) -> Any:
-    """Return the inputs of rows as the model takes them."""
-    return as_arguments(model, inputs) if isinstance(inputs, dict) else inputs

@@ -17,13 +17,14 @@ import torch
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.cli.feed import Places, Source, TableBatches, model_inputs
+from latedrop.cli.feed import Places, Source, TableBatches
 from latedrop.cli.options import LEVEL
 from latedrop.cli.tables import Rows
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.judgement import ClassJudgement, Judgement, judge, judge_classes
 from latedrop.metrics.groups import Inputs
+from latedrop.named import as_arguments
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.report import write_class_report, write_report
 from latedrop.terminal import progress, say
@@ -53,7 +54,7 @@ def predicted(
     and the probability of each.
     """
     c, empty = uq.calibration, ~rows.finite
-    result: Any = uq.predict(model_inputs(uq.model, _filled(rows)))
+    result: Any = uq.predict(as_arguments(uq.model, _filled(rows)))
     dtype = np.float64 if any(p.dtype == torch.float64 for p in uq.model.parameters()) else np.float32
     columns: dict[str, npt.NDArray[Any]] = {}
     arrays = result.columns(level) if flat and isinstance(c, Calibration) else result.to_dict(level)
