@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
-from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput, Judgement
 from latedrop.metrics.groups import Floats
 from latedrop.metrics.levels import central_quantile
@@ -32,7 +31,6 @@ from latedrop.report.tables import table as evaluation_table
 __all__ = ["fitting", "made_of", "on_test_rows", "test_rows"]
 
 _SHOWN = 6  # outputs that have sections
-_FEW = 4  # curves that can be told apart
 _BARS = 40
 _GRADES = {"bad": 0, "weak": 1, "good": 2}
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
@@ -124,19 +122,10 @@ def _level_table(output: JudgedOutput) -> str:
     return table(lines, said, marked=output.used.label)
 
 
-def _looks(rows: Sequence[Evaluation], used: str) -> dict[str, str]:
-    """Return the look of each label: the one in use, the constant, and others."""
-    others = iter(["other0", "other1", "other2", "other3"] * len(rows))
-    looks = {"constant": _CONSTANT, "relaxed": "relaxed", "raw": "raw", used: _USED}
-    return {row.label: looks.get(row.label) or next(others) for row in rows}
-
-
 def _curves(output: JudgedOutput) -> Figure:
-    """Draw what the intervals hold at every level."""
-    rows = output.evaluations
-    if len(rows) > _FEW:
-        rows = tuple(row for row in rows if row.label in (output.used.label, "scaled", "constant"))
-    looks = _looks(output.evaluations, output.used.label)
+    """Draw what the intervals hold at every level: those in use, those of the fitted scale, and of the constant."""
+    looks = {"scaled": "relaxed", "constant": _CONSTANT, output.used.label: _USED}
+    rows = [row for row in output.evaluations if row.label in looks]
     plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), Axis(0, 1, "share of rows inside", ticks=SHARES))
     plot.line([0, 1], [0, 1], "ideal", "exact: as many inside as the level says")
     for row in reversed(rows):
