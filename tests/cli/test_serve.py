@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--level", "2"], "expected a probability inside"),
         (["--port", "99999"], "expected a port from 0 to 65535"),
         (["--host", "127.0.0.1.2"], "expected a token for 127.0.0.1.2"),
-        (["--transform", "size=x"], "expected size=224"),
+        (["--transform", "size=8"], "expected --transform as package.module:function"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
