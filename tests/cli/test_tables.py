@@ -64,22 +64,23 @@ class TestCsv:
             list(read_batches(table, Columns(("a",)), 2))
 
 
-class TestParquet:
-    @pytest.fixture
-    def parquet(self) -> Any:
-        return pytest.importorskip("pyarrow.parquet")
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+class TestArrow:
+    def written(self, columns: Any, path: Path, kind: str) -> str:
+        pyarrow, files = pytest.importorskip("pyarrow"), pytest.importorskip(f"pyarrow.{kind}")
+        write = files.write_table if kind == "parquet" else files.write_feather
+        write(pyarrow.table(columns), path / f"data.{kind}")
+        return str(path / f"data.{kind}")
 
-    def test_rows(self, tmp_path: Path, parquet: Any) -> None:
-        import pyarrow
-
+    def test_rows(self, tmp_path: Path, kind: str) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
         columns = {
             "id": ["r0", "r1", "r2"],
             "int": [1, 2, None],
             "bool": [True, False, True],
             "float": pyarrow.array([0.5, None, 2.5], pyarrow.float32()),
         }
-        path = str(tmp_path / "data.parquet")
-        parquet.write_table(pyarrow.table(columns), path)
+        path = self.written(columns, tmp_path, kind)
         table = open_table(path)
         assert (table.names, table.arrays, table.count) == (tuple(columns), False, 3)
         lines = rows_of(path, Columns(("int", "bool"), ("float",), ("id",)))
@@ -88,17 +89,14 @@ class TestParquet:
         assert lines[0].inputs.tolist() == [[1, 1], [2, 0]]  # type: ignore[union-attr]
         assert [rows.finite.tolist() for rows in lines] == [[True, False], [False]]
 
-    def test_text(self, tmp_path: Path, parquet: Any) -> None:
-        import pyarrow
-
-        path = str(tmp_path / "data.parquet")
-        parquet.write_table(pyarrow.table({"city": ["Oslo"]}), path)
+    def test_text(self, tmp_path: Path, kind: str) -> None:
+        path = self.written({"city": ["Oslo"]}, tmp_path, kind)
         with pytest.raises(DataError, match=r"numbers in column 'city' .*its type is string.*--ignore city"):
             inputs_of(path, "city")
 
-    def test_another_file(self, tmp_path: Path, parquet: Any) -> None:
-        path = csv_file(tmp_path, name="data.parquet")
-        with pytest.raises(FileError, match=r"expected a parquet file at .*damaged or another one"):
+    def test_another_file(self, tmp_path: Path, kind: str) -> None:
+        path = csv_file(tmp_path, name=f"data.{kind}")
+        with pytest.raises(FileError, match=rf"expected a {kind} file at .*damaged or another one"):
             open_table(path)
 
 

@@ -21,7 +21,7 @@ LEVEL = 0.9
 """Of intervals, where no level is given."""
 in_model, in_data, in_output = (partial(option, rich_help_panel=name) for name in ("Model", "Data", "Output"))
 
-FILES = "csv, parquet or npz"
+FILES = "csv, parquet, feather or npz"
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]

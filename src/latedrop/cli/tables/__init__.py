@@ -1,7 +1,7 @@
-"""Rows in files, a few at a time: columns of csv and parquet, arrays of npz, images that a table names.
+"""Rows in files, a few at a time: columns of csv, parquet and feather, arrays of npz, images that a table names.
 
 `open_table` looks at a file's names alone; `read_batches` then yields `Rows`, of which it holds one at a time, so that
-a table or a set of images may be larger than memory. pyarrow reads csv and parquet; their inputs are columns of
+a table or a set of images may be larger than memory. pyarrow reads the first three; their inputs are columns of
 numbers. In a npz file inputs are arrays whose first axis counts the rows. Nothing is unpickled. Images need Pillow
 (`pip install "latedrop[images]"`).
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from latedrop.cli.tables.array_files import open_npz
-from latedrop.cli.tables.arrow_files import open_csv, open_parquet
+from latedrop.cli.tables.arrow_files import open_csv, open_feather, open_parquet
 from latedrop.cli.tables.images import image_transform, open_images
 from latedrop.cli.tables.rows import STANDARD, Columns, Labels, Rows, Table, choose, distinct, read_batches
 from latedrop.errors import ArgumentError
@@ -37,6 +37,7 @@ __all__ = [
 _OPENERS: dict[str, Callable[[str], Table]] = {
     **dict.fromkeys((".csv", ".tsv", ".csv.gz", ".tsv.gz"), open_csv),
     ".parquet": open_parquet,
+    ".feather": open_feather,
     ".npz": open_npz,
 }
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Rows of csv and parquet files.
+"""Rows of csv, parquet and feather files.
 
 csv is read in blocks of lines, so that a row's line number is known and memory does not grow with the file. pyarrow
 parses a block; one with quotes goes through Python's csv module. Where numbers are not plain (`true`, ` NA `, `+5`,
@@ -19,13 +19,14 @@ from typing import Any
 
 import pyarrow
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet
 from pyarrow import compute
 
 from latedrop.cli.tables.rows import STANDARD, Block, Columns, Table, is_number
 from latedrop.errors import ArgumentError, DataError, FileError
 
-__all__ = ["open_csv", "open_parquet"]
+__all__ = ["open_csv", "open_feather", "open_parquet"]
 
 _CASES = str, str.upper, str.capitalize
 _MISSING = ["", "NaN", *(case(word) for word in ("na", "n/a", "nan", "null", "none") for case in _CASES)]
@@ -178,19 +179,43 @@ def open_parquet(path: str) -> Table:
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
         first = 0
-        with _explained(path), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+        with _explained(path, "parquet"), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
             for batch in file.iter_batches(batch_size=size, columns=columns.all, use_threads=False):
                 yield range(first, first + len(batch)), {name: batch.column(name) for name in columns.all}
                 first += len(batch)
 
-    with _explained(path), pyarrow.parquet.ParquetFile(path) as file:
+    with _explained(path, "parquet"), pyarrow.parquet.ParquetFile(path) as file:
         names, count = tuple(file.schema_arrow.names), file.metadata.num_rows
     return Table(path, names, arrays=False, count=count, unit="index", read=read)
 
 
+def open_feather(path: str) -> Table:
+    """Open a feather file (version 2, as pandas and polars write it)."""
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        with _explained(path, "feather"), pyarrow.memory_map(path) as file, pyarrow.ipc.open_file(file) as batches:
+            yield batches
+
+    def read(columns: Columns, size: int) -> Iterator[Block]:
+        first = 0
+        with opened() as file:
+            for number in range(file.num_record_batches):
+                whole = file.get_batch(number).select(columns.all)
+                for start in range(0, len(whole), size):
+                    part = whole.slice(start, size)
+                    yield range(first, first + len(part)), {name: part.column(name) for name in columns.all}
+                    first += len(part)
+
+    with opened() as file:
+        names = tuple(file.schema.names)
+        count = sum(file.get_batch(number).num_rows for number in range(file.num_record_batches))
+    return Table(path, names, arrays=False, count=count, unit="index", read=read)
+
+
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _explained(path: str, kind: str) -> Iterator[None]:
     try:
         yield
     except pyarrow.ArrowException as error:
-        raise FileError(f"expected a parquet file at {path}; it is damaged or another one: {error}") from error
+        raise FileError(f"expected a {kind} file at {path}; it is damaged or another one: {error}") from error
