@@ -3,8 +3,6 @@
 Batches of 20 from 40 rows on; a quarter of the labelled rows is for validation.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

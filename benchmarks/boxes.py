@@ -5,8 +5,6 @@ blurred. Margins are made with one std for all sides, with one from score and si
 one has the body of a ResNet-50 and sees scenes enlarged to 256 x 256.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

@@ -9,8 +9,6 @@ with more people than the limit for which nothing is said; a *false alarm* one w
 is an alarm.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ from the nearest neighbors of each. Targets are outputs of the network with nois
 term has a share.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 Medians over the sets that served no choice, and over the networks of `benchmarks.speed`.
 """
 
-from __future__ import annotations
-
 from math import inf
 from statistics import median
 from typing import Any

@@ -3,8 +3,6 @@
 Each case runs once before, so that imports and cached values do not count.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

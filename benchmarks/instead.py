@@ -11,8 +11,6 @@ finished unit is written at once, and a run that was stopped continues.
 Choices were made on the sets of `CHOSEN_ON` alone; `benchmarks/NOTES.md` says which, and who looked at what.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

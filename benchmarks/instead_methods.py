@@ -3,8 +3,6 @@
 Other libraries are called as their own documentation says, on the one network: see `benchmarks/NOTES.md`.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable
@@ -341,7 +339,7 @@ class Known(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(self, predictions: Any = None) -> None:
         self.predictions = predictions
 
-    def fit(self, X: Any, y: Any = None) -> Known:  # noqa: N803 - the name that scikit-learn asks for
+    def fit(self, X: Any, y: Any = None) -> "Known":  # noqa: N803 - the name that scikit-learn asks for
         """Do nothing."""
         return self
 

@@ -4,8 +4,6 @@ A situation is one kind of test rows: `in` are rows like the training rows, othe
 describes the sets of images and texts.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ They are compared with the model's own probabilities, and sets that may miss a t
 probability above one half.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

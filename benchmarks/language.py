@@ -3,8 +3,6 @@
 A GPT-2 of two layers reads Python's help topics, trained without dropout and with it.
 """
 
-from __future__ import annotations
-
 from statistics import mean
 from typing import Any
 

@@ -4,8 +4,6 @@ On four briefly trained networks: the rank correlation over examples with a refe
 first order and of shorter samples, and the ratio of variances against the rate. `benchmarks.speed` has the cost.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ the same functions. *ray*: parquet files by one worker in this process, and by o
 multiplies the speed of one worker.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

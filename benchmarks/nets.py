@@ -1,7 +1,5 @@
 """The networks that the benchmarks run, briefly trained on made-up tasks so that their weights are not noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias

@@ -8,8 +8,6 @@ Under shift rows are noisy, turned, blurred or larger, and have their labels. Th
 `choice`; `other` were run afterwards.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ one thread and with two. Differences of mean and standard deviation are in stand
 median too, as single rows may lie at a jump of the gradient, where torch itself differs between batches.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -4,8 +4,6 @@ A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what 
 `headline`, or `benchmarks.MODULE.KIND`: the module's `KIND_table`, or its `table`, of `results/MODULE.json`.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

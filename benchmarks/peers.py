@@ -13,8 +13,6 @@ Parts of these libraries that nothing here runs import torchvision, which may no
 empty package stands in for it then, while a peer is imported. No code that is measured touches it.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence

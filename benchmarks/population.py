@@ -5,8 +5,6 @@
 lie beyond all labelled rows (cut), which has to be refused. The target's inputs are the test rows', without labels.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

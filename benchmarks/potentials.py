@@ -12,8 +12,6 @@ Reference: Bigi, Chong, Ceriotti and Grasselli (2024), "A prediction rigidity fo
 trained neural networks".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any

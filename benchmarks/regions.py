@@ -5,8 +5,6 @@ need not be divided. Volumes are compared at equal coverage: both are blown up o
 test rows.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -5,8 +5,6 @@ send a request after the other. Predictor and service run in turns on the same m
 answer is compared with the predictor's.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

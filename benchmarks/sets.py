@@ -9,8 +9,6 @@ to the 70 % quantile of one input, and the test rows are those beyond; `below`: 
 quantile. The seed chooses the input: the one with the largest correlation with the target for seed 0, the next for 1.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Small networks that train in seconds, and rows that are divided by chance, for the benchmarks that need both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise

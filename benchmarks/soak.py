@@ -6,8 +6,6 @@ frames as a camera would send them over two days, while a client asks for pages,
 frames: at most eight labels are kept, as every one takes memory. `--parts console` measures one part again.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile

@@ -11,8 +11,6 @@ each of them does. A ratio's interval is that of its median over the rounds, by 
 first call, by which memory is measured, takes too long gets no rounds: that call is its time.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os
@@ -84,7 +82,7 @@ class Plan:
     repeats: int = 5
 
     @classmethod
-    def of(cls, device: torch.device) -> Plan:
+    def of(cls, device: torch.device) -> "Plan":
         if device.type == "cuda":
             return cls(4, 3, 0.8 * torch.cuda.get_device_properties(device).total_memory)
         return cls(10, 20, 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

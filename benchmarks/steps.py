@@ -7,8 +7,6 @@
 order that changes. Compiling comes last, in a process for each network: its first call is what a user waits for.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -11,8 +11,6 @@ Alarms are set to a chance of at most 1 % to be false over a stream. On UCI sets
 on one side of a cut through an input (`benchmarks.sets`); a stream has held-out rows of that side, then of the other.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence

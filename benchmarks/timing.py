@@ -1,7 +1,5 @@
 """Seconds per call, measured in turns so that a noisy machine disturbs all candidates alike."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

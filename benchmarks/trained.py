@@ -12,8 +12,6 @@ The rows that a network is calibrated on (`home`) are cut in three: validation r
 test rows. The other rows are of kinds that no fit has seen.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import warnings

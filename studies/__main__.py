@@ -1,7 +1,5 @@
 """The studies as a command: `python -m studies uci --data DIR`, and the same for shift, classification and crowd."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

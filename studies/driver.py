@@ -6,8 +6,6 @@ where it was. A unit depends on nothing but its arguments: where it runs changes
 their numbers of threads are alike. Pages and figures are made from the JSON files alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -10,8 +10,6 @@ Per-site coefficients are measured in units of the fit with one common rate and 
 than rows harmless. As the pull is zero at the common rate, the fit never has a larger NLL than that one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,8 +8,6 @@ Every repeat has training, validation and test rows of its own: blocks of one fi
 so that repeats are independent. The 1797 digits are too few for that; each repeat splits them anew.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import math

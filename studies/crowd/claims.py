@@ -4,8 +4,6 @@ The standard error of a mean over frames comes from blocks of consecutive test f
 the stored interval. Areas, RMSEs, chosen rates and rank correlations were stored without a standard error.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -11,8 +11,6 @@ Errors of counts grow with the count, and so does any variance that dropout give
 the control `variance = a · count + b`, fitted on the validation frames.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ class Predicted:
     target: Tensor
     frames: int = 1
 
-    def lifted(self, least: float) -> Predicted:
+    def lifted(self, least: float) -> "Predicted":
         """With `least` in the place of variances of 0."""
         floor = torch.tensor([least], dtype=torch.float64)
         return replace(self, variance=lifted(self.variance, floor))

@@ -4,8 +4,6 @@ The area under the ROC curve measures how well a feature, or a linear score of s
 regions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stages of one set of the crowd study: inject at a rate, measure pixels and counts, give plain data for JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

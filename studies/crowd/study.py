@@ -5,8 +5,6 @@ output, constant variance, linearization), at each rate (draws, and a propagated
 network that was trained with dropout; then what rejecting uncertain regions is worth at the rate that is chosen.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence

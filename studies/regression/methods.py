@@ -23,8 +23,6 @@ Leverage and distance to neighbours say how far a row is from the training rows 
 to the ten nearest training rows, as in `latedrop.terms`. They have no unit of the target.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence

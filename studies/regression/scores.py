@@ -20,8 +20,6 @@ network's mean squared validation error, whatever the method. Every quantity is 
 `log(2 pi) / 2`, as the paper does; areas are over 99 levels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The cuts of a set overlap, so each set is one observation: its effect is the mea
 outliers of several hundred, so methods are compared by the share of cuts in which one has the lower value.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from studies.claims import Record, Values, claims_section, decide_pooled, read_claims

@@ -15,8 +15,6 @@ A variance that knows of the shift grows as the squared error does. All measures
 cut's training targets, so that cuts and sets can be compared.
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,6 @@ that is a floor, tell. Or the network may only keep the variance small, the more
 that validation rows ask for, `mean(e^2 / variance)`, tells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Two depths, with the same networks and methods: one hidden layer, as in the pape
 three of 50, where it is sampled and the rates of the sites can differ. A unit is a set.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

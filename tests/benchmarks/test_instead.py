@@ -1,7 +1,5 @@
 """The comparison of latedrop with what one would use instead: its parts, resuming and tables, on tiny data."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The tables of the benchmarks: how they are read, how their rows are divided, and networks trained side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The comparison in speed is fair: same work for all, a strict yardstick, and tables that only repeat the JSON."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

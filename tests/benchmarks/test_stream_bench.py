@@ -1,7 +1,5 @@
 """The benchmark of streams: what it compares follows a drift, and its tables repeat the JSON."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
