@@ -179,8 +179,8 @@ def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), 5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, steps)
     for places in torch.randint(len(rows), (steps, 16)):
-        optimizer.zero_grad()
         losses = net(*zip(*[rows[i] for i in places.tolist()], strict=True))
+        optimizer.zero_grad()
         sum(losses.values()).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
         optimizer.step()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.small import step
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import calibrate, sample
 
@@ -34,9 +35,7 @@ def run(seed: int) -> dict[str, Any]:
         for _ in range(400):
             rows = codes[torch.randint(cut, (32,))]
             logits = net(rows[:, :-1]).logits
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
-            optimiser.step()
+            step(optimiser, nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
         net.eval()
         unseen = codes[cut + PAST :]
         validation, test = unseen[torch.randperm(len(unseen))[:900]].split([500, 400])
@@ -46,7 +45,6 @@ def run(seed: int) -> dict[str, Any]:
         measures = {"plain": _right(p.logits.softmax(1), y), "default": _right(p.probabilities, y)}
         for rate in RATES:
             draws = sample(net, x, rate, 10, readout=last, keep_draws=True).outputs
-            assert draws is not None
             thinned = draws.double().softmax(2)
             measures[f"one at {rate}"] = [mean(values) for values in zip(*(_right(p, y) for p in thinned), strict=True)]
             measures[f"mean at {rate}"] = _right(thinned.mean(0), y)

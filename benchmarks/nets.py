@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.small import mlp
+from benchmarks.small import mlp, squared_error, step
 
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -37,10 +37,7 @@ class Net:
         for _ in range(steps):
             x, y = (t.to(device) for t in self.task(min(self.rows, 32), generator))
             output = model(x)
-            loss = ((output if self.readout is None else self.readout(output)).flatten() - y).square().mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+            step(optimiser, squared_error(output if self.readout is None else self.readout(output), y))
         return model.eval().requires_grad_(False)
 
     def made(self, device: torch.device, seed: int = 0) -> nn.Module:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.nets import ViT
-from benchmarks.sets import SHARED, shipped
+from benchmarks.sets import SHARED, in_and_out, shipped
 from benchmarks.small import Rows, mlp, random_batches, trained
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import find_sites
@@ -227,8 +227,8 @@ def _wine(seed: int) -> Split:
 
 def _wine_quality(seed: int) -> Split:
     """Up to 5, 6, and 7 and more of the marks of red wines, from the folder of data beside the repository."""
-    table = torch.tensor(np.loadtxt(SHARED / "uci" / "wine-quality-red.txt")).float()
-    return _table(table[:, :-1], (table[:, -1] - 5).clamp(0, 2).long(), table[:0, :-1], (700, 400), 300, seed)
+    x, marks = in_and_out(np.loadtxt(SHARED / "uci" / "wine-quality-red.txt"))
+    return _table(x, (marks[:, 0] - 5).clamp(0, 2).long(), x[:0], (700, 400), 300, seed)
 
 
 def _mlp(inputs: int, classes: int, width: int = 64) -> nn.Module:

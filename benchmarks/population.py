@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.sets import ranking
+from benchmarks.sets import in_and_out, ranking
 from benchmarks.sets import table as rows_of
 from benchmarks.small import Rows, divided, fitted, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
@@ -34,8 +34,7 @@ def compared(name: str, seed: int) -> dict[str, Any]:
         rows, order = (x, x[:, 1:2].sin() + noise), [0]
     else:
         array = rows_of(name, MOST_ROWS)
-        order = ranking(array)
-        rows = torch.tensor(array[:, :-1]).float(), torch.tensor(array[:, -1:]).float()
+        rows, order = in_and_out(array), ranking(array)
     train, validation, other, rest = scaled(divided(rows, seed, (0.3, 0.15, 0.25, 0.3)))
     torch.manual_seed(seed)
     net = fitted(mlp(train[0].shape[1]), train, seed)

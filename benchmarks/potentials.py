@@ -21,6 +21,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
+from benchmarks.small import step
 from benchmarks.timing import by_seeds, markdown_table
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
@@ -117,9 +118,7 @@ def trained(seed: int, data: list[Any]) -> Potential:
         for batch in DataLoader(data, 50, shuffle=True):
             answer = net(batch)
             loss = (answer["energy"] - batch.energy).square().mean() + (answer["forces"] - batch.forces).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            step(optimizer, loss)
         schedule.step()
     return net.eval().requires_grad_(False)
 

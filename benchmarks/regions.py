@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sets import columns_of, shipped
+from benchmarks.sets import columns_of, in_and_out, shipped
 from benchmarks.small import Rows, divided, fitted, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import LatedropError, calibrate
@@ -59,8 +59,7 @@ def _quantile(values: Tensor) -> float:
 
 
 def _buildings(seed: int) -> Rows:
-    data = torch.tensor(columns_of("residential_building", drop=())).float()
-    return data[:, :-2], data[:, -2:]
+    return in_and_out(columns_of("residential_building", drop=()), outputs=2)
 
 
 def _serum(seed: int) -> Rows:

