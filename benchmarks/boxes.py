@@ -72,7 +72,6 @@ def scores(fit: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
 
 
 def large_table(record: dict[str, Any]) -> str:
-    """Return both tables of the large detector."""
     return std_table(record["large"]) + "\n\n" + scores_table(record["large"])
 
 
@@ -238,23 +237,15 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     return made
 
 
-def main() -> None:
-    if "--large" in sys.argv:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        record = stored("boxes")
-        record["large"] = {"machine": machine(device), "runs": list[Any]()}
-        for seed in range(SEEDS_LARGE):
-            record["large"]["runs"].append(large(seed))
-            write("boxes", record)
-        print(large_table(record))
-    else:
-
-        def run(seed: int) -> dict[str, Any]:
-            return measured(Detector(finder(seed), BoxOptions(), torch.stack, readout), seed)
-
-        of_large = {key: value for key, value in stored("boxes").items() if key == "large"}
-        by_seeds("boxes", lambda seeds: {"runs": [run(seed) for seed in range(seeds)], **of_large})
+def small(seed: int) -> dict[str, Any]:
+    return measured(Detector(finder(seed), BoxOptions(), torch.stack, readout), seed)
 
 
 if __name__ == "__main__":
-    main()
+    of_large = stored("boxes").get("large", {})
+    if "--large" in sys.argv:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        of_large = {"machine": machine(device), "runs": [large(seed) for seed in range(SEEDS_LARGE)]}
+        write("boxes", stored("boxes") | {"large": of_large})
+    else:
+        by_seeds("boxes", lambda seeds: {"runs": list(map(small, range(seeds))), "large": of_large}, seeds=5)

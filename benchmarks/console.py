@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.terminal import shown_on
@@ -38,18 +37,15 @@ EVERY = 5
 Z90 = 1.6448536269514722
 
 
-def box(left: float, top: float, right: float, bottom: float) -> tuple[tuple[float, float], ...]:
-    return ((left, top), (right, top), (right, bottom), (left, bottom))
-
-
-ZONES = {
-    "whole": (),
-    "left half": box(0, 0, 0.5, 1),
-    "right half": box(0.5, 0, 1, 1),
-    "lower left": box(0, 0.5, 0.5, 1),
-    "middle": box(1 / 3, 1 / 3, 2 / 3, 2 / 3),
-    "small": box(1 / 8, 3 / 8, 3 / 8, 5 / 8),
+BOXES = {
+    "left half": (0, 0, 0.5, 1),
+    "right half": (0.5, 0, 1, 1),
+    "lower left": (0, 0.5, 0.5, 1),
+    "middle": (1 / 3, 1 / 3, 2 / 3, 2 / 3),
+    "small": (1 / 8, 3 / 8, 3 / 8, 5 / 8),
 }
+"""Left, top, right and bottom."""
+ZONES = {"whole": ()} | {name: ((a, b), (c, b), (c, d), (a, d)) for name, (a, b, c, d) in BOXES.items()}
 QUANTILES = (0.5, 0.7, 0.9)
 ELSEWHERE = (("mall", "pets"), ("pets", "mall"))
 """Counters that come to another camera: the frames of both sets are counted whole."""
@@ -69,21 +65,14 @@ def measured(counter: str, name: str) -> list[dict[str, Any]]:
         reading = calibration.read(trained, image, deviations=False)
         if number % 10 == 0:
             shares = Shares.measured(trained, calibration, image, reading.density, list(ZONES.values()))
-        assert shares is not None
         amounts = shares.amounts(Amount(reading.mean, reading.variance, reading.dof), reading.density)
         shape = reading.density.shape
         heads = np.clip(np.rint(to_cells(crowd_set.heads(index), trained.stride)), 0, (shape[1] - 1, shape[0] - 1))
         at = heads.astype(int)
         truth = [int(cells_of(points, shape)[at[:, 1], at[:, 0]].sum()) for points in ZONES.values()]
-        rows.append(
-            {
-                "frame": crowd_set.frames[index].name,
-                "mean": [round(a.mean, 4) for a in amounts],
-                "variance": [round(a.variance, 5) for a in amounts],
-                "fitted": [round(reading.fitted_variance, 5)],
-                "truth": truth,
-            }
-        )
+        row = {"mean": [round(a.mean, 4) for a in amounts], "variance": [round(a.variance, 5) for a in amounts]}
+        row |= {"fitted": [round(reading.fitted_variance, 5)], "truth": truth}
+        rows.append({"frame": crowd_set.frames[index].name, **row})
     return rows
 
 
@@ -98,14 +87,9 @@ def alarms(rows: list[dict[str, Any]], zones: list[int], constant: bool = False)
             p = [probability_above(Amount(m, v), limit) for m, v in zip(mean, variance, strict=True)]
             colour = np.array([rule.wanted(value, None) for value in p])
             amber = colour == "amber"
-            counted = {
-                "plain_missed": above & ~plain,
-                "plain_false": ~above & plain,
-                "missed": above & (colour == "green"),
-                "false": ~above & (colour == "red"),
-                "amber": amber,
-                "plain_wrong_in_amber": (above != plain) & amber,
-            }
+            counted = {"plain_missed": above & ~plain, "plain_false": ~above & plain}
+            counted |= {"missed": above & (colour == "green"), "false": ~above & (colour == "red")}
+            counted |= {"amber": amber, "plain_wrong_in_amber": (above != plain) & amber}
             shares.append({key: frames.mean() for key, frames in counted.items()})
     return {key: float(np.mean([one[key] for one in shares])) for key in shares[0]}
 
@@ -134,10 +118,7 @@ def labels(rows: list[dict[str, Any]], number: int = NUMBER, seeds: int = 20) ->
 
 def _columns(rows: list[dict[str, Any]], zone: int) -> tuple[Any, Any, Any]:
     """Return counts, variances and true counts of a zone, `(frames,)` each."""
-    mean, variance, truth = (
-        np.array([row[part][zone] for row in rows], float) for part in ("mean", "variance", "truth")
-    )
-    return mean, variance, truth
+    return tuple(np.array([row[part][zone] for row in rows], float) for part in ("mean", "variance", "truth"))
 
 
 def watched(zones: Sequence[str], frames: int = 600) -> dict[str, float]:
@@ -218,15 +199,10 @@ def zones_table(record: dict[str, Any]) -> str:
     return markdown_table(heads, cells.values())
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+if __name__ == "__main__":
     parts = {
         "rows": lambda: {name: measured(name, name) for name in SETS},
         "elsewhere": lambda: {f"{counter} on {name}": measured(counter, name) for counter, name in ELSEWHERE},
         "speed": lambda: {"without zones": watched(()), "with three zones": watched(list(ZONES)[1:4])},
     }
     by_parts("console", parts)
-
-
-if __name__ == "__main__":
-    main()

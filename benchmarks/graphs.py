@@ -139,7 +139,6 @@ def table(record: dict[str, Any]) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pairs = {name: list(zip(*(measured(name, width) for width in WIDTHS), strict=True)) for name in NETWORKS}
-    record = {"machine": machine(torch.device("cpu")), "graphs": GRAPHS, "widths": WIDTHS}
-    for place, key in enumerate(("ratios", "made_of")):
-        record[key] = {name: pair[place] for name, pair in pairs.items()}
-    write("graphs", record)
+    ratios, made_of = ({name: pair[place] for name, pair in pairs.items()} for place in range(2))
+    about = {"machine": machine(torch.device("cpu")), "graphs": GRAPHS, "widths": WIDTHS}
+    write("graphs", {**about, "ratios": ratios, "made_of": made_of})

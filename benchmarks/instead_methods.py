@@ -7,8 +7,9 @@ import math
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,6 @@ from latedrop.terms.forest import LEAST_ROWS, grow
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 COMPONENTS = 32
 LEAST = 1e-4
-"""A variance is at least this part of the mean squared validation error."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,21 @@ class Bounds:
 
 
 Judged = Predicted | Bounds
+
+
+def at_least(predicted: Judged, case: "Case") -> Judged:
+    """Raise variances to a small part of the mean squared validation error."""
+    if isinstance(predicted, Bounds):
+        return predicted
+    return replace(predicted, variance=predicted.variance.clamp_min(LEAST * float(case.error.square().mean())))
+
+
 Rule = Callable[[Tensor], Judged]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Five networks, the rows that they were trained on, and validation rows with float64 targets `(n,)`.
-
-    `kept` holds what methods made of networks and training rows, which cases of one situation share.
-    """
+    """Five networks, the rows that they were trained on, and validation rows with float64 targets `(n,)`."""
 
     nets: list[nn.Module]
     x_train: Tensor
@@ -111,7 +117,6 @@ class Case:
 
     @property
     def net(self) -> nn.Module:
-        """The one network."""
         return self.nets[0]
 
     @property
@@ -124,24 +129,30 @@ class Case:
         """Of the one network on the validation rows, `(n,)`."""
         return self.y_val - output(self.net, self.x_val)
 
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what was made of networks and training rows, which cases of one situation share."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
     def table(self, x: Tensor) -> np.ndarray:
         """Return rows as libraries for tables take them: as they are, or components of the last layer's inputs."""
         if x.dim() == 2 and x.is_floating_point():
             return x.double().numpy()
-        if "components" not in self.kept:
+
+        def components() -> tuple[Tensor, Tensor]:
             features = last_features(self.net, self.x_train)
             center = features.mean(0)
-            basis = torch.linalg.svd(features - center, full_matrices=False)[2][:COMPONENTS].T
-            self.kept["components"] = center, basis
-        center, basis = self.kept["components"]
+            return center, torch.linalg.svd(features - center, full_matrices=False)[2][:COMPONENTS].T
+
+        center, basis = self.once("components", components)
         return ((last_features(self.net, x) - center) @ basis).numpy()
 
 
 def output(net: nn.Module, x: Tensor) -> Tensor:
     """Return predictions `(n,)`, float64."""
     with torch.no_grad():
-        prediction: Tensor = net(x)[:, 0].double()
-    return prediction
+        return net(x)[:, 0].double()
 
 
 def last_features(net: nn.Module, x: Tensor) -> Tensor:
@@ -255,9 +266,7 @@ def alone(case: Case, kind: str) -> Rule:
 
     q is the 99 % quantile of the column over the validation rows.
     """
-    if kind not in case.kept:
-        case.kept[kind] = _COLUMNS[kind](case)
-    column: Callable[[Tensor], Tensor] = case.kept[kind]
+    column = case.once(kind, lambda: _COLUMNS[kind](case))
     mean, raw = output(case.net, case.x_val), column(case.x_val)
     scale, floor = (float(value) for value in fit_floor(mean, raw, case.y_val))
     limit = raw.quantile(0.99)
@@ -292,14 +301,11 @@ def _all_weights(case: Case) -> Callable[[Tensor], Tensor]:
         parts = [torch.cat([g.flatten(1) for g in vmap(of)(part).values()], 1) for part in x.split(64)]
         return torch.cat([folded(part, _SKETCH) for part in parts])[:, None]
 
-    class Sketched:
-        index = None
-
-        def __init__(self, x: Tensor) -> None:
-            self.gradients, self.mean = sketch(x), output(case.net, x)[:, None]
+    def rows(x: Tensor) -> Any:
+        return SimpleNamespace(index=None, gradients=sketch(x), mean=output(case.net, x)[:, None])
 
     learned = GradientLeverage().learned_from([sketch(case.x_train)], own=False)
-    return lambda x: learned.values(Sketched(x)).reshape(len(x)).double()  # type: ignore[arg-type]
+    return lambda x: learned.values(rows(x)).reshape(len(x)).double()
 
 
 _COLUMNS: dict[str, Callable[[Case], Callable[[Tensor], Tensor]]] = {
@@ -340,14 +346,12 @@ class Known(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.predictions = predictions
 
     def fit(self, X: Any, y: Any = None) -> "Known":  # noqa: N803 - the name that scikit-learn asks for
-        """Do nothing."""
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
     def predict(self, X: Any) -> Any:  # noqa: N803
-        """Return what the network says of rows whose predictions stand in their last column."""
         return np.asarray(X)[:, -1]
 
 
@@ -483,17 +487,18 @@ def laplace(case: Case, *, every: bool = False, tuned: bool = False) -> Rule:
 
 def _posterior(case: Case, every: bool) -> tuple[Any, torch.device]:
     device = torch.device("cuda" if every and torch.cuda.is_available() else "cpu")
-    key = f"laplace {every}"
-    if key not in case.kept:
+
+    def fitted() -> Any:
         model = deepcopy(case.net).requires_grad_(True).to(device)
         subset = "all" if every else "last_layer"
-        fitted = imported("laplace").Laplace(model, "regression", subset_of_weights=subset, hessian_structure="full")
+        posterior = imported("laplace").Laplace(model, "regression", subset_of_weights=subset, hessian_structure="full")
         rows = TensorDataset(case.x_train.to(device), case.y_train[:, None].float().to(device))
         with warnings.catch_warnings(), device:
             warnings.simplefilter("ignore")
-            fitted.fit(DataLoader(rows, batch_size=128))
-        case.kept[key] = fitted
-    return case.kept[key], device
+            posterior.fit(DataLoader(rows, batch_size=128))
+        return posterior
+
+    return case.once(f"laplace {every}", fitted), device
 
 
 def _marginal(fitted: Any) -> float:
@@ -532,8 +537,6 @@ PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "v
 
 
 def suits(method: str, case: Case) -> bool:
-    """Whether a method has enough rows, and a network that is small enough."""
-    if len(case.y_val) < NEEDS.get(method, 0):
-        return False
     weights = sum(value.numel() for value in case.net.parameters())
-    return "all weights, tuned" not in method or weights <= _MOST_WEIGHTS
+    small = weights <= _MOST_WEIGHTS or "all weights, tuned" not in method
+    return small and len(case.y_val) >= NEEDS.get(method, 0)

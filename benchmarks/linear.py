@@ -4,7 +4,7 @@ On four briefly trained networks: the rank correlation over examples with a refe
 first order and of shorter samples, and the ratio of variances against the rate. `benchmarks.speed` has the cost.
 """
 
-import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,6 @@ from latedrop.metrics import rank_correlation
 RATE, REFERENCE, DRAWS = 0.01, 5000, (10, 100, 1000)
 RATES = (0.0005, 0.002, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5)
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "linear_by_rate.png"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="First-order variance against sampling.")
-    parser.add_argument("--figure", action="store_true", help="draw from the JSON that is there; measure nothing")
-    if not parser.parse_args().figure:
-        device = chosen_device("auto")
-        record = {"machine": machine(device), "rate": RATE, "reference_draws": REFERENCE}
-        write("linear", record | {"nets": {net.name: agreement(net, device) for net in small_nets()}})
-    figure(stored("linear"))
 
 
 def agreement(net: Net, device: torch.device) -> dict[str, Any]:
@@ -86,4 +76,8 @@ def figure(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "--figure" not in sys.argv:
+        device = chosen_device("auto")
+        record = {"machine": machine(device), "rate": RATE, "reference_draws": REFERENCE}
+        write("linear", record | {"nets": {net.name: agreement(net, device) for net in small_nets()}})
+    figure(stored("linear"))

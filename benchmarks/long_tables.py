@@ -159,14 +159,9 @@ def write_table(path: Path, rows: int) -> None:
 
 def run(folder: Path, words: list[str]) -> dict[str, float]:
     """Return what a process of Python writes as its last line."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    options: dict[str, Any] = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run([sys.executable, *words], cwd=folder, check=True, **options)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def calibrate_table(record: dict[str, Any]) -> str:
@@ -201,9 +196,8 @@ def ray_table(record: dict[str, Any]) -> str:
         hours = 1e9 / speed / workers / 3600
         taken = f"{hours:.1f} h" if hours > 1 else f"{60 * hours:.1f} min"
         lines.append([workers, f"{speed * workers:,.0f}", taken, f"{workers * hours:.2f}"])
-    return markdown_table(
-        ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"], lines, 0
-    )
+    heads = ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"]
+    return markdown_table(heads, lines, 0)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ LONG = ("ResNet-50", "EfficientNet", "Swin", "ConvNeXt", "DeepLab")  # more than
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Architectures as ONNX files.")
+    parser = argparse.ArgumentParser("python -m benchmarks.onnx_export")
     parser.add_argument("--only", nargs="+", help="how their names begin")
     only = parser.parse_args().only
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

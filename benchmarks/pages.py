@@ -1,26 +1,19 @@
 """Fill the tables of README.md and of pages in docs from the committed results: `python -m benchmarks.pages`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what is between them is replaced. NAME is
-`headline`, or `benchmarks.MODULE.KIND`: the module's `KIND_table`, or its `table`, of `results/MODULE.json`.
+`benchmarks.MODULE.KIND`: the module's `KIND_table`, or its `table`, of `results/MODULE.json`.
 """
 
 import re
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.headline import headline
 from benchmarks.timing import stored
 
 ROOT = Path(__file__).parents[1]
-_BLOCK = re.compile(r"(<!-- table: (headline|benchmarks\.\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- table: (benchmarks\.\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _ALL = (ROOT / "README.md", *sorted((ROOT / "benchmarks").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 PAGES = tuple(path for path in _ALL if _BLOCK.search(path.read_text(encoding="utf-8")))
-
-
-def main() -> None:
-    for path in PAGES:
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(path.relative_to(ROOT))
 
 
 def filled(text: str) -> str:
@@ -29,8 +22,6 @@ def filled(text: str) -> str:
 
 
 def _table(name: str) -> str:
-    if name == "headline":
-        return headline()
     _, module, *words = name.split(".")
     source, record = import_module(f"benchmarks.{module}"), stored(module)
     if special := getattr(source, "_".join([*words, "table"]), None):
@@ -39,4 +30,6 @@ def _table(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(ROOT))

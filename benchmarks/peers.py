@@ -21,7 +21,7 @@ from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -48,10 +48,7 @@ def twin(model: nn.Module, sites: Sequence[Site], rate: float) -> nn.Module:
     copy = duplicate(model)
     for site in sites:
         if site.weight is not None or site.kind != "element":
-            raise ArgumentError(
-                f"expected sites with element masks that are layers; found {site.name!r}, a {site.kind} site of "
-                f"{site.layer}. Leave it out with select=, or use kind='element'."
-            )
+            raise ArgumentError(f"expected layers with element masks; found {site.name!r}, a {site.kind} site.")
         parent, _, name = site.name.rpartition(".")
         holder = copy.get_submodule(parent)
         setattr(holder, name, nn.Sequential(nn.Dropout(rate), holder.get_submodule(name)))
@@ -109,9 +106,8 @@ def baal(case: Case, draws: int, *, cached: bool = False) -> Run:
         patched = caching.MCCachingModule(patched)
         caches = [module for module in patched.modules() if isinstance(module, caching.LRUCacheModule)]
     library = imported("baal.modelwrapper")
-    wrapper = library.ModelWrapper(
-        patched, library.TrainingArgs(use_cuda=case.x.is_cuda, replicate_in_memory=not cached)
-    )
+    options = library.TrainingArgs(use_cuda=case.x.is_cuda, replicate_in_memory=not cached)
+    wrapper = library.ModelWrapper(patched, options)
     wrapper.eval()
 
     def run() -> tuple[Tensor, Tensor]:
@@ -136,19 +132,13 @@ LIBRARIES = {"torch_uncertainty": "torch-uncertainty", "baal": "baal"}
 
 
 def not_installed(name: str) -> bool:
-    """Return True if the library of a peer is missing; the loop needs none."""
     return any(name.startswith(module) and find_spec(module) is None for module in LIBRARIES)
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
     """Return the version of every package; None where it is not installed."""
-    versions: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    installed = {each.metadata["Name"].lower().replace("_", "-"): each.version for each in distributions()}
+    return {package: installed.get(package.lower()) for package in packages}
 
 
 def imported(name: str) -> Any:

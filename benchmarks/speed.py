@@ -24,20 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import timing
 from benchmarks.nets import Net, speed_nets
 from benchmarks.peers import LIBRARIES, PEERS, Case, Run, not_installed, twin, versions_of
-from benchmarks.timing import (
-    first_line,
-    interval,
-    machine,
-    markdown_table,
-    peak_bytes,
-    seconds_of,
-    stored,
-    timed,
-    turns_within,
-    write,
-)
 from latedrop import Network, Site, find_sites, sample
 from latedrop.devices import chosen_device
 
@@ -61,14 +50,14 @@ def main() -> None:
     device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
     nets = {net.name: net for net in speed_nets(kind)}
-    measured_nets = stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
+    measured_nets = timing.stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
     plan = Plan.of(device)
     plan = plan if options.seconds is None else replace(plan, budget=options.seconds)
     for name in options.nets or nets:
         batches = nets[name].batches.items()
         measured_nets[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
         ordered = {name: measured_nets[name] for name in nets if name in measured_nets}
-        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
+        timing.write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
         print(table(), flush=True)
 
 
@@ -97,7 +86,7 @@ def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, 
     pass_bytes, by_multiple = passes(model, x, device, plan)
     case = Case(model, twin(model, sites, RATE), x)
     return {
-        "machine": machine(device) | {"peers": versions_of(LIBRARIES.values())},
+        "machine": timing.machine(device) | {"peers": versions_of(LIBRARIES.values())},
         "rows": rows,
         "sites": len(sites),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -117,10 +106,10 @@ def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.devi
             continue
         _free(device)
         try:
-            run, prepared = timed(prepare, device)
-            (_, first), most = peak_bytes(partial(timed, run, device), device)
+            run, prepared = timing.timed(prepare, device)
+            (_, first), most = timing.peak_bytes(partial(timing.timed, run, device), device)
         except Exception as error:
-            entries[name] = {"status": first_line(error)}
+            entries[name] = {"status": timing.first_line(error)}
             continue
         entries[name] = {"bytes": most, "prepare_seconds": _short(prepared), "first_seconds": _short(first)}
         if first > plan.cap and name != "latedrop_compiled":
@@ -128,7 +117,8 @@ def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.devi
         else:
             runs[name] = run
     plain, share = plain_passes(case.model, case.x, multiple, DRAWS)
-    times, _, failed = turns_within({"plain": plain, **runs}, repeats=plan.repeats, seconds=plan.budget, device=device)
+    limits = {"repeats": plan.repeats, "seconds": plan.budget, "device": device}
+    times, _, failed = timing.turns_within({"plain": plain, **runs}, **limits)
     base = [taken / share for taken in times["plain"]]
     whole = statistics.median(base)
     entries |= {name: {"status": why} for name, why in failed.items()}
@@ -138,7 +128,7 @@ def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.devi
             entry["seconds"] = _short(statistics.median(taken))
             entry["ratio"] = _short(entry["seconds"] / whole)
             if len(taken) == len(base) > 1:
-                low, middle, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
+                low, middle, high = timing.interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
                 entry["ratio"], entry["interval"] = _short(middle), [_short(low), _short(high)]
     _free(device)
     return {"plain_multiple": multiple, "plain_seconds": _short(whole), "rounds": len(base), "candidates": entries}
@@ -156,7 +146,7 @@ def candidates(case: Case, sites: Sequence[Site], device: torch.device) -> dict[
 
         return run
 
-    ours: dict[str, Callable[[], Run]] = {"latedrop": partial(sampled, "auto")}
+    ours = {"latedrop": partial(sampled, "auto")}
     if device.type == "cuda":
         ours["latedrop_compiled"] = partial(sampled, "compiled")
     return ours | {name: partial(peer, case, DRAWS) for name, peer in PEERS.items()}
@@ -166,16 +156,15 @@ def passes(model: nn.Module, x: Tensor, device: torch.device, plan: Plan) -> tup
     """Return bytes of one deterministic pass, and seconds per row with 1, 2, 4, ... up to 50 times the rows."""
     once, _ = plain_passes(model, x, 1, 1)
     once()
-    _, one = peak_bytes(once, device)
-    single = seconds_of(once, device)
-    seconds: dict[int, float] = {}
-    multiple = 1
+    _, one = timing.peak_bytes(once, device)
+    single = timing.seconds_of(once, device)
+    seconds, multiple = {}, 1
     while multiple <= DRAWS and (multiple == 1 or multiple * one < plan.bytes / 4):
         count = min(16, 1 + int(0.02 / (single * multiple)))  # several in a row where one is quick
         run, _ = plain_passes(model, x, multiple, multiple * count)
         try:
             run()
-            taken = statistics.median(seconds_of(run, device) for _ in range(3))
+            taken = statistics.median(timing.seconds_of(run, device) for _ in range(3))
         except (RuntimeError, MemoryError):
             if multiple == 1:
                 raise
@@ -207,14 +196,13 @@ def _free(device: torch.device) -> None:
 
 
 def _short(value: float) -> float:
-    """Round to four digits, more than a measurement has."""
     return float(f"{value:.4g}")
 
 
 def measured() -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
     """Yield network (a star: with version 0.2.0), machine, rows, entries, and the fastest peer, of both JSON files."""
     for kind in ("cpu", "gpu"):
-        nets = stored(f"speed_{kind}").get("nets", {})
+        nets = timing.stored(f"speed_{kind}").get("nets", {})
         for name, batch in ((name, batch) for name, batches in nets.items() for batch in batches.values()):
             entries = batch["candidates"]
             ran = [key for key in LABELS if "ratio" in entries.get(key, {})]
@@ -227,7 +215,7 @@ def table(_: object = None) -> str:
     """Return multiples of plain x T, and peak memory, for latedrop, the fastest peer, and a plain loop."""
     lines = []
     for name, kind, rows, entries, best in measured():
-        cells: list[object] = [name, kind, rows]
+        cells = [name, kind, rows]
         cells += [_ratio(entries.get(key, {})) for key in ("latedrop", "latedrop_compiled")]
         cells += ["-" if best is None else f"{_ratio(entries[best])}, {LABELS[best]}", _ratio(entries.get("loop", {}))]
         sizes = [entries.get(key or "", {}).get("bytes") for key in ("latedrop", best)]
@@ -235,7 +223,7 @@ def table(_: object = None) -> str:
         cells.append(" / ".join("-" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in mebibytes))
         lines.append(cells)
     heads = ["network", "on", "rows", "latedrop", "compiled", "best peer", "plain loop"]
-    return markdown_table([*heads, "memory, latedrop / best peer [MiB]"], lines, 2)
+    return timing.markdown_table([*heads, "memory, latedrop / best peer [MiB]"], lines, 2)
 
 
 def _ratio(entry: dict[str, Any]) -> str:

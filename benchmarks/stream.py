@@ -232,5 +232,4 @@ def uci_table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     by_parts("stream", {"crowd": streams, "uci": uci})

@@ -1,7 +1,7 @@
 """Calibrate networks that somebody else trained: the thirty of `mag-net`.
 
     python -m benchmarks.trained                      # all; JSON to benchmarks/results
-    python -m benchmarks.trained --networks "N87 *"   # some of them; the others are kept as they are
+    python -m benchmarks.trained --parts "N87 LSTM"   # some of them; the others are kept as they are
 
 The package carries float64 networks for the power that is lost in the core of a transformer, three for each of ten
 ferrites: two MLPs, and an LSTM that reads one period of the flux. The losses that were measured come in the same
@@ -12,12 +12,8 @@ The rows that a network is calibrated on (`home`) are cut in three: validation r
 test rows. The other rows are of kinds that no fit has seen.
 """
 
-import argparse
 import math
 import warnings
-from fnmatch import fnmatchcase
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -26,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import machine, markdown_table, stored, write
+from benchmarks.sets import packaged
+from benchmarks.timing import by_parts, markdown_table
 from latedrop import metrics
 from latedrop.data.rows import take_rows
 from latedrop.evaluation.evaluation import likelihood
@@ -56,21 +53,6 @@ class Task(NamedTuple):
     model: nn.Module
     home: Rows
     shifted: dict[str, Rows]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.trained", description="Networks that others trained.")
-    parser.add_argument("--networks", nargs="+", default=["*"], help='patterns, as "N87 *"')
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    measured = stored("trained").get("networks", {})
-    names = {f"{material} {kind}": (material, kind) for kind in KINDS for material in MATERIALS}
-    for name, (material, kind) in names.items():
-        if any(fnmatchcase(name, pattern) for pattern in options.networks):
-            measured[name] = measure(task(material, kind))
-            ordered = {name: measured[name] for name in names if name in measured}
-            write("trained", {"machine": machine(torch.device("cpu")), "draws": DRAWS, "networks": ordered})
-            print(name, flush=True)
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -167,10 +149,7 @@ def table(material: str, name: str = "database") -> Columns:
     """
     import h5py
 
-    spec = find_spec("magnet")
-    assert spec is not None
-    folder = Path(next(iter(spec.submodule_search_locations or ())))
-    with h5py.File(folder / "data" / f"{material}_{name}.h5") as file:
+    with h5py.File(packaged("magnet") / "data" / f"{material}_{name}.h5") as file:
         frame = file["dataframe"]
         names, values = [name.decode() for name in frame["block0_items"]], frame["block0_values"][:]
     given = [i for i, name in enumerate(names) if name not in ("Power_Loss", "Outlier_Factor")]
@@ -243,4 +222,5 @@ def _spread(values: list[float | None], measure: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    pairs = {f"{material} {kind}": (material, kind) for kind in KINDS for material in MATERIALS}
+    by_parts("trained", {name: lambda pair=pair: measure(task(*pair)) for name, pair in pairs.items()}, "networks")

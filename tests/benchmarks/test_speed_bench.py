@@ -85,7 +85,7 @@ def test_peers_agree_with_sampling(name: str) -> None:
 def test_twin_refuses_what_a_dropout_layer_cannot_do() -> None:
     model = mlp()
     sites = find_sites(model, torch.randn(3, 4), kind="channel")
-    with pytest.raises(ArgumentError, match="expected sites with element masks that are layers; found '2', a channel"):
+    with pytest.raises(ArgumentError, match="expected layers with element masks; found '2', a channel site"):
         twin(model, sites, 0.1)
 
 
