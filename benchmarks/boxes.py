@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, interpolate, smooth_l1_loss
 
-from benchmarks.small import random_batches, trained
+from benchmarks.small import calibration_error, random_batches, trained
 from benchmarks.timing import by_seeds, machine, markdown_table, stored, write
 from latedrop.boxes.detections import BoxOptions, Detector, overlap
 from latedrop.boxes.predictor import SCORE, STD, MatchedBoxes, fit_score, fit_std, radius
@@ -33,10 +33,8 @@ def measured(detector: Detector, seed: int, count: int = 250, factor: int = 1) -
     drawn = [scenes(count, 10 * seed + i, blur) for i, blur in enumerate((BLUR, BLUR, BLUR, MORE_BLUR), 1)]
     drawn = [enlarged(rows, factor) for rows in drawn] if factor > 1 else drawn
     fit, held_out, *tests = (MatchedBoxes.of(detector, data, progress=False) for data in drawn)
-    return {
-        name: {"boxes": sides(fit, held_out, test), "scores": scores(fit, test)}
-        for name, test in zip(SCENES, tests, strict=True)
-    }
+    judged = [{"boxes": sides(fit, held_out, test), "scores": scores(fit, test)} for test in tests]
+    return dict(zip(SCENES, judged, strict=True))
 
 
 def sides(fit: MatchedBoxes, held_out: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
@@ -62,11 +60,10 @@ def scores(fit: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
     judged = {}
     for choice, columns in SCORE.items():
         logits = test.features.mean(1) @ fit_score(fit.features.mean(1), fit.right.double(), columns)
-        p, order = logits.sigmoid().sort()
-        parts = zip(p.tensor_split(15), test.right[order].double().tensor_split(15), strict=True)
+        right = test.right.double()
         judged[choice] = {
-            "nll": float(binary_cross_entropy_with_logits(logits, test.right.double())),
-            "ece": statistics.mean(abs(float(chance.mean() - share.mean())) for chance, share in parts),
+            "nll": float(binary_cross_entropy_with_logits(logits, right)),
+            "ece": calibration_error(logits.sigmoid(), right),
         }
     return judged
 
@@ -139,7 +136,6 @@ def best(scores: Tensor, boxes: Tensor) -> dict[str, Tensor]:
 
 
 def finder(seed: int, steps: int = 250) -> nn.Module:
-    """Return a trained network."""
     rows = scenes(800, 10 * seed)
     targets = torch.zeros(len(rows), len(POINTS), CLASSES + 4)
     for target, (_, truth) in zip(targets, rows, strict=True):
@@ -165,16 +161,14 @@ def finder(seed: int, steps: int = 250) -> nn.Module:
 
 def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
     """Train torchvision's FCOS on scenes, and measure its boxes."""
-    from torchvision.models.detection import fcos_resnet50_fpn  # type: ignore[import-not-found,unused-ignore]
+    from torchvision.models.detection import fcos_resnet50_fpn
 
     torch.manual_seed(seed)
     device, side = torch.device("cuda" if torch.cuda.is_available() else "cpu"), factor * SIDE
     sizes = {"min_size": side, "max_size": side, "num_classes": CLASSES + 1}
     net = fcos_resnet50_fpn(weights=None, weights_backbone=None, **sizes).to(device)
-    rows = [
-        (image.to(device), {key: value.to(device) for key, value in truth.items()})
-        for image, truth in enlarged(scenes(3000, 10 * seed), factor)
-    ]
+    rows = enlarged(scenes(3000, 10 * seed), factor)
+    rows = [(image.to(device), {key: value.to(device) for key, value in truth.items()}) for image, truth in rows]
     optimizer = torch.optim.AdamW(net.parameters(), 5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, steps)
     for places in torch.randint(len(rows), (steps, 16)):
@@ -191,7 +185,7 @@ def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
 
 def enlarged(rows: Scenes, factor: int) -> Scenes:
     """Return scenes of a larger side, in three equal colours."""
-    made: Scenes = []
+    made = []
     for image, truth in rows:
         wide = interpolate(image[None], scale_factor=factor, mode="bilinear")[0].expand(3, -1, -1).contiguous()
         made.append((wide, {**truth, "boxes": factor * truth["boxes"]}))
@@ -215,10 +209,9 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     def uniform(low: float, high: float) -> float:
         return float(low + (high - low) * torch.rand((), generator=dice))
 
-    made: Scenes = []
+    made = []
     for _ in range(count):
-        image = torch.zeros(SIDE, SIDE)
-        boxes, labels = list[Tensor](), list[int]()
+        image, boxes, labels = torch.zeros(SIDE, SIDE), [], []
         for _ in range(int(torch.randint(1, 4, (), generator=dice))):
             width, height = uniform(10, 24), uniform(10, 24)
             kind = int(torch.randint(CLASSES, (), generator=dice))

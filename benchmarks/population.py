@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.sets import in_and_out, ranking
 from benchmarks.sets import table as rows_of
-from benchmarks.small import Rows, divided, fitted, mlp, scaled
+from benchmarks.small import Rows, divided, fitted, interval_measures, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import FirstOrder, Prediction, Predictor, calibrate
 from latedrop.errors import DataError
@@ -72,10 +72,9 @@ def judged(p: Prediction, y: Tensor) -> dict[str, float]:
     """Return the share of rows inside, and the interval score of those whose interval has an end."""
     low, high = (end.double() for end in p.interval(LEVEL))
     finite = (high - low < 1e30)[:, 0]
-    missed = (low - y).clamp_min(0) + (y - high).clamp_min(0)
-    score = (high - low) + 2 / (1 - LEVEL) * missed
-    inside = (missed == 0) | ~finite[:, None]
-    return {"coverage": float(inside.double().mean()), "score": float(score[finite].mean())}
+    measures = interval_measures(low[finite], high[finite], y[finite], LEVEL)
+    held = measures["coverage"] * int(finite.sum()) + int((~finite).sum())
+    return {"coverage": held / len(y), "score": measures["score"]}
 
 
 def table(record: dict[str, Any]) -> str:

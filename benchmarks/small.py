@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,24 @@ def mlp(inputs: int, outputs: int = 1, hidden: Sequence[int] = (64, 64)) -> nn.S
 def squared_error(output: Tensor, y: Tensor) -> Tensor:
     """Return the mean squared error; a single output may have a dimension of its own."""
     return (output.flatten() - y.flatten()).square().mean()
+
+
+def interval_measures(low: Any, high: Any, y: Any, level: float) -> dict[str, float]:
+    """Return the share of targets in intervals, their mean width, and the interval score of Winkler (1972)."""
+    width, missed = high - low, (low - y).clip(0) + (y - high).clip(0)
+    score = width + 2 / (1 - level) * missed
+    return {
+        "coverage": float((missed == 0).sum()) / max(1, len(y)),
+        "width": float(width.mean()),
+        "score": float(score.mean()),
+    }
+
+
+def calibration_error(p: Tensor, right: Tensor) -> float:
+    """Return the mean distance of probability and share in 15 bins of as many rows."""
+    ordered, order = p.sort()
+    parts = zip(ordered.tensor_split(15), right[order].tensor_split(15), strict=True)
+    return float(np.mean([abs(float(chance.mean() - share.mean())) for chance, share in parts]))
 
 
 def random_batches(count: int, dice: torch.Generator, steps: int = 1000) -> list[Tensor]:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import latedrop
 from benchmarks.sets import cuts, pair, standardised, table
-from benchmarks.small import Rows, members, trained
+from benchmarks.small import Rows, interval_measures, members, trained
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
@@ -67,13 +67,8 @@ def crowd(name: str) -> Series:
 
 def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str, float]:
     """Measure intervals: the share held, their width and score, and the error of their centre."""
-    beyond = np.abs(truth - centre) - half
-    return {
-        "held": float((beyond <= 0).mean()),
-        "width": float(2 * half.mean()),
-        "score": float((2 * half + 2 / (1 - LEVEL) * np.maximum(beyond, 0)).mean()),
-        "mae": float(np.abs(truth - centre).mean()),
-    }
+    measures = interval_measures(centre - half, centre + half, truth, LEVEL)
+    return {"held": measures.pop("coverage"), **measures, "mae": float(np.abs(truth - centre).mean())}
 
 
 def streams() -> dict[str, Any]:

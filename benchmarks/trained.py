@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import latedrop
 from benchmarks.sets import packaged
+from benchmarks.small import interval_measures
 from benchmarks.timing import by_parts, markdown_table
 from latedrop import metrics
 from latedrop.data.rows import take_rows
@@ -90,15 +91,8 @@ def measure(task: Task) -> dict[str, Any]:
 
 def scored(mean: Tensor, ends: tuple[Tensor, Tensor], y: Tensor, gain: float | None) -> dict[str, float | None]:
     """Return the measures of intervals; `gain` is in nats over a constant, None where there is no density."""
-    low, high = ends
-    missed = torch.relu(low - y) + torch.relu(y - high)
-    return {
-        "rmse": float((y - mean).square().mean().sqrt()),
-        "gain": gain,
-        "coverage": float((missed == 0).double().mean()),
-        "width": float((high - low).mean()),
-        "score": float((high - low + 2 / (1 - LEVEL) * missed).mean()),
-    }
+    rmse = float((y - mean).square().mean().sqrt())
+    return {"rmse": rmse, "gain": gain, **interval_measures(*ends, y, LEVEL)}
 
 
 def percent(output: Tensor) -> Tensor:
