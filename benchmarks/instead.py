@@ -2,7 +2,6 @@
 
     python -m benchmarks.instead                   # all sets; measures what the JSON lacks
     python -m benchmarks.instead --half chosen     # the sets on which choices were made; --half apart, --half others
-    python -m benchmarks.instead --figure          # the picture, from the JSON alone
 
 A unit is one set and one seed: five networks are trained for each situation (`instead_sets`), every method
 (`instead_methods`) is fitted to some validation rows and judged on test rows, in standardised units of the target. A
@@ -15,7 +14,6 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +27,6 @@ from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS
 from benchmarks.peers import versions_of
 from benchmarks.small import HIDDEN
 from benchmarks.timing import first_line, machine, markdown_table, stored, write
-from latedrop import plots
 
 HALVES = {"chosen": CHOSEN_ON, "apart": APART, "others": tuple(OTHERS)}
 ALL = {**METHODS, **PEERS}
@@ -72,14 +69,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--half", choices=HALVES, help="all where it is not given")
     parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
     parser.add_argument("--only", help="the name of one set")
-    parser.add_argument("--figure", action="store_true", help="draw the picture from the JSON; measure nothing")
     options = parser.parse_args(arguments)
     settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
     about = {"machine": {**machine(torch.device("cpu")), **versions_of(PACKAGES)}, "settings": settings, "units": {}}
     record = stored("instead") or about
-    if options.figure:
-        figure(record)
-        return
     names = [name for half, names in HALVES.items() if options.half in (None, half) for name in names]
     units = [(name, seed) for seed in range(options.seeds) for name in names if options.only in (None, name)]
     for name, seed in tqdm(units, unit="unit"):
@@ -147,49 +140,6 @@ def table(record: dict[str, Any], half: str, size: str) -> str:
 
 def _number(value: float, digits: int) -> str:
     return "" if math.isnan(value) else "endless" if math.isinf(value) else f"{value:.{digits}f}"
-
-
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "evidence.png"
-_DRAWN = {
-    "paper": ("paper", "#999999", "s"),
-    "constant + t": ("constant + t", "#56B4E9", "^"),
-    "ensemble": ("five networks", "#009E73", "D"),
-    "latedrop": ("latedrop", "#D55E00", "o"),
-    "latedrop, corrected mean": ("latedrop, corrected mean", "#E69F00", "v"),
-}
-
-
-def figure(record: dict[str, Any]) -> None:
-    """Two panels with one line for each table; the constant is the line at 0, and a mark of its own on the right.
-
-    Marks stand below each other: none hides another.
-    """
-    drawing = plots.new_figure(12, 9)
-    gain, coverage = drawing.subplots(1, 2, sharey=True)
-    names = [name for name in (*CHOSEN_ON, *APART) if name in record["units"]]
-    own = by_set(record, names, False, "all", "latedrop")
-    order = sorted(names, key=lambda name: own[name]["gain"])
-    for place, (method, (label, colour, marker)) in enumerate(_DRAWN.items()):
-        heights = [line + 0.15 * (2 - place) for line in range(len(order))]
-        look = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none", "zorder": 3}
-        for ax, shifted, measure in ((gain, False, "gain"), (coverage, True, "held 2")):
-            values = by_set(record, names, shifted, "all", method)
-            ax.plot([values[name][measure] for name in order], heights, label=label, **look)
-    constant = by_set(record, names, True, "all", "constant")
-    marks = [constant[name]["held 2"] for name in order]
-    coverage.scatter(marks, range(len(order)), c="black", marker="|", s=260, linewidths=1.5)
-    gain.axvline(0, color="black", linewidth=1)
-    coverage.axvline(0.9, color="black", linewidth=1, linestyle=":")
-    gain.set_xscale("symlog", linthresh=0.1)
-    gain.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
-    gain.set_ylim(-0.5, len(order) - 0.5)
-    gain.set_xlabel("gain over one constant variance [nats] (logarithmic beyond 0.1)")
-    coverage.set_xlabel("share held by 90 % intervals under shift; | is the constant")
-    for ax in (gain, coverage):
-        for line in range(len(order) - 1):
-            ax.axhline(line + 0.5, color="#CCCCCC", linewidth=0.6, zorder=0)
-    drawing.legend(*gain.get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=11)
-    drawing.savefig(IMAGE, dpi=130)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import numpy as np
 from benchmarks.console import resident
 from benchmarks.serve import prepared, served
 from benchmarks.timing import by_parts, markdown_table
-from latedrop import plots
 from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.server import make_app
@@ -33,7 +32,6 @@ from latedrop_crowd.console.zones import Rule
 from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
 REQUESTS, FRAMES, SAMPLES, CLIENTS, KEPT_LABELS, DAYS = 200_000, 50_000, 100, 8, 8, 2
 LOOKS = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
 WRONG = (b"", b"{", b'{"rows": [[1, "x"]]}', b'{"rows": [[1e999]]}', b'{"level": 9}')
@@ -136,20 +134,7 @@ def table(record: dict[str, Any]) -> str:
     return markdown_table(heads, rows)
 
 
-def figure(record: dict[str, Any]) -> None:
-    """Draw memory over the work of each part."""
-    drawing = plots.new_figure(12, 3.2)
-    for axes, (name, title) in zip(drawing.subplots(1, 3, sharey=True), TITLES.items(), strict=True):
-        axes.plot(*zip(*record[name]["samples"], strict=True))
-        axes.set(xlabel=title, ylabel="resident memory [MB]")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.locator_params(axis="x", nbins=5)
-        axes.grid(alpha=0.3)
-    axes.set_ylim(0)
-    drawing.savefig(IMAGE, dpi=150)
-
-
 if __name__ == "__main__":
     some = REQUESTS // 20
     parts = {"service": partial(service, REQUESTS - some), "stream": partial(service, some, "--stream", "state.json")}
-    figure(by_parts("soak", {**parts, "console": partial(console, FRAMES)}))
+    by_parts("soak", {**parts, "console": partial(console, FRAMES)})
