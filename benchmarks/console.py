@@ -56,8 +56,7 @@ PARTS = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
 
 def measured(counter: str, name: str) -> list[dict[str, Any]]:
     """Return counts, variances and true counts of the test frames of a set, whole and by zone."""
-    trained = faster(load_weights(shipped(counter)))
-    calibration = load_calibration(shipped(counter, ".calibration.json"), trained)
+    trained, calibration = counter_of(counter)
     crowd_set = open_as_trained(name, DATA / SETS[name], trained)
     rows, shares = [], None
     for number, index in enumerate(shown_on(crowd_set.test[::EVERY], f"{counter} on {name}", unit="frames", show=True)):
@@ -121,12 +120,17 @@ def _columns(rows: list[dict[str, Any]], zone: int) -> tuple[Any, Any, Any]:
     return tuple(np.array([row[part][zone] for row in rows], float) for part in ("mean", "variance", "truth"))
 
 
+def counter_of(name: str) -> tuple[Any, Any]:
+    """Return a shipped counter and its calibration."""
+    trained = faster(load_weights(shipped(name)))
+    return trained, load_calibration(shipped(name, ".calibration.json"), trained)
+
+
 def watched(zones: Sequence[str], frames: int = 600) -> dict[str, float]:
     """Return CPU seconds for a frame of 640 x 480, and memory after a tenth of the frames and at their end."""
     from PIL import Image
 
-    trained = faster(load_weights(shipped("mall")))
-    calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
+    trained, calibration = counter_of("mall")
     scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
     pictures = [np.asarray(Image.fromarray(scene).convert("L").resize((640, 480))) for scene in scenes]
     source = Source("square", True, lambda: iter(pictures))
@@ -151,7 +155,6 @@ def resident(process: int | str = "self") -> float:
 
 
 def speed_table(record: dict[str, Any]) -> str:
-    """Return CPU time and memory of the console."""
     rows = [
         [name, row["frames"], f"{row['seconds']:.2f}", *(f"{row[key]:.0f} MB" for key in ("early_mb", "late_mb"))]
         for name, row in record["speed"].items()

@@ -32,7 +32,7 @@ from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features, folded
-from latedrop.terms.forest import LEAST_ROWS, grow
+from latedrop.terms.forest import grow
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 COMPONENTS = 32
@@ -235,8 +235,7 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
 
     mean, raw = moments(case.x_val)
     error = case.y_val[:, None] - mean
-    trees = None
-    if forest and len(error) >= LEAST_ROWS:
+    if forest:
         size = error.square().mean()
         trees, learned_errors = grow(inputs(case.x_val, mean, raw), (error.square() / size).numpy())
         columns = torch.stack([raw, size * torch.from_numpy(learned_errors)], 2)
@@ -253,7 +252,7 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
 
     def rule(x: Tensor) -> Predicted:
         mean, raw = moments(x)
-        if trees is None:
+        if not forest:
             return Predicted(mean[:, 0], (scale * raw + floor)[:, 0], judged)
         learned = size * trees.sums(torch.from_numpy(inputs(x, mean, raw)))
         return Predicted(mean[:, 0], fit.variance(torch.stack([raw, learned], 2))[:, 0], judged)
@@ -356,7 +355,6 @@ class Known(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _rows(case: Case, x: Tensor) -> np.ndarray:
-    """Rows as tables, the prediction of the network last."""
     return np.column_stack([case.table(x), output(case.net, x).numpy()])
 
 

@@ -89,24 +89,19 @@ def _others(name: str, seed: int) -> Iterator[Situation]:
     order = groups.unique()[torch.randperm(len(groups.unique()), generator=dice)]
     test_groups, validation, rest = order.tensor_split([round(0.2 * len(order)), round(0.36 * len(order))])
     stop, fit = rest.tensor_split([round(0.1 * len(rest))])
-    parts = {
-        key: torch.isin(groups, part) for key, part in zip("tvsf", (test_groups, validation, stop, fit), strict=True)
-    }
-    seen = y[parts["s"] | parts["f"]]
+    in_test, *others = (torch.isin(groups, part) for part in (test_groups, validation, stop, fit))
+    seen = y[others[1] | others[2]]
     center, spread = seen.mean(), seen.std()
-
-    def part(which: Tensor) -> Rows:
-        return x[which], ((y[which] - center) / spread).float()
-
+    test, (x_val, y_val), stop_rows, fit_rows = (
+        (x[which], ((y[which] - center) / spread).float()) for which in (in_test, *others)
+    )
     torch.manual_seed(seed)
-    fit_rows, stop_rows = part(parts["f"]), part(parts["s"])
     seeds = [torch.Generator().manual_seed(100 * seed + member) for member in range(MEMBERS)]
     batches = [random_batches(len(fit_rows[1]), each) for each in seeds]
     nets = [trained(kind.network(), fit_rows, stop_rows, batches=each) for each in batches]
-    test, (x_val, y_val) = part(parts["t"]), part(parts["v"])
     case = Case(nets, *_joined(fit_rows, stop_rows), x_val, y_val.double())
     yield Situation("in", "all", case, test, None)
-    for shift, (x_other, y_other) in kind.shifts((x[parts["t"]], y[parts["t"]]), dice).items():
+    for shift, (x_other, y_other) in kind.shifts((x[in_test], y[in_test]), dice).items():
         yield Situation(shift, "all", case, (x_other, (y_other - center) / spread), test[0])
 
 
@@ -130,8 +125,7 @@ class TextNet(nn.Module):
         h = self.second(self.first(self.embed(x).transpose(1, 2)).relu()).relu()
         there = (x > 0).float()[:, None]
         pooled = (h * there).sum(2) / there.sum(2).clamp_min(1)
-        answer: Tensor = self.out(self.hidden(pooled).relu())
-        return answer
+        return self.out(self.hidden(pooled).relu())
 
 
 def _angle(seed: int) -> Kind:
@@ -168,9 +162,8 @@ def _hidden_middle(seed: int) -> Kind:
         cut[:, :, 4:8, 4:8] = 0
         return cut, y
 
-    return Kind(
-        patches("china.jpg"), lambda test, dice: {"another photograph": patches("flower.jpg")}, lambda: _image_net(12)
-    )
+    shift = {"another photograph": patches("flower.jpg")}
+    return Kind(patches("china.jpg"), lambda test, dice: shift, lambda: _image_net(12))
 
 
 @cache
@@ -180,10 +173,8 @@ def _people() -> Kind:
     from scipy.io import loadmat
 
     folder = SHARED / "mall"
-    if not folder.is_dir():
-        raise SystemExit(f"expected the set Mall in {folder}; it is not there. Fetch it.")
     frames = loadmat(folder / "mall_gt.mat")["frame"][0]
-    parts: dict[bool, tuple[list[Any], list[float], list[int]]] = {True: ([], [], []), False: ([], [], [])}
+    parts = {True: ([], [], []), False: ([], [], [])}
     for number in range(0, 2000, 25):
         heads = frames[number]["loc"][0, 0]
         image = Image.open(folder / "frames" / f"seq_{number + 1:06d}.jpg").convert("L").resize((160, 120), Image.BOX)
@@ -209,7 +200,7 @@ def _texts(texts: Sequence[str], y: Sequence[float], shifted: np.ndarray) -> Kin
 
 def _longest(texts: Sequence[str]) -> np.ndarray:
     lengths = np.array([len(text) for text in texts])
-    return np.asarray(lengths > np.quantile(lengths, 0.75))
+    return lengths > np.quantile(lengths, 0.75)
 
 
 def _solubility(seed: int) -> Kind:

@@ -46,7 +46,6 @@ def agreement(net: Net, device: torch.device) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return the rank correlations of each network."""
     nets = {net.replace("_", " "): row["rank_correlation"].values() for net, row in record["nets"].items()}
     rows = [[net, *(f"{value:.3f}" for value in values)] for net, values in nets.items()]
     return markdown_table(["network", "linear", "10 draws", "100 draws", "1000 draws"], rows)

@@ -1,7 +1,7 @@
 """Fill the tables of README.md and of pages in docs from the committed results: `python -m benchmarks.pages`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what is between them is replaced. NAME is
-`benchmarks.MODULE.KIND`: the module's `KIND_table`, or its `table`, of `results/MODULE.json`. The README has few numbers,
+`benchmarks.MODULE.KIND`: the module's `KIND_table`, or its `table`, of `results/MODULE.json`. Numbers of the README are
 medians over the sets that served no choice, and over the networks of `benchmarks.speed`.
 """
 

@@ -13,6 +13,7 @@ trained neural networks".
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -132,8 +133,8 @@ def features(net: Potential, batch: Any) -> tuple[Tensor, Tensor]:
 
 def last_layer(net: Potential, train: Any) -> Variances:
     """Return the leverage of the last layer, of energies and of forces."""
-    sums, _ = features(net, train)
-    gram = sums.double().T @ sums.double()
+    sums = features(net, train)[0].double()
+    gram = sums.T @ sums
     root = torch.linalg.inv(torch.linalg.cholesky(gram + 1e-6 * gram.diagonal().mean() * torch.eye(WIDTH)))
 
     def variances(batch: Any) -> dict[str, Tensor]:
@@ -143,14 +144,10 @@ def last_layer(net: Potential, train: Any) -> Variances:
     return variances
 
 
-def committee(nets: list[Potential]) -> Variances:
+def committee(nets: list[Potential], batch: Any) -> dict[str, Tensor]:
     """Return the variance over networks, of energies and of forces."""
-
-    def variances(batch: Any) -> dict[str, Tensor]:
-        answers = [net(batch) for net in nets]
-        return {name: torch.stack([one[name].detach().flatten() for one in answers]).var(0) for name in OUTPUTS}
-
-    return variances
+    answers = [net(batch) for net in nets]
+    return {name: torch.stack([one[name].detach().flatten() for one in answers]).var(0) for name in OUTPUTS}
 
 
 def run(seed: int) -> dict[str, Any]:
@@ -159,15 +156,14 @@ def run(seed: int) -> dict[str, Any]:
     shaken = [clusters(TEST, level, level, 100 * seed + 10 + i) for i, level in enumerate(LEVELS)]
     nets = [trained(COMMITTEE * seed + member, train) for member in range(COMMITTEE)]
     net, (first, second, *tests) = nets[0], [next(iter(DataLoader(a, len(a)))) for a in (train, valid, *shaken)]
-    others = {"last layer": last_layer(net, first), "committee": committee(nets)}
-    record: dict[str, Any] = {"seed": seed, "made_of": {}, "found": {}, "ranks": {}}
+    others = {"last layer": last_layer(net, first), "committee": partial(committee, nets)}
+    record = {"seed": seed, "made_of": {}, "found": {}, "ranks": {}}
     for name in OUTPUTS:
-        options: dict[str, Any] = {"readout": name, "batches": latedrop.Batches(unpack=name), "progress": False}
+        options = {"readout": name, "batches": latedrop.Batches(unpack=name), "progress": False}
         uq = latedrop.calibrate(net, DataLoader(valid, 50), reference=DataLoader(train, 50), **options)
         error = (net(second)[name].detach() - second[name]).flatten()
         scales = {method: (error**2 / v(second)[name].clamp_min(1e-300)).mean() for method, v in others.items()}
-        levels: dict[str, list[dict[str, float]]] = {method: [] for method in ("default", *others)}
-        pooled: dict[str, list[Tensor]] = {method: [] for method in levels}
+        levels, pooled = ({method: [] for method in ("default", *others)} for _ in range(2))
         for batch in tests:
             p, off = uq.predict(batch), (net(batch)[name].detach() - batch[name]).flatten().abs()
             low, high = p.interval(0.9)
@@ -180,9 +176,7 @@ def run(seed: int) -> dict[str, Any]:
                 pooled[method].append(torch.stack([std, off]))
             levels["default"][-1]["novelty"] = float(p.novelty.median())
         record["made_of"][name], record["found"][name] = uq.calibration.terms.choice, levels
-        record["ranks"][name] = {
-            method: float(spearmanr(*torch.cat(parts, 1)).statistic) for method, parts in pooled.items()
-        }
+        record["ranks"][name] = {kind: float(spearmanr(*torch.cat(all_, 1)).statistic) for kind, all_ in pooled.items()}
     return record
 
 

@@ -64,9 +64,8 @@ def _buildings(seed: int) -> Rows:
 
 def _serum(seed: int) -> Rows:
     x, y = shipped("load_diabetes")  # whose targets are whole numbers
-    data = torch.cat([x, y[:, None]], 1)
-    outputs = [4, 5, 6, 7]  # total, low- and high-density cholesterol, their ratio
-    return data[:, [k for k in range(11) if k not in outputs]], data[:, outputs]
+    # Outputs: total, low- and high-density cholesterol, their ratio.
+    return torch.cat([x[:, :4], x[:, 8:], y[:, None]], 1), x[:, 4:8]
 
 
 def _digits(seed: int) -> Rows:

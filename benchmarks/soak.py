@@ -19,17 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.console import resident
+from benchmarks.console import counter_of, resident
 from benchmarks.serve import prepared, served
 from benchmarks.timing import by_parts, markdown_table
-from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.server import make_app
 from latedrop_crowd.console.sources import Camera, Shot, Source
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.console.watch import Settings, Watch
 from latedrop_crowd.console.zones import Rule
-from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 
 REQUESTS, FRAMES, SAMPLES, CLIENTS, KEPT_LABELS, DAYS = 200_000, 50_000, 100, 8, 8, 2
@@ -82,8 +80,7 @@ def console(frames: int) -> dict[str, Any]:
     """Count frames by a console, with somebody who looks at it."""
     from starlette.testclient import TestClient
 
-    trained = faster(load_weights(shipped("scenes")))
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    trained, calibration = counter_of("scenes")
     scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
     pixels = [np.ascontiguousarray(scene[:72, :112]) for scene in scenes]  # small, so that counting is quick
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Draw the figures of the pages on evidence, variance and serving from benchmarks/results: `python docs/make_evidence.py`."""
+"""Draw the figures of evidence.md, variance.md and serving.md: `python docs/make_evidence.py`, from the root."""
 
 from pathlib import Path
 from typing import Any
