@@ -19,7 +19,7 @@ from benchmarks.small import mlp
 from benchmarks.timing import machine, markdown_table, write
 
 RATES, DRAWS, ROWS = (0.05, 0.1, 0.2), 20, 64
-METHODS: dict[str, Any] = {"terms": "terms", "sample": latedrop.Sampling(RATES, DRAWS), "linear": "linear"}
+METHODS = {"terms": "terms", "sample": latedrop.Sampling(RATES, DRAWS), "linear": "linear"}
 
 
 def cases() -> dict[str, Callable[[], Any]]:

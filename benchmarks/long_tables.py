@@ -88,11 +88,10 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def calibrate() -> dict[str, Any]:
-    """Measure every way and number of rows."""
-    tables = {
-        str(rows): {way: run(Path(), ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS} for rows in ROWS
-    }
-    return {"batch": BATCH, "tables": tables}
+    def ways(rows: int) -> dict[str, Any]:
+        return {way: run(Path(), ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS}
+
+    return {"batch": BATCH, "tables": {str(rows): ways(rows) for rows in ROWS}}
 
 
 def predict() -> dict[str, Any]:

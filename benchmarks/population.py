@@ -78,7 +78,6 @@ def judged(p: Prediction, y: Tensor) -> dict[str, float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return coverage and interval score, over all sets and seeds."""
     rows = []
     for name in next(iter(record["sets"].values()))[0]:
         runs = [run[name] for runs in record["sets"].values() for run in runs if run[name]["plain"] is not None]

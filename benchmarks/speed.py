@@ -79,8 +79,7 @@ class Plan:
 
 def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, Any]:
     """Measure one network and batch."""
-    model = net.made(device)
-    x = net.inputs(rows, device)
+    model, x = net.made(device), net.inputs(rows, device)
     sites = find_sites(model, x[:3])
     torch.manual_seed(0)
     pass_bytes, by_multiple = passes(model, x, device, plan)
@@ -98,8 +97,7 @@ def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, 
 
 def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.device, plan: Plan) -> dict[str, Any]:
     """Measure all candidates beside plain passes over `multiple` times the rows."""
-    entries: dict[str, dict[str, Any]] = {}
-    runs: dict[str, Callable[[], Any]] = {}
+    entries, runs = {}, {}
     for name, prepare in candidates(case, sites, device).items():
         if not_installed(name):
             entries[name] = {"status": "not installed"}

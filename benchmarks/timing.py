@@ -22,8 +22,7 @@ from studies.pages import order_interval, table
 Result = TypeVar("Result")
 
 RESULTS = Path(__file__).parent / "results"
-QUICK = 0.02
-"""Seconds."""
+QUICK = 0.02  # seconds
 
 
 def turns_within(
@@ -35,8 +34,7 @@ def turns_within(
     one before it has left in the caches. Returns the seconds of every round, the number of rounds, and what stopped
     those that did not get through.
     """
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    failed: dict[str, str] = {}
+    times, failed = {name: [] for name in candidates}, {}
     begin, rounds = time.perf_counter(), 0
     while rounds == 0 or _another(rounds, time.perf_counter() - begin, repeats, seconds):
         for name, run in random.Random(rounds).sample(list(candidates.items()), len(candidates)):
@@ -116,12 +114,8 @@ def peak_bytes(run: Callable[[], Result], device: torch.device) -> tuple[Result,
 
 def machine(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    return {
-        "device": name,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "latedrop": latedrop.__version__,
-    }
+    versions = {"torch": torch.__version__, "latedrop": latedrop.__version__}
+    return {"device": name, "python": platform.python_version(), **versions}
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:

@@ -128,7 +128,6 @@ def task(material: str, kind: str, rows: int = 1200) -> Task:
 
 
 def network(material: str, kind: str) -> nn.Module:
-    """Return a network as `mag-net` loads it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it opens its files as Python 3.11 no longer likes
         from magnet.net import model, model_lstm
