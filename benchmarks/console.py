@@ -155,10 +155,11 @@ def resident(process: int | str = "self") -> float:
 
 
 def speed_table(record: dict[str, Any]) -> str:
-    rows = [
-        [name, row["frames"], f"{row['seconds']:.2f}", *(f"{row[key]:.0f} MB" for key in ("early_mb", "late_mb"))]
-        for name, row in record["speed"].items()
-    ]
+    rows = []
+    for name, row in record["speed"].items():
+        rows.append(
+            [name, row["frames"], f"{row['seconds']:.2f}", f"{row['early_mb']:.0f} MB", f"{row['late_mb']:.0f} MB"]
+        )
     heads = ["console", "frames", "CPU seconds a frame", "memory after a tenth", "at the end"]
     return markdown_table(heads, rows)
 

@@ -36,7 +36,7 @@ class Convolutions(nn.Module):
 
     def forward(self, data: Any) -> Tensor:
         h = self.convolutions(data.x, data.edge_index).relu()
-        return self.out(h if self.nodes else global_add_pool(h, data.batch))  # type: ignore[no-any-return]
+        return self.out(h if self.nodes else global_add_pool(h, data.batch))
 
 
 class Messages(nn.Module):
@@ -59,7 +59,7 @@ class Messages(nn.Module):
         for edge, node in zip(self.parts[::2], self.parts[1::2], strict=True):
             sent = edge(torch.cat([h[i], h[j], data.edge_attr], 1))
             h = h + node(torch.cat([h, torch.zeros_like(h).index_add(0, j, sent)], 1))
-        return self.out(h if self.nodes else global_add_pool(h, data.batch))  # type: ignore[no-any-return]
+        return self.out(h if self.nodes else global_add_pool(h, data.batch))
 
 
 def schnet(width: int) -> nn.Module:
@@ -71,7 +71,7 @@ def schnet(width: int) -> nn.Module:
         i, j = number[graph, a], number[graph, b]
         return torch.stack([j, i]), (pos[i] - pos[j]).norm(dim=1)
 
-    return SchNet(width, width, 3, 25, 1.0, interaction_graph=near)  # type: ignore[no-any-return]
+    return SchNet(width, width, 3, 25, 1.0, interaction_graph=near)
 
 
 NETWORKS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
@@ -103,7 +103,7 @@ def graphs(count: int, neighbors: int, seed: int) -> list[Any]:
 
 @torch.no_grad()
 def plain(model: nn.Module, batch: Any) -> Tensor:
-    return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)  # type: ignore[no-any-return]
+    return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)
 
 
 def measured(name: str, width: int) -> tuple[list[float], str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from benchmarks.peers import imported
-from latedrop import find_sites, metrics
+from latedrop import Terms, find_sites, metrics
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor
@@ -120,11 +120,6 @@ class Case:
         return self.nets[0]
 
     @property
-    def pair(self) -> tuple[Tensor, Tensor]:
-        """Validation data as `calibrate` takes it."""
-        return self.x_val, self.y_val[:, None].float()
-
-    @property
     def error(self) -> Tensor:
         """Of the one network on the validation rows, `(n,)`."""
         return self.y_val - output(self.net, self.x_val)
@@ -206,8 +201,12 @@ def constant(case: Case, *, tailed: bool = False) -> Rule:
     return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean), tail)
 
 
-def _calibrated(case: Case, **options: Any) -> Rule:
-    predictor = latedrop.calibrate(case.net, case.pair, progress=False, **options)
+def calibrated(case: Case, *, reference: bool = False, **options: Any) -> Rule:
+    """By `latedrop.calibrate`, with training inputs as reference rows or without."""
+    usual = case.x_train if reference else None
+    predictor = latedrop.calibrate(
+        case.net, (case.x_val, case.y_val[:, None].float()), reference=usual, progress=False, **options
+    )
     tail = Tail.unit(predictor.calibration.degrees)
 
     def rule(x: Tensor) -> Predicted:
@@ -215,11 +214,6 @@ def _calibrated(case: Case, **options: Any) -> Rule:
         return Predicted(p.mean[:, 0].double(), p.variance[:, 0].double(), tail)
 
     return rule
-
-
-def default(case: Case, *, reference: bool = True, **options: Any) -> Rule:
-    """`latedrop.calibrate` by itself, with training inputs as reference rows or without."""
-    return _calibrated(case, reference=case.x_train if reference else None, method=latedrop.Terms(**options))
 
 
 def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
@@ -319,11 +313,11 @@ COLUMNS: dict[str, Method] = {f"{name} alone": partial(alone, kind=name) for nam
 METHODS: dict[str, Method] = {
     "constant": constant,
     "constant + t": partial(constant, tailed=True),
-    "paper": partial(_calibrated, method="sample"),  # the rate with the best scaled likelihood, times the scale
-    "latedrop": default,
-    "latedrop, no reference": partial(default, reference=False),
-    "latedrop, no forest": partial(default, terms=["dropout", "leverage", "gradients"]),
-    "latedrop, corrected mean": partial(default, mean="corrected"),
+    "paper": partial(calibrated, method="sample"),  # the rate with the best scaled likelihood, times the scale
+    "latedrop": partial(calibrated, reference=True),
+    "latedrop, no reference": calibrated,
+    "latedrop, no forest": partial(calibrated, reference=True, method=Terms(["dropout", "leverage", "gradients"])),
+    "latedrop, corrected mean": partial(calibrated, reference=True, method=Terms(mean="corrected")),
     **COLUMNS,
     "ensemble": ensemble,
     "ensemble + t": partial(ensemble, tail=True),
@@ -338,7 +332,7 @@ NOISES = torch.logspace(-4, 1, 101, dtype=torch.float64)
 _MOST_WEIGHTS = 12_000
 
 
-class Known(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class Known(RegressorMixin, BaseEstimator):
     """The one network, as libraries take a fitted model; its prediction is the last column of every row."""
 
     def __init__(self, predictions: Any = None) -> None:
@@ -360,12 +354,12 @@ def _rows(case: Case, x: Tensor) -> np.ndarray:
 
 def mapie(case: Case, *, normalised: bool = False) -> Rule:
     """Split conformal intervals; those of a level that so few rows cannot reach are endless."""
-    regression = imported("mapie.regression")
+    regression = import_module("mapie.regression")
     x, y = _rows(case, case.x_val), case.y_val.numpy()
     score: Any = "absolute"
     if normalised:
         forest = RandomForestRegressor(200, min_samples_leaf=5, random_state=0)
-        score = imported("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
+        score = import_module("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
     rows = len(x) // 2 if normalised else len(x)
     reached = [level for level in LEVELS if round((1 - level) * rows, 9) >= 1]
     fitted = regression.SplitConformalRegressor(Known(), reached, score, prefit=True).conformalize(x, y)
@@ -386,11 +380,11 @@ def _bounds(mean: Tensor, ends: list[Any], points: Tensor | None = None) -> Boun
 
 def crepes(case: Case) -> Rule:
     """The normalised predictive system."""
-    difficulty = imported("crepes.extras").DifficultyEstimator()
+    difficulty = import_module("crepes.extras").DifficultyEstimator()
     x, error = case.table(case.x_val), case.error.numpy()
     low, span = x.min(0), np.where(np.ptp(x, 0) > 0, np.ptp(x, 0), 1)
     difficulty.fit((x - low) / span, residuals=error, k=min(NEIGHBOURS, len(x) - 1), oob=True)
-    system = imported("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
+    system = import_module("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
 
     def rule(rows: Tensor) -> Bounds:
         mean = output(case.net, rows)
@@ -404,7 +398,7 @@ def crepes(case: Case) -> Rule:
 
 def ngboost(case: Case) -> Rule:
     """A Gaussian of the error of every row."""
-    library = imported("ngboost")
+    library = import_module("ngboost")
     x, error = _rows(case, case.x_val), case.error.numpy()
     stop = np.random.default_rng(0).permutation(len(x)) < len(x) // 5
     model = library.NGBRegressor(verbose=False, random_state=0)
@@ -420,7 +414,7 @@ def ngboost(case: Case) -> Rule:
 
 def deup(case: Case) -> Rule:
     """Direct epistemic uncertainty prediction, `scale · g + floor` with a Student t; g was left out for validation."""
-    library, features = imported("deup"), imported("deup.core.features")
+    library, features = import_module("deup"), import_module("deup.core.features")
     seen = [features.RawFeatures(), features.DensityFeature(), features.DistanceToTrain()]
     x, y = _rows(case, case.x_val), case.y_val.numpy()
 
@@ -489,7 +483,9 @@ def _posterior(case: Case, every: bool) -> tuple[Any, torch.device]:
     def fitted() -> Any:
         model = deepcopy(case.net).requires_grad_(True).to(device)
         subset = "all" if every else "last_layer"
-        posterior = imported("laplace").Laplace(model, "regression", subset_of_weights=subset, hessian_structure="full")
+        posterior = import_module("laplace").Laplace(
+            model, "regression", subset_of_weights=subset, hessian_structure="full"
+        )
         rows = TensorDataset(case.x_train.to(device), case.y_train[:, None].float().to(device))
         with warnings.catch_warnings(), device:
             warnings.simplefilter("ignore")

@@ -145,7 +145,6 @@ def ray() -> dict[str, Any]:
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Write rows of 13 numbers with six decimals, and an id."""
     from latedrop.cli.writing import write_rows
 
     dice = np.random.default_rng(1)

@@ -40,23 +40,7 @@ class Net:
             step(optimiser, squared_error(output if self.readout is None else self.readout(output), y))
         return model.eval().requires_grad_(False)
 
-    def made(self, device: torch.device, seed: int = 0) -> nn.Module:
-        """The untrained network, on whose weights time does not depend, in eval mode.
-
-        BatchNorm has the statistics of the task, so that a library that runs it in train mode errs by no more than it
-        would on a trained network.
-        """
-        model = self.built(device, seed).requires_grad_(False)
-        if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
-            generator = torch.Generator().manual_seed(seed)
-            model.train()
-            with torch.no_grad():
-                for _ in range(20):
-                    model(self.task(16, generator)[0].to(device))
-        return model.eval()
-
     def inputs(self, rows: int, device: torch.device, seed: int = 0) -> Tensor:
-        """Inputs of some rows."""
         return self.task(rows, torch.Generator().manual_seed(seed))[0].to(device)
 
 

@@ -161,7 +161,6 @@ def percentiles(times: list[float]) -> dict[str, float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a row for each load, the predictor by itself beside it."""
     rows = []
     for row in record["loads"]:
         sent = f"{row['rows']}, {re.sub(r'.*[/-]', '', row['type'])}"

@@ -78,8 +78,7 @@ class Plan:
 
 
 def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Measure one network and batch."""
-    model, x = net.made(device), net.inputs(rows, device)
+    model, x = net.built(device).eval().requires_grad_(False), net.inputs(rows, device)  # untrained: time is the same
     sites = find_sites(model, x[:3])
     torch.manual_seed(0)
     pass_bytes, by_multiple = passes(model, x, device, plan)
@@ -133,8 +132,6 @@ def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.devi
 
 
 def candidates(case: Case, sites: Sequence[Site], device: torch.device) -> dict[str, Callable[[], Run]]:
-    """Return what prepares each run, by name."""
-
     def sampled(engine: Any) -> Run:
         network = Network(case.model)
 

@@ -4,8 +4,7 @@
     python -m benchmarks.trained --parts "N87 LSTM"   # some of them; the others are kept as they are
 
 The package carries float64 networks for the power that is lost in the core of a transformer, three for each of ten
-ferrites: two MLPs, and an LSTM that reads one period of the flux. The losses that were measured come in the same
-wheel, and so do curves from the manufacturers' data sheets. Loss is in hundredths of its natural logarithm, so that an
+ferrites, measured losses, and curves from data sheets. Loss is in hundredths of its natural logarithm, so that an
 error of 1 is an error of about one percent. `pip install --no-deps mag-net==0.1.0 h5py` adds what is needed.
 
 The rows that a network is calibrated on (`home`) are cut in three: validation rows, rows for conformal intervals, and
