@@ -21,8 +21,6 @@ from torch import Tensor
 from latedrop.calibration.scale import fit_floor
 from latedrop.metrics import nll
 
-__all__ = ["SiteFit", "fit_sites", "scored"]
-
 _NOMINAL_ODDS = 0.01
 
 

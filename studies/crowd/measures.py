@@ -109,8 +109,7 @@ class Ratios:
 
 def levels() -> list[float]:
     """The 99 levels of the calibration curves."""
-    values: list[float] = even_levels(99).tolist()
-    return values
+    return [float(level) for level in even_levels(99)]
 
 
 def fit(validation: Predicted) -> Fit:
@@ -162,9 +161,8 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
         measures[f"ma_{kind}"] = float((observed - grid).abs().mean())
         measures["curves"][kind] = [round(value, 5) for value in observed.tolist()]
     if intervals:
-        measures["coverage"] = {
-            k: ratios.inside(COVERAGES, [scale])[0].tolist() for k, (ratios, scale) in looks.items()
-        }
+        held = {k: ratios.inside(COVERAGES, [scale])[0] for k, (ratios, scale) in looks.items()}
+        measures["coverage"] = {k: shares.tolist() for k, shares in held.items()}
         measures["width"] = {k: [ratios.width(a, scale) for a in COVERAGES] for k, (ratios, scale) in looks.items()}
     measures["path"] = _path(scaled, fitted, grid)
     measures["blocks"] = {"mae": blocks(error.abs().view(part.frames, -1).mean(1))}

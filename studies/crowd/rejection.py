@@ -16,8 +16,6 @@ from latedrop.records import plain
 from latedrop_crowd.blocks import block_size, blocks_of
 from latedrop_crowd.regions import NEAR, Floats, Maps, Policy, RegionTable, fit_table, usual_threshold
 
-__all__ = ["auc", "measure_rejection"]
-
 
 def measure_rejection(
     validation: Maps,

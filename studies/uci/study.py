@@ -132,10 +132,7 @@ def _depth(
         methods[name] = {measure: [rounded(row[measure]) for row in each_split] for measure in each_split[0]}
     return {
         **{kind: _lists(record, len(rows.splits)) for kind, record in records.items()},
-        "concrete": {
-            "rate": [_rounded(site.sigmoid()) for site in logits],
-            "noise": _rounded(log_noise.exp()),
-        },
+        "concrete": {"rate": [_rounded(site.sigmoid()) for site in logits], "noise": _rounded(log_noise.exp())},
         "methods": methods,
     }
 
