@@ -4,8 +4,6 @@ Grey is the luma `0.299 R + 0.587 G + 0.114 B`. Rotation tags of images and vide
 ignore them, too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -10,8 +10,6 @@ then a train arrives; now and then the lamps fail for some seconds, and the fram
 Pictures are four times as large as the frames of a set, and in colour; made smaller again they are such frames.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

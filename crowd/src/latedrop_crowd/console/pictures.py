@@ -1,7 +1,5 @@
 """Encode pictures for the page: frames as JPEG, and layers of numbers as transparent PNGs."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from typing import Any
 

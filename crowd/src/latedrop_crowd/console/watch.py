@@ -4,8 +4,6 @@ From five labels on, counts are refitted to the scene. One frame per stretch of 
 labels are spread over the day; choosing frames by the width of their interval was not better.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import warnings

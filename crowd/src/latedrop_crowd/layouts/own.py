@@ -12,8 +12,6 @@ Every frame that is used must be in the CSV file. One without people is a row wi
 missing is an error, not an empty one.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
