@@ -79,7 +79,6 @@ class Encoder(nn.Module):
 
 
 def count(output: Tensor) -> Tensor:
-    """The sum of a density map."""
     return output.sum((1, 2, 3))
 
 
@@ -128,7 +127,7 @@ def small_nets() -> list[Net]:
         Net("mlp", lambda: mlp(64, hidden=(64,) * 3), table_task, None, 200),
         Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
         Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
-        Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
+        Net("mcnn_count", _counter, crowd_task(32, 40), count, 60),
     ]
 
 
@@ -181,7 +180,6 @@ class Forecaster(nn.Module):
 
 
 def uci_task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """As many inputs as the Boston set has."""
     x = torch.randn(rows, 13, generator=generator)
     return x, x[:, 0] * x[:, 1] + x[:, 2].sin()
 
@@ -203,18 +201,12 @@ def speed_nets(kind: str) -> list[Net]:
         Net("wide_mlp", lambda: mlp(64, hidden=(2048 if gpu else 512,) * 3), table_task, batches=batches(8192, 1024)),
         Net("residual_cnn", lambda: Residual(128 if gpu else 32, 3), image_task(32), batches=batches(64, 8)),
         Net("transformer", lambda: ViT(*vit), image_task(side), batches=batches(32, 8)),
-        Net("mcnn", _counter, crowd_task(480, 640), batches=batches(8, None)),
+        Net("mcnn", lambda: _counter("mall"), crowd_task(480, 640), batches=batches(8, None)),
         Net("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches=batches(1024, 64)),
     ]
 
 
-def _mcnn() -> nn.Module:
-    from latedrop_crowd import MCNN  # not everybody who measures other networks has it
+def _counter(name: str | None = None) -> nn.Module:
+    import latedrop_crowd as crowd  # not everybody who measures other networks has it
 
-    return MCNN()
-
-
-def _counter() -> nn.Module:
-    from latedrop_crowd import load_weights, shipped
-
-    return load_weights(shipped("mall")).model
+    return crowd.MCNN() if name is None else crowd.load_weights(crowd.shipped(name)).model

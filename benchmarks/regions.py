@@ -37,8 +37,8 @@ def compared(name: str, seed: int) -> dict[str, Any]:
     size = float(root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
     ellipsoid = ball + outputs * math.log(_quantile(reach)) + size + log_std
     try:
-        box = alone.interval(1 - (1 - LEVEL) / outputs)
-        width = (box[1] - box[0]).double() / 2
+        low, high = alone.interval(1 - (1 - LEVEL) / outputs)
+        width = (high - low).double() / 2
         reach = ((y - p.mean).double().abs() / width).amax(1)
         size = outputs * math.log(2 * _quantile(reach)) + float(width.log().sum(1).mean())
         bonferroni = {"coverage": float((reach <= 1).double().mean()), "equal": size}

@@ -1,8 +1,7 @@
 """How many rows a second `latedrop serve` answers, and how long a client waits: `python -m benchmarks.serve`
 
 A network of 13 inputs and two layers of 64 is served by a process of its own. Clients keep one connection each and
-send a request after the other. Predictor and service run in turns on the same machine, with torch on one thread; every
-answer is compared with the predictor's.
+send a request after the other. Predictor and service run in turns, with torch on one thread; every answer is compared.
 """
 
 import io

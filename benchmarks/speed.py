@@ -17,9 +17,8 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ def main() -> None:
     nets = {net.name: net for net in speed_nets(kind)}
     measured_nets = timing.stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
     plan = Plan.of(device)
-    plan = plan if options.seconds is None else replace(plan, budget=options.seconds)
+    plan = plan if options.seconds is None else plan._replace(budget=options.seconds)
     for name in options.nets or nets:
         batches = nets[name].batches.items()
         measured_nets[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
@@ -61,8 +60,7 @@ def main() -> None:
         print(table(), flush=True)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How much time and memory a measurement may take: `budget` seconds for all rounds, `cap` for one call."""
 
     budget: float

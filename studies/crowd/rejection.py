@@ -192,5 +192,4 @@ def _discriminant(values: Floats, positive: npt.NDArray[np.bool_]) -> Floats | N
     scatter = inside.T @ inside / len(values)
     # The ridge gives weight 0 to a feature that does not vary.
     ridge = 1e-9 * (np.trace(scatter) + 1e-9) * np.eye(len(scatter))
-    weights: Floats = np.linalg.solve(scatter + ridge, values[positive].mean(0) - values[~positive].mean(0))
-    return weights
+    return np.asarray(np.linalg.solve(scatter + ridge, values[positive].mean(0) - values[~positive].mean(0)))

@@ -398,7 +398,7 @@ def information_kept(shares: Tensor, rate: Tensor) -> Tensor:
     """
     after = torch.cat([shares[:1] + rate * (1 - shares[:1]), (1 - rate) * shares[1:]])
     entropy = torch.special.entr(torch.stack([rate, 1 - rate])).sum()
-    return torch.special.entr(after).sum() - (1 - shares[0]) * entropy
+    return torch.as_tensor(torch.special.entr(after).sum() - (1 - shares[0]) * entropy)
 
 
 SNAPSHOTS = 20

@@ -64,7 +64,6 @@ def _annotations(folder: Path) -> Mapping[str, Floats | int]:
 
 
 def _frames(folder: Path, annotations: Mapping[str, Floats | int]) -> list[Frame]:
-    """The annotated frames, in natural order."""
     left, frames = dict(annotations), []
     images = folder / "frames" if (folder / "frames").is_dir() else folder
     for path in images_in(images):
