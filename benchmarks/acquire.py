@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.nets import Rows, divided, mlp, scaled, step
 from benchmarks.peers import versions_of
 from benchmarks.sets import in_and_out, shipped
 from benchmarks.sets import table as rows_of
-from benchmarks.small import Rows, divided, mlp, scaled, step
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import calibrate, sample
 

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, interpolate, smooth_l1_loss
 
-from benchmarks.small import calibration_error, random_batches, trained
+from benchmarks.nets import calibration_error, random_batches, trained
 from benchmarks.timing import by_seeds, machine, markdown_table, stored, write
 from latedrop.boxes.detections import BoxOptions, Detector, overlap
 from latedrop.boxes.predictor import SCORE, STD, MatchedBoxes, fit_score, fit_std, radius
@@ -73,7 +73,6 @@ def large_table(record: dict[str, Any]) -> str:
 
 
 def std_table(record: dict[str, Any]) -> str:
-    """Means over seeds of what margins hold and of how wide they are."""
     rows = []
     for scene in SCENES:
         for choice, name in (("constant", "one for all"), ("score", "score and side"), ("draws", "draws too")):
@@ -86,7 +85,6 @@ def std_table(record: dict[str, Any]) -> str:
 
 
 def scores_table(record: dict[str, Any]) -> str:
-    """Means over seeds of NLL and ECE of scores and probabilities."""
     rows = []
     for scene in SCENES:
         runs = [run[scene]["scores"] for run in record["runs"]]
@@ -106,7 +104,7 @@ class Dense(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
+        layers = []
         for a, b, stride in ((1, 16, 1), (16, 32, 2), (32, 32, 2), (32, 32, 1), (32, 32, 1)):
             layers += [nn.Conv2d(a, b, 3, stride, 1), nn.BatchNorm2d(b), nn.ReLU()]
         body, head = nn.Sequential(*layers), nn.Conv2d(32, CLASSES + 4, 3, padding=1)
@@ -178,8 +176,6 @@ def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
         optimizer.step()
         schedule.step()
-        if not schedule.last_epoch % 100:
-            print(f"step {schedule.last_epoch} of {steps}: loss {float(sum(losses.values()).detach()):.3f}", flush=True)
     return measured(Detector(net.eval(), BoxOptions(), batch_size=64), seed, 150, factor)
 
 

@@ -1,12 +1,10 @@
 """Rules of the console: alarms by probability against a plain threshold, and labels picked or at random.
 
-    python -m benchmarks.console
-    python -m benchmarks.console --parts speed  # of rows, elsewhere (another camera), speed (CPU and memory)
+    python -m benchmarks.console --parts speed  # of rows, elsewhere (another camera), speed (CPU and memory); or all
 
-The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
-pass, with the zones' shares measured on each tenth frame. Limits are quantiles of the true counts. A *miss* is a frame
-with more people than the limit for which nothing is said; a *false alarm* one with fewer, or as many, for which there
-is an alarm.
+The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does. Limits are
+quantiles of the true counts. A *miss* is a frame with more people than the limit for which nothing is said; a *false
+alarm* one with fewer, or as many, for which there is an alarm.
 """
 
 import tempfile

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.small import mlp
+from benchmarks.nets import mlp
 from benchmarks.timing import interval, machine, markdown_table, write
 
 GRAPHS, ROWS, INPUTS, EDGE_INPUTS, WIDTHS, ROUNDS = 128, 200, 16, 5, (64, 128), 15
@@ -127,7 +127,6 @@ def measured(name: str, width: int) -> tuple[list[float], str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return the ratios of each network by width; a star where the forest has no share."""
     rows = []
     for name, ratios in record["ratios"].items():
         pairs = zip(ratios, record["made_of"][name], strict=True)

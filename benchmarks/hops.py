@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 import latedrop
-from benchmarks.nets import Residual
-from benchmarks.small import mlp
+from benchmarks.nets import Residual, mlp
 from benchmarks.timing import machine, markdown_table, write
 
 RATES, DRAWS, ROWS = (0.05, 0.1, 0.2), 20, 64

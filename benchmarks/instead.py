@@ -5,9 +5,7 @@
 
 A unit is one set and one seed: five networks are trained for each situation (`instead_sets`), every method
 (`instead_methods`) is fitted to some validation rows and judged on test rows, in standardised units of the target. A
-finished unit is written at once, and a run that was stopped continues.
-
-Choices were made on the sets of `CHOSEN_ON` alone; `benchmarks/NOTES.md` says which, and who looked at what.
+finished unit is written at once, and a run that was stopped continues. `benchmarks/NOTES.md` says who looked at what.
 """
 
 import argparse
@@ -22,23 +20,20 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import instead_sets
-from benchmarks.instead_methods import BELOW_60_ROWS, METHODS, PACKAGES, PEERS, Case, Rule, at_least, measures, suits
+from benchmarks.instead_methods import BELOW_60_ROWS, METHODS, PACKAGES, PEERS, Rule, at_least, measures, suits
 from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, STEPS
+from benchmarks.nets import HIDDEN
 from benchmarks.peers import versions_of
-from benchmarks.small import HIDDEN
 from benchmarks.timing import first_line, machine, markdown_table, stored, write
 
 HALVES = {"chosen": CHOSEN_ON, "apart": APART, "others": tuple(OTHERS)}
 ALL = {**METHODS, **PEERS}
-Fitted = tuple[Rule, float]
-"""And how many seconds the fit took."""
 
 
 def unit(name: str, seed: int, situations: dict[str, Any]) -> dict[str, Any]:
     """Measure every method that is not in `situations` yet: `{situation: {size: {method: measures}}}`."""
     torch.set_num_threads(1)
-    rules: dict[str, Fitted] = {}
-    case: Case | None = None
+    rules, case = {}, None
     for situation in instead_sets.situations(name, seed):
         if situation.case is not case:  # images and texts have one for all situations
             case, rules = situation.case, {}
@@ -49,7 +44,7 @@ def unit(name: str, seed: int, situations: dict[str, Any]) -> dict[str, Any]:
     return situations
 
 
-def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, Fitted]) -> dict[str, Any]:
+def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, tuple[Rule, float]]) -> dict[str, Any]:
     begin, case = time.perf_counter(), situation.case
     try:
         if method not in rules:
@@ -66,14 +61,14 @@ def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, F
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.instead", description="One network beside five.")
-    parser.add_argument("--half", choices=HALVES, help="all where it is not given")
+    parser.add_argument("--half", choices=HALVES, nargs="+", default=list(HALVES))
     parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
     parser.add_argument("--only", help="the name of one set")
     options = parser.parse_args(arguments)
     settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
     about = {"machine": {**machine(torch.device("cpu")), **versions_of(PACKAGES)}, "settings": settings, "units": {}}
     record = stored("instead") or about
-    names = [name for half, names in HALVES.items() if options.half in (None, half) for name in names]
+    names = [name for half in options.half for name in HALVES[half]]
     units = [(name, seed) for seed in range(options.seeds) for name in names if options.only in (None, name)]
     for name, seed in tqdm(units, unit="unit"):
         measured = record["units"].setdefault(name, {}).get(str(seed), {})

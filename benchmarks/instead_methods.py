@@ -145,7 +145,6 @@ class Case:
 
 
 def output(net: nn.Module, x: Tensor) -> Tensor:
-    """Return predictions `(n,)`, float64."""
     with torch.no_grad():
         return net(x)[:, 0].double()
 
@@ -379,7 +378,6 @@ def _bounds(mean: Tensor, ends: list[Any], points: Tensor | None = None) -> Boun
 
 
 def crepes(case: Case) -> Rule:
-    """The normalised predictive system."""
     difficulty = import_module("crepes.extras").DifficultyEstimator()
     x, error = case.table(case.x_val), case.error.numpy()
     low, span = x.min(0), np.where(np.ptp(x, 0) > 0, np.ptp(x, 0), 1)
@@ -397,7 +395,6 @@ def crepes(case: Case) -> Rule:
 
 
 def ngboost(case: Case) -> Rule:
-    """A Gaussian of the error of every row."""
     library = import_module("ngboost")
     x, error = _rows(case, case.x_val), case.error.numpy()
     stop = np.random.default_rng(0).permutation(len(x)) < len(x) // 5

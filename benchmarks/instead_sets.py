@@ -18,8 +18,8 @@ from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolat
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.instead_methods import Case
+from benchmarks.nets import Rows, members, random_batches, trained
 from benchmarks.sets import SHARED, cuts, packaged, pair, shipped, standardised, table
-from benchmarks.small import Rows, members, random_batches, trained
 
 CHOSEN_ON = (
     *("boston-housing", "energy", "kin8nm", "wine-quality-red"),

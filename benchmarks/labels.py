@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy as cross_entropy
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.nets import BATCH, Rows, calibration_error, divided, mlp, scaled, trained
 from benchmarks.sets import shipped
-from benchmarks.small import BATCH, Rows, calibration_error, divided, mlp, scaled, trained
 from benchmarks.timing import by_sets, markdown_table
 from latedrop import calibrate_multilabel
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.small import step
+from benchmarks.nets import step
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import calibrate, sample
 
@@ -59,7 +59,6 @@ def _right(p: Tensor, y: Tensor) -> list[float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return means over seeds: share of right next characters, and nats."""
     rows, (first, *_) = [], record["runs"]
     for kind in next(iter(first.values())):
         pairs = [[mean(run[net][kind][k] for run in record["runs"]) for k in range(2)] for net in first]

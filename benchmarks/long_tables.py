@@ -4,10 +4,9 @@
 
 Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
 
-*calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
-reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
-the same functions. *ray*: parquet files by one worker in this process, and by one and two workers of Ray. The table
-multiplies the speed of one worker.
+*calibrate*: the default through a tiny network, rows made batch by batch as they are read, beside reading alone and
+plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with the same
+functions. *ray*: parquet files by one worker in this process, and by one and two workers of Ray.
 """
 
 import json

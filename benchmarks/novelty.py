@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import ViT
+from benchmarks.nets import Rows, ViT, mlp, random_batches, trained
 from benchmarks.sets import SHARED, in_and_out, shipped
-from benchmarks.small import Rows, mlp, random_batches, trained
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import find_sites
 from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses

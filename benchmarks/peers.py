@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from latedrop import Site
 from latedrop.errors import ArgumentError
 
-Run: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
+Run = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Case(NamedTuple):
@@ -116,9 +116,7 @@ PEERS: dict[str, Callable[[Case, int], Run]] = {
     "baal": baal,
     "baal_cached": partial(baal, cached=True),
 }
-"""Every peer by its name, which begins with that of its module."""
-LIBRARIES = {"torch_uncertainty": "torch-uncertainty", "baal": "baal"}
-"""The package of each module."""
+LIBRARIES = {"torch_uncertainty": "torch-uncertainty", "baal": "baal"}  # the package of each module
 
 
 def not_installed(name: str) -> bool:

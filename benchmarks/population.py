@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.nets import Rows, divided, fitted, interval_measures, mlp, scaled
 from benchmarks.sets import in_and_out, ranking
 from benchmarks.sets import table as rows_of
-from benchmarks.small import Rows, divided, fitted, interval_measures, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import FirstOrder, Prediction, Predictor, calibrate
 from latedrop.errors import DataError

@@ -1,10 +1,7 @@
 """A potential under graded shift: the default beside leverage of the last layer and a committee of five.
 
-    python -m benchmarks.potentials            # trains five networks, measures, writes results/potentials.json
-
 Clusters of 8 to 13 atoms held by a Morse potential are shaken; the networks learn energies and forces of small
-displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters. All
-of it is done for several seeds, of data and networks.
+displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters.
 With `f` the sum over atoms of what enters the last layer, `F` that of the training clusters, the leverage of the last
 layer (LLPR) is `f' (F'F + r I)^-1 f`, and of a force `g' (F'F + r I)^-1 g` with `g` the derivative of `f` by a place.
 
@@ -22,7 +19,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.small import step
+from benchmarks.nets import step
 from benchmarks.timing import by_seeds, markdown_table
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)

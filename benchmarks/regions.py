@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.nets import Rows, divided, fitted, mlp, scaled
 from benchmarks.sets import columns_of, in_and_out, shipped
-from benchmarks.small import Rows, divided, fitted, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import LatedropError, calibrate
 

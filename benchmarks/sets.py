@@ -105,12 +105,10 @@ def shipped(name: str) -> tuple[Tensor, Tensor]:
 
 def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
     """Return the rows of every situation; a cut that leaves too few on one side is missing."""
-    rng = np.random.default_rng([seed, len(data)])
-    everything = np.arange(len(data))
+    rng, everything = np.random.default_rng([seed, len(data)]), np.arange(len(data))
     divided = {"in": _divided(everything, None, rng)}
     for situation in SITUATIONS[1:]:
-        ranked = ranking(data, situation)
-        if ranked:
+        if ranked := ranking(data, situation):
             beyond = _beyond(data[:, ranked[seed % len(ranked)]], situation)
             divided[situation] = _divided(everything[~beyond], everything[beyond], rng)
     return divided

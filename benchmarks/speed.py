@@ -4,11 +4,9 @@
     python -m benchmarks.speed --nets mcnn                       # these only; the JSON keeps the others
 
 Time is a multiple of `plain x T`: T = 50 deterministic forward passes of the same rows, run at the batch size at which
-the network takes the least time per row. Memory is the peak of what a call allocates. Tests compare the
-answers. All
-candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
-each of them does. A ratio's interval is that of its median over the rounds, by order statistics. A candidate whose
-first call, by which memory is measured, takes too long gets no rounds: that call is its time.
+the network takes the least time per row. Memory is the peak of what a call allocates. Tests compare the answers. A
+ratio's interval is that of its median over the rounds, by order statistics. A candidate whose first call, by which
+memory is measured, takes too long gets no rounds: that call is its time.
 """
 
 import argparse
@@ -155,13 +153,8 @@ def passes(model: nn.Module, x: Tensor, device: torch.device, plan: Plan) -> tup
     while multiple <= DRAWS and (multiple == 1 or multiple * one < plan.bytes / 4):
         count = min(16, 1 + int(0.02 / (single * multiple)))  # several in a row where one is quick
         run, _ = plain_passes(model, x, multiple, multiple * count)
-        try:
-            run()
-            taken = statistics.median(timing.seconds_of(run, device) for _ in range(3))
-        except (RuntimeError, MemoryError):
-            if multiple == 1:
-                raise
-            break
+        run()
+        taken = statistics.median(timing.seconds_of(run, device) for _ in range(3))
         seconds[multiple] = taken / (multiple * count * len(x))
         if taken > 2:
             break

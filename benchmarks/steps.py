@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.small import mlp
+from benchmarks.nets import mlp
 from benchmarks.timing import first_line, machine, markdown_table, medians, stored, timed, turns_within, write
 
 RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 6, 128
@@ -118,7 +118,6 @@ class Case:
         return lambda: predictor.predict(x)
 
     def passed(self, x: Any, times: int) -> None:
-        """Run the model as it is on so many copies of the rows."""
         copies = mapped(x, lambda t: torch.cat([t] * times))
         with torch.no_grad():
             self.model(**copies) if isinstance(copies, dict) else self.model(copies)
@@ -132,7 +131,6 @@ def split(x: Any, size: int) -> Iterator[Any]:
 
 
 def mapped(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor of some inputs."""
     return {key: change(value) for key, value in x.items()} if isinstance(x, dict) else change(x)
 
 
@@ -176,7 +174,6 @@ def table(record: dict[str, Any]) -> str:
 
 
 def compiled_table(record: dict[str, Any]) -> str:
-    """Return a first compiled call and later ones, beside a plain pass and the same step by step."""
     rows = []
     for key, run in record["compiled"].items():
         name, work, count = key.split(", ")

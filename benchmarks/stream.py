@@ -1,11 +1,9 @@
 """Coverage of the intervals of streams, and how soon alarms come.
 
-    python -m benchmarks.stream              # crowd and uci; draws docs/images/stream_*.png, too
-    python -m benchmarks.stream --parts uci  # one part again
+    python -m benchmarks.stream --parts uci  # or crowd; both without
 
 Counts are those of `python -m studies crowd` (studies/results/crowd) with the scaled variance that the study chose on
-validation frames, a label every tenth or every 25th frame; all frames are judged. The interval score of Winkler (1972)
-is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
+validation frames, a label every tenth or every 25th frame; all frames are judged.
 
 Alarms are set to a chance of at most 1 % to be false over a stream. On UCI sets a network and its calibration see rows
 on one side of a cut through an input (`benchmarks.sets`); a stream has held-out rows of that side, then of the other.
@@ -25,8 +23,8 @@ import torch
 from tqdm import tqdm
 
 import latedrop
+from benchmarks.nets import Rows, interval_measures, members, trained
 from benchmarks.sets import cuts, pair, standardised, table
-from benchmarks.small import Rows, interval_measures, members, trained
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
@@ -105,7 +103,6 @@ def phase(count: int, every: int, k: int) -> list[int]:
 
 
 def averaged(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each measure over runs."""
     return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+from benchmarks.nets import interval_measures
 from benchmarks.sets import packaged
-from benchmarks.small import interval_measures
 from benchmarks.timing import by_parts, markdown_table
 from latedrop import metrics
 from latedrop.data.rows import take_rows
@@ -103,8 +103,7 @@ def task(material: str, kind: str, rows: int = 1200) -> Task:
     """Return one network, with at most `rows` rows of its home and as many of each other kind."""
     measured, generator = table(material), np.random.default_rng(0)
     sine, slow = measured["Duty_1"] < 0, measured["Frequency"] <= HIGHEST
-    triangle, trapezoid = measured["Duty_2"] == 0, measured["Duty_2"] > 0
-    own = sine if kind == "Sinusoidal" else triangle
+    own = sine if kind == "Sinusoidal" else measured["Duty_2"] == 0  # triangles
     parts = {"home": (measured, own & slow), "frequency": (measured, own & ~slow)}
     if kind == "Sinusoidal":
         sheet = table(material, "datasheet")
@@ -115,7 +114,7 @@ def task(material: str, kind: str, rows: int = 1200) -> Task:
             parts["data sheet"] = (sheet, inside & (sheet["Temperature"] == 25))
             parts["hot"] = (sheet, inside & (sheet["Temperature"] == 100))
     else:
-        parts["waveform"] = (measured, trapezoid & slow)
+        parts["waveform"] = (measured, (measured["Duty_2"] > 0) & slow)
     if kind == "LSTM":
         parts["sine"] = (measured, sine & slow)
     pairs = {}
@@ -154,9 +153,7 @@ def inputs(kind: str, rows: Columns) -> Any:
     frequency, flux = (torch.tensor(np.log10(rows[name])) for name in ("Frequency", "Flux_Density"))
     if kind == "LSTM":
         return torch.tensor(waves(rows))[:, :, None], frequency[:, None]
-    if kind == "Sinusoidal":
-        return torch.stack([frequency, flux], 1)
-    duty = [torch.tensor(rows[f"Duty_{k}"]) for k in (1, 2, 3, 4)]
+    duty = [torch.tensor(rows[f"Duty_{k}"]) for k in (1, 2, 3, 4) if kind != "Sinusoidal"]
     return torch.stack([frequency, flux, *duty], 1)
 
 
@@ -173,8 +170,7 @@ def waves(rows: Columns, steps: int = 100) -> np.ndarray:
         first, second = (1.0, 1 / ratio) if up > down else (ratio, 1.0)
         corners = peak * np.array([-first, first, second, -second, -first])
         periods.append(np.interp(at, [0, up, up + flat, 1 - flat, 1], corners))
-    stacked = np.stack(periods)
-    return stacked - stacked.mean(1, keepdims=True)
+    return np.stack([period - period.mean() for period in periods])
 
 
 def home_table(record: dict[str, Any]) -> str:

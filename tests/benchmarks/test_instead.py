@@ -15,7 +15,7 @@ from benchmarks import instead, instead_methods, instead_sets, timing
 from benchmarks.instead import by_set, figures
 from benchmarks.instead_methods import METHODS, PEERS, Bounds, Case, Predicted, measures
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
-from benchmarks.small import members, trained
+from benchmarks.nets import members, trained
 from latedrop.metrics import crps, nll
 from latedrop.metrics.tails import Tail
 

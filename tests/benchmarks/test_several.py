@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import acquire, labels
-from benchmarks.small import calibration_error, divided, members, mlp, random_batches, scaled, trained
+from benchmarks.nets import calibration_error, divided, members, mlp, random_batches, scaled, trained
 from benchmarks.steps import Case
 from rounding import assert_same_up_to_rounding
 
