@@ -35,20 +35,18 @@ EVERY = 5
 Z90 = 1.6448536269514722
 
 
-BOXES = {
+BOXES = {  # left, top, right and bottom
     "left half": (0, 0, 0.5, 1),
     "right half": (0.5, 0, 1, 1),
     "lower left": (0, 0.5, 0.5, 1),
     "middle": (1 / 3, 1 / 3, 2 / 3, 2 / 3),
     "small": (1 / 8, 3 / 8, 3 / 8, 5 / 8),
 }
-"""Left, top, right and bottom."""
 ZONES = {"whole": ()} | {name: ((a, b), (c, b), (c, d), (a, d)) for name, (a, b, c, d) in BOXES.items()}
 QUANTILES = (0.5, 0.7, 0.9)
 ELSEWHERE = (("mall", "pets"), ("pets", "mall"))
 """Counters that come to another camera: the frames of both sets are counted whole."""
-NUMBER = 20
-"""Labelled frames of the first half of a set."""
+NUMBER = 20  # labelled frames of the first half of a set
 PARTS = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
 
 

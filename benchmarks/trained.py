@@ -39,8 +39,7 @@ SETS = {
     "hot": "the manufacturer's curves, 100 °C",
 }
 MEASURES = {"rmse": "RMSE [%]", "gain": "gain", "coverage": "held by 90 %", "width": "width [%]", "score": "score"}
-HIGHEST = 300e3
-"""Hz; the rows of `home` lie at or below it, the `frequency` rows above."""
+HIGHEST = 300e3  # Hz; the rows of `home` lie at or below it, the `frequency` rows above
 LEVEL, DRAWS = 0.9, 100
 
 Rows = tuple[Any, Tensor]
