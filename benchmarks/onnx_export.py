@@ -92,7 +92,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return [f"refused: {row['refused']}", *[""] * 5]
     size, seconds = row["kilobytes"], row["seconds"]
     off = [f"{max(row[key].values()):.0e}" for key in ("off", "median_off")]
-    faster = [f"{seconds[f'torch, {n}'] / seconds[f'onnx, {n}']:.2g}" for n in THREADS]
+    ratios = [seconds.get(f"torch, {n}", np.nan) / seconds.get(f"onnx, {n}", 1) for n in THREADS]
+    faster = ["" if np.isnan(ratio) else f"{ratio:.2g}" for ratio in ratios]
     return [
         f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB",
         *off,
