@@ -3,20 +3,20 @@
 Batches of 20 from 40 rows on; a quarter of the labelled rows is for validation.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
+from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers import imported, versions_of
-from benchmarks.sets import shipped
+from benchmarks.nets import Rows, divided, mlp, scaled, step
+from benchmarks.peers import versions_of
+from benchmarks.sets import in_and_out, shipped
 from benchmarks.sets import table as rows_of
-from benchmarks.small import Rows, divided, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import calibrate, sample
 
@@ -27,11 +27,7 @@ SETS = ("digits", "concrete", "kin8nm")
 
 def curves(name: str, seed: int) -> dict[str, list[float]]:
     """Return the curve of every rule, all from the same first rows."""
-    if name == "digits":
-        rows = shipped("load_digits")
-    else:
-        data = torch.tensor(rows_of(name, 10_000)).float()
-        rows = data[:, :-1], data[:, -1:]
+    rows = shipped("load_digits") if name == "digits" else in_and_out(rows_of(name, 10_000))
     parts = scaled(divided(rows, seed, (0.6, 0.4)), targets=False)
     pool, test = ((x[:most], y[:most]) for (x, y), most in zip(parts, (1500, 1000), strict=True))
     if name != "digits":
@@ -52,9 +48,7 @@ def _curve(pool: Rows, test: Rows, labelled: list[int], rule: str, seed: int) ->
         fit = [row for i, row in enumerate(labelled) if i % 4]
         optimiser = torch.optim.Adam(net.parameters(), 3e-3, weight_decay=1e-4)
         for _ in range(200):
-            optimiser.zero_grad()
-            loss(net(x[fit]), y[fit]).backward()
-            optimiser.step()
+            step(optimiser, loss(net(x[fit]), y[fit]))
         with torch.no_grad():
             output = net.eval()(x_test)
         wrong = (output.argmax(1) != y_test).double() if classes else (output - y_test).square()
@@ -70,9 +64,8 @@ def _random(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Ten
 
 def _baal(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
     """Take the first that baal ranks by 30 thinned networks at rate 0.1: BALD of classes, variance of numbers."""
-    heuristics = imported("baal.active.heuristics")
+    heuristics = import_module("baal.active.heuristics")
     outputs = sample(net, x[rest], rate=0.1, draws=30, keep_draws=True).outputs
-    assert outputs is not None
     ranked = heuristics.Variance() if y.is_floating_point() else heuristics.BALD()
     predictions = outputs if y.is_floating_point() else outputs.softmax(2)
     return torch.from_numpy(ranked(predictions.double().permute(1, 2, 0).numpy())[:BATCH].copy())
@@ -82,8 +75,8 @@ def _uq(diverse: bool, score: str | None = None) -> Callable[..., Tensor]:
     def choose(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
         validation, fit = labelled[::4], [row for i, row in enumerate(labelled) if i % 4]
         uq = calibrate(net, (x[validation], y[validation]), reference=x[fit], progress=False)
-        used: Any = score or ("std" if y.is_floating_point() else "entropy")
-        return uq.acquire(x[rest], BATCH, diverse=diverse, score=used, seed=seed)
+        doubt = "std" if y.is_floating_point() else "entropy"
+        return uq.acquire(x[rest], BATCH, diverse=diverse, score=score or doubt, seed=seed)
 
     return choose
 
@@ -114,7 +107,7 @@ def table(record: dict[str, Any]) -> str:
 
 def until(errors: list[float], goal: float) -> float:
     """Return the rows at which the lowest error so far reaches a goal, between two rounds in proportion."""
-    lowest = [min(errors[: turn + 1]) for turn in range(len(errors))]
+    lowest = list(accumulate(errors, min))
     for turn, error in enumerate(lowest):
         if error <= goal:
             share = 0.0 if turn == 0 else (lowest[turn - 1] - goal) / (lowest[turn - 1] - error)

@@ -5,8 +5,6 @@ blurred. Margins are made with one std for all sides, with one from score and si
 one has the body of a ResNet-50 and sees scenes enlarged to 256 x 256.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys
@@ -17,7 +15,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, interpolate, smooth_l1_loss
 
-from benchmarks.small import random_batches, trained
+from benchmarks.nets import calibration_error, random_batches, trained
 from benchmarks.timing import by_seeds, machine, markdown_table, stored, write
 from latedrop.boxes.detections import BoxOptions, Detector, overlap
 from latedrop.boxes.predictor import SCORE, STD, MatchedBoxes, fit_score, fit_std, radius
@@ -35,10 +33,8 @@ def measured(detector: Detector, seed: int, count: int = 250, factor: int = 1) -
     drawn = [scenes(count, 10 * seed + i, blur) for i, blur in enumerate((BLUR, BLUR, BLUR, MORE_BLUR), 1)]
     drawn = [enlarged(rows, factor) for rows in drawn] if factor > 1 else drawn
     fit, held_out, *tests = (MatchedBoxes.of(detector, data, progress=False) for data in drawn)
-    return {
-        name: {"boxes": sides(fit, held_out, test), "scores": scores(fit, test)}
-        for name, test in zip(SCENES, tests, strict=True)
-    }
+    judged = [{"boxes": sides(fit, held_out, test), "scores": scores(fit, test)} for test in tests]
+    return dict(zip(SCENES, judged, strict=True))
 
 
 def sides(fit: MatchedBoxes, held_out: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
@@ -64,22 +60,19 @@ def scores(fit: MatchedBoxes, test: MatchedBoxes) -> dict[str, Any]:
     judged = {}
     for choice, columns in SCORE.items():
         logits = test.features.mean(1) @ fit_score(fit.features.mean(1), fit.right.double(), columns)
-        p, order = logits.sigmoid().sort()
-        parts = zip(p.tensor_split(15), test.right[order].double().tensor_split(15), strict=True)
+        right = test.right.double()
         judged[choice] = {
-            "nll": float(binary_cross_entropy_with_logits(logits, test.right.double())),
-            "ece": statistics.mean(abs(float(chance.mean() - share.mean())) for chance, share in parts),
+            "nll": float(binary_cross_entropy_with_logits(logits, right)),
+            "ece": calibration_error(logits.sigmoid(), right),
         }
     return judged
 
 
 def large_table(record: dict[str, Any]) -> str:
-    """Return both tables of the large detector."""
     return std_table(record["large"]) + "\n\n" + scores_table(record["large"])
 
 
 def std_table(record: dict[str, Any]) -> str:
-    """Means over seeds of what margins hold and of how wide they are."""
     rows = []
     for scene in SCENES:
         for choice, name in (("constant", "one for all"), ("score", "score and side"), ("draws", "draws too")):
@@ -92,7 +85,6 @@ def std_table(record: dict[str, Any]) -> str:
 
 
 def scores_table(record: dict[str, Any]) -> str:
-    """Means over seeds of NLL and ECE of scores and probabilities."""
     rows = []
     for scene in SCENES:
         runs = [run[scene]["scores"] for run in record["runs"]]
@@ -112,7 +104,7 @@ class Dense(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
+        layers = []
         for a, b, stride in ((1, 16, 1), (16, 32, 2), (32, 32, 2), (32, 32, 1), (32, 32, 1)):
             layers += [nn.Conv2d(a, b, 3, stride, 1), nn.BatchNorm2d(b), nn.ReLU()]
         body, head = nn.Sequential(*layers), nn.Conv2d(32, CLASSES + 4, 3, padding=1)
@@ -142,7 +134,6 @@ def best(scores: Tensor, boxes: Tensor) -> dict[str, Tensor]:
 
 
 def finder(seed: int, steps: int = 250) -> nn.Module:
-    """Return a trained network."""
     rows = scenes(800, 10 * seed)
     targets = torch.zeros(len(rows), len(POINTS), CLASSES + 4)
     for target, (_, truth) in zip(targets, rows, strict=True):
@@ -168,33 +159,29 @@ def finder(seed: int, steps: int = 250) -> nn.Module:
 
 def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
     """Train torchvision's FCOS on scenes, and measure its boxes."""
-    from torchvision.models.detection import fcos_resnet50_fpn  # type: ignore[import-not-found,unused-ignore]
+    from torchvision.models.detection import fcos_resnet50_fpn
 
     torch.manual_seed(seed)
     device, side = torch.device("cuda" if torch.cuda.is_available() else "cpu"), factor * SIDE
     sizes = {"min_size": side, "max_size": side, "num_classes": CLASSES + 1}
     net = fcos_resnet50_fpn(weights=None, weights_backbone=None, **sizes).to(device)
-    rows = [
-        (image.to(device), {key: value.to(device) for key, value in truth.items()})
-        for image, truth in enlarged(scenes(3000, 10 * seed), factor)
-    ]
+    rows = enlarged(scenes(3000, 10 * seed), factor)
+    rows = [(image.to(device), {key: value.to(device) for key, value in truth.items()}) for image, truth in rows]
     optimizer = torch.optim.AdamW(net.parameters(), 5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, steps)
     for places in torch.randint(len(rows), (steps, 16)):
-        optimizer.zero_grad()
         losses = net(*zip(*[rows[i] for i in places.tolist()], strict=True))
+        optimizer.zero_grad()
         sum(losses.values()).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
         optimizer.step()
         schedule.step()
-        if not schedule.last_epoch % 100:
-            print(f"step {schedule.last_epoch} of {steps}: loss {float(sum(losses.values()).detach()):.3f}", flush=True)
     return measured(Detector(net.eval(), BoxOptions(), batch_size=64), seed, 150, factor)
 
 
 def enlarged(rows: Scenes, factor: int) -> Scenes:
     """Return scenes of a larger side, in three equal colours."""
-    made: Scenes = []
+    made = []
     for image, truth in rows:
         wide = interpolate(image[None], scale_factor=factor, mode="bilinear")[0].expand(3, -1, -1).contiguous()
         made.append((wide, {**truth, "boxes": factor * truth["boxes"]}))
@@ -218,10 +205,9 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     def uniform(low: float, high: float) -> float:
         return float(low + (high - low) * torch.rand((), generator=dice))
 
-    made: Scenes = []
+    made = []
     for _ in range(count):
-        image = torch.zeros(SIDE, SIDE)
-        boxes, labels = list[Tensor](), list[int]()
+        image, boxes, labels = torch.zeros(SIDE, SIDE), [], []
         for _ in range(int(torch.randint(1, 4, (), generator=dice))):
             width, height = uniform(10, 24), uniform(10, 24)
             kind = int(torch.randint(CLASSES, (), generator=dice))
@@ -240,23 +226,15 @@ def scenes(count: int, seed: int, blur: tuple[float, float] = BLUR) -> Scenes:
     return made
 
 
-def main() -> None:
-    if "--large" in sys.argv:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        record = stored("boxes")
-        record["large"] = {"machine": machine(device), "runs": list[Any]()}
-        for seed in range(SEEDS_LARGE):
-            record["large"]["runs"].append(large(seed))
-            write("boxes", record)
-        print(large_table(record))
-    else:
-
-        def run(seed: int) -> dict[str, Any]:
-            return measured(Detector(finder(seed), BoxOptions(), torch.stack, readout), seed)
-
-        of_large = {key: value for key, value in stored("boxes").items() if key == "large"}
-        by_seeds("boxes", lambda seeds: {"runs": [run(seed) for seed in range(seeds)], **of_large})
+def small(seed: int) -> dict[str, Any]:
+    return measured(Detector(finder(seed), BoxOptions(), torch.stack, readout), seed)
 
 
 if __name__ == "__main__":
-    main()
+    of_large = stored("boxes").get("large", {})
+    if "--large" in sys.argv:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        of_large = {"machine": machine(device), "runs": [large(seed) for seed in range(SEEDS_LARGE)]}
+        write("boxes", stored("boxes") | {"large": of_large})
+    else:
+        by_seeds("boxes", lambda seeds: {"runs": list(map(small, range(seeds))), "large": of_large}, seeds=5)

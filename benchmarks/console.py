@@ -1,15 +1,11 @@
 """Rules of the console: alarms by probability against a plain threshold, and labels picked or at random.
 
-    python -m benchmarks.console
-    python -m benchmarks.console --parts speed  # of rows, elsewhere (another camera), speed (CPU and memory)
+    python -m benchmarks.console --parts speed  # of rows, elsewhere (another camera), speed (CPU and memory); or all
 
-The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
-pass, with the zones' shares measured on each tenth frame. Limits are quantiles of the true counts. A *miss* is a frame
-with more people than the limit for which nothing is said; a *false alarm* one with fewer, or as many, for which there
-is an alarm.
+The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does. Limits are
+quantiles of the true counts. A *miss* is a frame with more people than the limit for which nothing is said; a *false
+alarm* one with fewer, or as many, for which there is an alarm.
 """
-
-from __future__ import annotations
 
 import tempfile
 import time
@@ -18,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.terminal import shown_on
@@ -40,30 +35,24 @@ EVERY = 5
 Z90 = 1.6448536269514722
 
 
-def box(left: float, top: float, right: float, bottom: float) -> tuple[tuple[float, float], ...]:
-    return ((left, top), (right, top), (right, bottom), (left, bottom))
-
-
-ZONES = {
-    "whole": (),
-    "left half": box(0, 0, 0.5, 1),
-    "right half": box(0.5, 0, 1, 1),
-    "lower left": box(0, 0.5, 0.5, 1),
-    "middle": box(1 / 3, 1 / 3, 2 / 3, 2 / 3),
-    "small": box(1 / 8, 3 / 8, 3 / 8, 5 / 8),
+BOXES = {  # left, top, right and bottom
+    "left half": (0, 0, 0.5, 1),
+    "right half": (0.5, 0, 1, 1),
+    "lower left": (0, 0.5, 0.5, 1),
+    "middle": (1 / 3, 1 / 3, 2 / 3, 2 / 3),
+    "small": (1 / 8, 3 / 8, 3 / 8, 5 / 8),
 }
+ZONES = {"whole": ()} | {name: ((a, b), (c, b), (c, d), (a, d)) for name, (a, b, c, d) in BOXES.items()}
 QUANTILES = (0.5, 0.7, 0.9)
 ELSEWHERE = (("mall", "pets"), ("pets", "mall"))
 """Counters that come to another camera: the frames of both sets are counted whole."""
-NUMBER = 20
-"""Labelled frames of the first half of a set."""
+NUMBER = 20  # labelled frames of the first half of a set
 PARTS = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
 
 
 def measured(counter: str, name: str) -> list[dict[str, Any]]:
     """Return counts, variances and true counts of the test frames of a set, whole and by zone."""
-    trained = faster(load_weights(shipped(counter)))
-    calibration = load_calibration(shipped(counter, ".calibration.json"), trained)
+    trained, calibration = counter_of(counter)
     crowd_set = open_as_trained(name, DATA / SETS[name], trained)
     rows, shares = [], None
     for number, index in enumerate(shown_on(crowd_set.test[::EVERY], f"{counter} on {name}", unit="frames", show=True)):
@@ -71,21 +60,14 @@ def measured(counter: str, name: str) -> list[dict[str, Any]]:
         reading = calibration.read(trained, image, deviations=False)
         if number % 10 == 0:
             shares = Shares.measured(trained, calibration, image, reading.density, list(ZONES.values()))
-        assert shares is not None
         amounts = shares.amounts(Amount(reading.mean, reading.variance, reading.dof), reading.density)
         shape = reading.density.shape
         heads = np.clip(np.rint(to_cells(crowd_set.heads(index), trained.stride)), 0, (shape[1] - 1, shape[0] - 1))
         at = heads.astype(int)
         truth = [int(cells_of(points, shape)[at[:, 1], at[:, 0]].sum()) for points in ZONES.values()]
-        rows.append(
-            {
-                "frame": crowd_set.frames[index].name,
-                "mean": [round(a.mean, 4) for a in amounts],
-                "variance": [round(a.variance, 5) for a in amounts],
-                "fitted": [round(reading.fitted_variance, 5)],
-                "truth": truth,
-            }
-        )
+        row = {"mean": [round(a.mean, 4) for a in amounts], "variance": [round(a.variance, 5) for a in amounts]}
+        row |= {"fitted": [round(reading.fitted_variance, 5)], "truth": truth}
+        rows.append({"frame": crowd_set.frames[index].name, **row})
     return rows
 
 
@@ -100,14 +82,9 @@ def alarms(rows: list[dict[str, Any]], zones: list[int], constant: bool = False)
             p = [probability_above(Amount(m, v), limit) for m, v in zip(mean, variance, strict=True)]
             colour = np.array([rule.wanted(value, None) for value in p])
             amber = colour == "amber"
-            counted = {
-                "plain_missed": above & ~plain,
-                "plain_false": ~above & plain,
-                "missed": above & (colour == "green"),
-                "false": ~above & (colour == "red"),
-                "amber": amber,
-                "plain_wrong_in_amber": (above != plain) & amber,
-            }
+            counted = {"plain_missed": above & ~plain, "plain_false": ~above & plain}
+            counted |= {"missed": above & (colour == "green"), "false": ~above & (colour == "red")}
+            counted |= {"amber": amber, "plain_wrong_in_amber": (above != plain) & amber}
             shares.append({key: frames.mean() for key, frames in counted.items()})
     return {key: float(np.mean([one[key] for one in shares])) for key in shares[0]}
 
@@ -136,18 +113,20 @@ def labels(rows: list[dict[str, Any]], number: int = NUMBER, seeds: int = 20) ->
 
 def _columns(rows: list[dict[str, Any]], zone: int) -> tuple[Any, Any, Any]:
     """Return counts, variances and true counts of a zone, `(frames,)` each."""
-    mean, variance, truth = (
-        np.array([row[part][zone] for row in rows], float) for part in ("mean", "variance", "truth")
-    )
-    return mean, variance, truth
+    return tuple(np.array([row[part][zone] for row in rows], float) for part in ("mean", "variance", "truth"))
+
+
+def counter_of(name: str) -> tuple[Any, Any]:
+    """Return a shipped counter and its calibration."""
+    trained = faster(load_weights(shipped(name)))
+    return trained, load_calibration(shipped(name, ".calibration.json"), trained)
 
 
 def watched(zones: Sequence[str], frames: int = 600) -> dict[str, float]:
     """Return CPU seconds for a frame of 640 x 480, and memory after a tenth of the frames and at their end."""
     from PIL import Image
 
-    trained = faster(load_weights(shipped("mall")))
-    calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
+    trained, calibration = counter_of("mall")
     scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
     pictures = [np.asarray(Image.fromarray(scene).convert("L").resize((640, 480))) for scene in scenes]
     source = Source("square", True, lambda: iter(pictures))
@@ -172,11 +151,11 @@ def resident(process: int | str = "self") -> float:
 
 
 def speed_table(record: dict[str, Any]) -> str:
-    """Return CPU time and memory of the console."""
-    rows = [
-        [name, row["frames"], f"{row['seconds']:.2f}", *(f"{row[key]:.0f} MB" for key in ("early_mb", "late_mb"))]
-        for name, row in record["speed"].items()
-    ]
+    rows = []
+    for name, row in record["speed"].items():
+        rows.append(
+            [name, row["frames"], f"{row['seconds']:.2f}", f"{row['early_mb']:.0f} MB", f"{row['late_mb']:.0f} MB"]
+        )
     heads = ["console", "frames", "CPU seconds a frame", "memory after a tenth", "at the end"]
     return markdown_table(heads, rows)
 
@@ -220,15 +199,10 @@ def zones_table(record: dict[str, Any]) -> str:
     return markdown_table(heads, cells.values())
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+if __name__ == "__main__":
     parts = {
         "rows": lambda: {name: measured(name, name) for name in SETS},
         "elsewhere": lambda: {f"{counter} on {name}": measured(counter, name) for counter, name in ELSEWHERE},
         "speed": lambda: {"without zones": watched(()), "with three zones": watched(list(ZONES)[1:4])},
     }
     by_parts("console", parts)
-
-
-if __name__ == "__main__":
-    main()

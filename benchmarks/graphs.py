@@ -5,8 +5,6 @@ from the nearest neighbors of each. Targets are outputs of the network with nois
 term has a share.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.small import mlp
+from benchmarks.nets import mlp
 from benchmarks.timing import interval, machine, markdown_table, write
 
 GRAPHS, ROWS, INPUTS, EDGE_INPUTS, WIDTHS, ROUNDS = 128, 200, 16, 5, (64, 128), 15
@@ -38,7 +36,7 @@ class Convolutions(nn.Module):
 
     def forward(self, data: Any) -> Tensor:
         h = self.convolutions(data.x, data.edge_index).relu()
-        return self.out(h if self.nodes else global_add_pool(h, data.batch))  # type: ignore[no-any-return]
+        return self.out(h if self.nodes else global_add_pool(h, data.batch))
 
 
 class Messages(nn.Module):
@@ -61,7 +59,7 @@ class Messages(nn.Module):
         for edge, node in zip(self.parts[::2], self.parts[1::2], strict=True):
             sent = edge(torch.cat([h[i], h[j], data.edge_attr], 1))
             h = h + node(torch.cat([h, torch.zeros_like(h).index_add(0, j, sent)], 1))
-        return self.out(h if self.nodes else global_add_pool(h, data.batch))  # type: ignore[no-any-return]
+        return self.out(h if self.nodes else global_add_pool(h, data.batch))
 
 
 def schnet(width: int) -> nn.Module:
@@ -73,7 +71,7 @@ def schnet(width: int) -> nn.Module:
         i, j = number[graph, a], number[graph, b]
         return torch.stack([j, i]), (pos[i] - pos[j]).norm(dim=1)
 
-    return SchNet(width, width, 3, 25, 1.0, interaction_graph=near)  # type: ignore[no-any-return]
+    return SchNet(width, width, 3, 25, 1.0, interaction_graph=near)
 
 
 NETWORKS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
@@ -105,7 +103,7 @@ def graphs(count: int, neighbors: int, seed: int) -> list[Any]:
 
 @torch.no_grad()
 def plain(model: nn.Module, batch: Any) -> Tensor:
-    return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)  # type: ignore[no-any-return]
+    return model(batch.z, batch.pos, batch.batch) if isinstance(model, SchNet) else model(batch)
 
 
 def measured(name: str, width: int) -> tuple[list[float], str]:
@@ -129,7 +127,6 @@ def measured(name: str, width: int) -> tuple[list[float], str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return the ratios of each network by width; a star where the forest has no share."""
     rows = []
     for name, ratios in record["ratios"].items():
         pairs = zip(ratios, record["made_of"][name], strict=True)
@@ -141,7 +138,6 @@ def table(record: dict[str, Any]) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pairs = {name: list(zip(*(measured(name, width) for width in WIDTHS), strict=True)) for name in NETWORKS}
-    record = {"machine": machine(torch.device("cpu")), "graphs": GRAPHS, "widths": WIDTHS}
-    for place, key in enumerate(("ratios", "made_of")):
-        record[key] = {name: pair[place] for name, pair in pairs.items()}
-    write("graphs", record)
+    ratios, made_of = ({name: pair[place] for name, pair in pairs.items()} for place in range(2))
+    about = {"machine": machine(torch.device("cpu")), "graphs": GRAPHS, "widths": WIDTHS}
+    write("graphs", {**about, "ratios": ratios, "made_of": made_of})

@@ -7,8 +7,6 @@ A ratio is slower where its interval lies above the committed one, twice. The ma
 wrote them: another processor has other ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

@@ -3,8 +3,6 @@
 Each case runs once before, so that imports and cached values do not count.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,23 +14,22 @@ from typing import Any
 import torch
 
 import latedrop
-from benchmarks.nets import Residual
-from benchmarks.small import mlp
+from benchmarks.nets import Residual, mlp
 from benchmarks.timing import machine, markdown_table, write
 
 RATES, DRAWS, ROWS = (0.05, 0.1, 0.2), 20, 64
-METHODS: dict[str, Any] = {"terms": "terms", "sample": latedrop.Sampling(RATES, DRAWS), "linear": "linear"}
+METHODS = {"terms": "terms", "sample": latedrop.Sampling(RATES, DRAWS), "linear": "linear"}
 
 
 def cases() -> dict[str, Callable[[], Any]]:
     """Return the calls to follow, on two small networks with random weights."""
-    runs: dict[str, Callable[[], Any]] = {}
+    runs = {}
     torch.manual_seed(0)
     nets = {"MLP": (mlp(8, hidden=(32, 32)), (8,)), "CNN": (Residual(8, 1), (3, 8, 8))}
     for net, (model, shape) in nets.items():
         x, y = torch.randn(ROWS, *shape), torch.randn(ROWS, 1)
         for name, method in METHODS.items():
-            options: dict[str, Any] = {"reference": x if name == "terms" else None, "progress": False}
+            options = {"reference": x if name == "terms" else None, "progress": False}
             calibrate = partial(latedrop.calibrate, model.eval(), (x, y), method=method, **options)
             runs[f"calibrate, {name}, {net}"] = calibrate
             runs[f"predict, {name}, {net}"] = partial(calibrate().predict, x)
@@ -62,7 +59,6 @@ def entered(run: Callable[[], Any], folder: Path = Path(latedrop.__file__).paren
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a row for each case."""
     return markdown_table(["call", "files", "functions"], [[name, *counts] for name, counts in record["cases"].items()])
 
 

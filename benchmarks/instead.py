@@ -2,24 +2,16 @@
 
     python -m benchmarks.instead                   # all sets; measures what the JSON lacks
     python -m benchmarks.instead --half chosen     # the sets on which choices were made; --half apart, --half others
-    python -m benchmarks.instead --figure          # the picture, from the JSON alone
 
 A unit is one set and one seed: five networks are trained for each situation (`instead_sets`), every method
 (`instead_methods`) is fitted to some validation rows and judged on test rows, in standardised units of the target. A
-finished unit is written at once, and a run that was stopped continues.
-
-Choices were made on the sets of `CHOSEN_ON` alone; `benchmarks/NOTES.md` says which, and who looked at what.
+finished unit is written at once, and a run that was stopped continues. `benchmarks/NOTES.md` says who looked at what.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,38 +20,20 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import instead_sets
-from benchmarks.instead_methods import (
-    BELOW_60_ROWS,
-    LEAST,
-    METHODS,
-    PACKAGES,
-    PEERS,
-    Bounds,
-    Case,
-    Judged,
-    Rule,
-    measures,
-    suits,
-)
+from benchmarks.instead_methods import BELOW_60_ROWS, METHODS, PACKAGES, PEERS, Rule, at_least, measures, suits
 from benchmarks.instead_sets import APART, CHOSEN_ON, MEMBERS, MOST_ROWS, OTHERS, STEPS
+from benchmarks.nets import HIDDEN
 from benchmarks.peers import versions_of
-from benchmarks.small import HIDDEN
-from benchmarks.timing import RESULTS, first_line, machine, markdown_table
-from latedrop import plots
-from latedrop.files import write_aside
+from benchmarks.timing import first_line, machine, markdown_table, stored, write
 
 HALVES = {"chosen": CHOSEN_ON, "apart": APART, "others": tuple(OTHERS)}
 ALL = {**METHODS, **PEERS}
-Fitted = tuple[Rule, float]
-"""And how many seconds the fit took."""
 
 
-def unit(name: str, seed: int, situations: dict[str, Any] | None = None) -> dict[str, Any]:
+def unit(name: str, seed: int, situations: dict[str, Any]) -> dict[str, Any]:
     """Measure every method that is not in `situations` yet: `{situation: {size: {method: measures}}}`."""
     torch.set_num_threads(1)
-    situations = {} if situations is None else situations
-    rules: dict[str, Fitted] = {}
-    case: Case | None = None
+    rules, case = {}, None
     for situation in instead_sets.situations(name, seed):
         if situation.case is not case:  # images and texts have one for all situations
             case, rules = situation.case, {}
@@ -70,53 +44,37 @@ def unit(name: str, seed: int, situations: dict[str, Any] | None = None) -> dict
     return situations
 
 
-def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, Fitted]) -> dict[str, Any]:
+def _measured(method: str, situation: instead_sets.Situation, rules: dict[str, tuple[Rule, float]]) -> dict[str, Any]:
     begin, case = time.perf_counter(), situation.case
     try:
         if method not in rules:
             rules[method] = ALL[method](case), time.perf_counter() - begin
         rule, seconds = rules[method]
         begin = time.perf_counter()
-        predicted = _at_least(rule(situation.test[0]), case)
+        predicted = at_least(rule(situation.test[0]), case)
         seconds = round(seconds + time.perf_counter() - begin, 3)
-        inside = None if situation.inside is None else _at_least(rule(situation.inside), case)
+        inside = None if situation.inside is None else at_least(rule(situation.inside), case)
         return {**measures(predicted, situation.test[1], inside), "seconds": seconds}
     except Exception as error:  # of any library: the others are measured all the same
         return {"error": first_line(error)}
 
 
-def _at_least(predicted: Judged, case: Case) -> Judged:
-    if isinstance(predicted, Bounds):
-        return predicted
-    least = LEAST * float(case.error.square().mean())
-    return replace(predicted, variance=predicted.variance.clamp_min(least))
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.instead", description="One network beside five.")
-    parser.add_argument("--out", type=Path, default=RESULTS / "instead.json", help="the JSON of the results")
-    parser.add_argument("--half", choices=HALVES, help="all where it is not given")
+    parser.add_argument("--half", choices=HALVES, nargs="+", default=list(HALVES))
     parser.add_argument("--seeds", type=int, default=4, help="splits and networks for each set")
     parser.add_argument("--only", help="the name of one set")
-    parser.add_argument("--figure", action="store_true", help="draw the picture from the JSON; measure nothing")
     options = parser.parse_args(arguments)
-    record = _read(options.out)
-    if options.figure:
-        figure(record, IMAGE)
-        return
-    names = [name for half, names in HALVES.items() if options.half in (None, half) for name in names]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
+    about = {"machine": {**machine(torch.device("cpu")), **versions_of(PACKAGES)}, "settings": settings, "units": {}}
+    record = stored("instead") or about
+    names = [name for half in options.half for name in HALVES[half]]
     units = [(name, seed) for seed in range(options.seeds) for name in names if options.only in (None, name)]
     for name, seed in tqdm(units, unit="unit"):
         measured = record["units"].setdefault(name, {}).get(str(seed), {})
-        if not _complete(measured):
+        if not (measured and set(METHODS) - set(BELOW_60_ROWS) <= set(measured["in"]["all"])):  # finished before
             record["units"][name][str(seed)] = _rounded(unit(name, seed, measured))
-            write_aside(options.out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
-
-
-def _complete(measured: dict[str, Any]) -> bool:
-    always = set(METHODS) - set(BELOW_60_ROWS)
-    return bool(measured) and always <= set(measured["in"]["all"])
+            write("instead", record)
 
 
 def _rounded(value: Any) -> Any:
@@ -127,19 +85,9 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _read(out: Path) -> dict[str, Any]:
-    if out.exists():
-        record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return record
-    settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
-    return {"machine": {**machine(torch.device("cpu")), **versions_of(PACKAGES)}, "settings": settings, "units": {}}
-
-
-def by_set(
-    record: dict[str, Any], names: Sequence[str], shifted: bool, size: str, method: str
-) -> dict[str, dict[str, float]]:
+def by_set(record: dict[str, Any], names: Sequence[str], shifted: bool, size: str, method: str) -> dict[str, Any]:
     """Return the mean figures of every set that has any; ratios and gains to those of a constant."""
-    sets: dict[str, dict[str, float]] = {}
+    sets = {}
     for name in names:
         rows = []
         for seed in record["units"].get(name, {}).values():
@@ -166,10 +114,8 @@ def figures(record: dict[str, Any], names: Sequence[str], shifted: bool, size: s
         return None
     middle = {key: float(np.median([row[key] for row in per_set.values()])) for key in next(iter(per_set.values()))}
     worst = min(per_set, key=lambda name: per_set[name]["gain"])
-    coverage = [middle.pop(f"held {place}") for place in range(5)]
-    return SimpleNamespace(
-        **middle, sets=len(per_set), worst=per_set[worst]["gain"], worst_set=worst, coverage=coverage
-    )
+    middle |= {"coverage": [middle.pop(f"held {place}") for place in range(5)], "worst": per_set[worst]["gain"]}
+    return SimpleNamespace(**middle, sets=len(per_set), worst_set=worst)
 
 
 def table(record: dict[str, Any], half: str, size: str) -> str:
@@ -189,50 +135,6 @@ def table(record: dict[str, Any], half: str, size: str) -> str:
 
 def _number(value: float, digits: int) -> str:
     return "" if math.isnan(value) else "endless" if math.isinf(value) else f"{value:.{digits}f}"
-
-
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "evidence.png"
-_DRAWN = {
-    "paper": ("paper", "#999999", "s"),
-    "constant + t": ("constant + t", "#56B4E9", "^"),
-    "ensemble": ("five networks", "#009E73", "D"),
-    "latedrop": ("latedrop", "#D55E00", "o"),
-    "latedrop, corrected mean": ("latedrop, corrected mean", "#E69F00", "v"),
-}
-
-
-def figure(record: dict[str, Any], path: Path) -> Path:
-    """Two panels with one line for each table; the constant is the line at 0, and a mark of its own on the right.
-
-    Marks stand below each other: none hides another.
-    """
-    drawing = plots.new_figure(12, 9)
-    gain, coverage = drawing.subplots(1, 2, sharey=True)
-    names = [name for name in (*CHOSEN_ON, *APART) if name in record["units"]]
-    own = by_set(record, names, False, "all", "latedrop")
-    order = sorted(names, key=lambda name: own[name]["gain"])
-    for place, (method, (label, colour, marker)) in enumerate(_DRAWN.items()):
-        heights = [line + 0.15 * (2 - place) for line in range(len(order))]
-        look = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none", "zorder": 3}
-        for ax, shifted, measure in ((gain, False, "gain"), (coverage, True, "held 2")):
-            values = by_set(record, names, shifted, "all", method)
-            ax.plot([values[name][measure] for name in order], heights, label=label, **look)
-    constant = by_set(record, names, True, "all", "constant")
-    marks = [constant[name]["held 2"] for name in order]
-    coverage.scatter(marks, range(len(order)), c="black", marker="|", s=260, linewidths=1.5)
-    gain.axvline(0, color="black", linewidth=1)
-    coverage.axvline(0.9, color="black", linewidth=1, linestyle=":")
-    gain.set_xscale("symlog", linthresh=0.1)
-    gain.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
-    gain.set_ylim(-0.5, len(order) - 0.5)
-    gain.set_xlabel("gain over one constant variance [nats] (logarithmic beyond 0.1)")
-    coverage.set_xlabel("share held by 90 % intervals under shift; | is the constant")
-    for ax in (gain, coverage):
-        for line in range(len(order) - 1):
-            ax.axhline(line + 0.5, color="#CCCCCC", linewidth=0.6, zorder=0)
-    drawing.legend(*gain.get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=11)
-    drawing.savefig(path, dpi=130)
-    return path
 
 
 if __name__ == "__main__":

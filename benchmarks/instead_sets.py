@@ -4,8 +4,6 @@ A situation is one kind of test rows: `in` are rows like the training rows, othe
 describes the sets of images and texts.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +18,8 @@ from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, interpolat
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.instead_methods import Case
+from benchmarks.nets import Rows, members, random_batches, trained
 from benchmarks.sets import SHARED, cuts, packaged, pair, shipped, standardised, table
-from benchmarks.small import Rows, members, random_batches, trained
 
 CHOSEN_ON = (
     *("boston-housing", "energy", "kin8nm", "wine-quality-red"),
@@ -31,8 +29,7 @@ APART = (
     *("concrete", "power-plant", "protein-tertiary-structure", "yacht", "airfoil"),
     *("communities", "real_estate_valuation", "residential_building", "excitation_current"),
 )
-SIZES = (10, 20, 30, 60, 100, 1000)
-"""Validation rows in situation `in` of tables, beside all there are; the others have all."""
+SIZES = (10, 20, 30, 60, 100, 1000)  # validation rows in situation `in` of tables, beside all there are
 MOST_ROWS = 10_000
 MEMBERS, STEPS = 5, 2000
 
@@ -91,24 +88,19 @@ def _others(name: str, seed: int) -> Iterator[Situation]:
     order = groups.unique()[torch.randperm(len(groups.unique()), generator=dice)]
     test_groups, validation, rest = order.tensor_split([round(0.2 * len(order)), round(0.36 * len(order))])
     stop, fit = rest.tensor_split([round(0.1 * len(rest))])
-    parts = {
-        key: torch.isin(groups, part) for key, part in zip("tvsf", (test_groups, validation, stop, fit), strict=True)
-    }
-    seen = y[parts["s"] | parts["f"]]
+    in_test, *others = (torch.isin(groups, part) for part in (test_groups, validation, stop, fit))
+    seen = y[others[1] | others[2]]
     center, spread = seen.mean(), seen.std()
-
-    def part(which: Tensor) -> Rows:
-        return x[which], ((y[which] - center) / spread).float()
-
+    test, (x_val, y_val), stop_rows, fit_rows = (
+        (x[which], ((y[which] - center) / spread).float()) for which in (in_test, *others)
+    )
     torch.manual_seed(seed)
-    fit_rows, stop_rows = part(parts["f"]), part(parts["s"])
     seeds = [torch.Generator().manual_seed(100 * seed + member) for member in range(MEMBERS)]
     batches = [random_batches(len(fit_rows[1]), each) for each in seeds]
     nets = [trained(kind.network(), fit_rows, stop_rows, batches=each) for each in batches]
-    test, (x_val, y_val) = part(parts["t"]), part(parts["v"])
     case = Case(nets, *_joined(fit_rows, stop_rows), x_val, y_val.double())
     yield Situation("in", "all", case, test, None)
-    for shift, (x_other, y_other) in kind.shifts((x[parts["t"]], y[parts["t"]]), dice).items():
+    for shift, (x_other, y_other) in kind.shifts((x[in_test], y[in_test]), dice).items():
         yield Situation(shift, "all", case, (x_other, (y_other - center) / spread), test[0])
 
 
@@ -132,8 +124,7 @@ class TextNet(nn.Module):
         h = self.second(self.first(self.embed(x).transpose(1, 2)).relu()).relu()
         there = (x > 0).float()[:, None]
         pooled = (h * there).sum(2) / there.sum(2).clamp_min(1)
-        answer: Tensor = self.out(self.hidden(pooled).relu())
-        return answer
+        return self.out(self.hidden(pooled).relu())
 
 
 def _angle(seed: int) -> Kind:
@@ -170,9 +161,8 @@ def _hidden_middle(seed: int) -> Kind:
         cut[:, :, 4:8, 4:8] = 0
         return cut, y
 
-    return Kind(
-        patches("china.jpg"), lambda test, dice: {"another photograph": patches("flower.jpg")}, lambda: _image_net(12)
-    )
+    shift = {"another photograph": patches("flower.jpg")}
+    return Kind(patches("china.jpg"), lambda test, dice: shift, lambda: _image_net(12))
 
 
 @cache
@@ -182,10 +172,8 @@ def _people() -> Kind:
     from scipy.io import loadmat
 
     folder = SHARED / "mall"
-    if not folder.is_dir():
-        raise SystemExit(f"expected the set Mall in {folder}; it is not there. Fetch it.")
     frames = loadmat(folder / "mall_gt.mat")["frame"][0]
-    parts: dict[bool, tuple[list[Any], list[float], list[int]]] = {True: ([], [], []), False: ([], [], [])}
+    parts = {True: ([], [], []), False: ([], [], [])}
     for number in range(0, 2000, 25):
         heads = frames[number]["loc"][0, 0]
         image = Image.open(folder / "frames" / f"seq_{number + 1:06d}.jpg").convert("L").resize((160, 120), Image.BOX)
@@ -211,7 +199,7 @@ def _texts(texts: Sequence[str], y: Sequence[float], shifted: np.ndarray) -> Kin
 
 def _longest(texts: Sequence[str]) -> np.ndarray:
     lengths = np.array([len(text) for text in texts])
-    return np.asarray(lengths > np.quantile(lengths, 0.75))
+    return lengths > np.quantile(lengths, 0.75)
 
 
 def _solubility(seed: int) -> Kind:

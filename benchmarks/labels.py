@@ -4,17 +4,17 @@ They are compared with the model's own probabilities, and sets that may miss a t
 probability above one half.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy as cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.nets import BATCH, Rows, calibration_error, divided, mlp, scaled, trained
 from benchmarks.sets import shipped
-from benchmarks.small import BATCH, Rows, divided, mlp, scaled, trained
 from benchmarks.timing import by_sets, markdown_table
 from latedrop import calibrate_multilabel
 
@@ -25,33 +25,20 @@ def compared(name: str, seed: int) -> dict[str, Any]:
     """Return the measures of the model and of its calibration."""
     train, validation, other, (x, y) = scaled(divided(SETS[name](seed), seed, (0.4, 0.15, 0.15, 0.3)), targets=False)
     torch.manual_seed(seed)
-    loss = nn.functional.binary_cross_entropy_with_logits
     net = mlp(x.shape[1], y.shape[1])
     epochs = [batch for _ in range(30) for batch in torch.randperm(len(train[0])).split(BATCH)]
-    net = trained(net, train, batches=epochs, loss=loss, decay=False)
+    net = trained(net, train, batches=epochs, loss=binary_cross_entropy_with_logits, decay=False)
     uq = calibrate_multilabel(net, validation).control(other)
     p = uq.predict(x)
     probabilities = torch.sigmoid(p.logits), p.probabilities
     sets = probabilities[0] >= 0.5, p.label_set(MISSED)
     return {
-        "nll": [nll(each, y) for each in probabilities],
-        "ece": [ece(each, y) for each in probabilities],
+        "nll": [float(cross_entropy(each.clamp(1e-12, 1 - 1e-12), y.double())) for each in probabilities],
+        "ece": [calibration_error(each.flatten(), y.double().flatten()) for each in probabilities],
         "missed": [missed(each, y) for each in sets],
         "size": [float(each.sum(1).double().mean()) for each in sets],
         "labels": float(y.sum(1).mean()),
     }
-
-
-def nll(p: Tensor, y: Tensor) -> float:
-    """Return the mean over rows and labels, in nats."""
-    return float(nn.functional.binary_cross_entropy(p.clamp(1e-12, 1 - 1e-12), y.double()))
-
-
-def ece(p: Tensor, y: Tensor) -> float:
-    """Return the mean distance of share and probability over all labels, in 15 bins of as many."""
-    ordered, order = p.flatten().sort()
-    parts = zip(ordered.tensor_split(15), y.double().flatten()[order].tensor_split(15), strict=True)
-    return statistics.mean(abs(float(a.mean() - b.mean())) for a, b in parts)
 
 
 def missed(inside: Tensor, y: Tensor) -> float:
@@ -90,7 +77,6 @@ SETS: dict[str, Callable[[int], Rows]] = {
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return means over seeds."""
 
     def mean(runs: list[dict[str, Any]], key: str, digits: str) -> list[str]:
         return [format(statistics.mean(run[key][i] for run in runs), digits) for i in range(2)]

@@ -3,14 +3,13 @@
 A GPT-2 of two layers reads Python's help topics, trained without dropout and with it.
 """
 
-from __future__ import annotations
-
 from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.nets import step
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import calibrate, sample
 
@@ -36,9 +35,7 @@ def run(seed: int) -> dict[str, Any]:
         for _ in range(400):
             rows = codes[torch.randint(cut, (32,))]
             logits = net(rows[:, :-1]).logits
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
-            optimiser.step()
+            step(optimiser, nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
         net.eval()
         unseen = codes[cut + PAST :]
         validation, test = unseen[torch.randperm(len(unseen))[:900]].split([500, 400])
@@ -48,7 +45,6 @@ def run(seed: int) -> dict[str, Any]:
         measures = {"plain": _right(p.logits.softmax(1), y), "default": _right(p.probabilities, y)}
         for rate in RATES:
             draws = sample(net, x, rate, 10, readout=last, keep_draws=True).outputs
-            assert draws is not None
             thinned = draws.double().softmax(2)
             measures[f"one at {rate}"] = [mean(values) for values in zip(*(_right(p, y) for p in thinned), strict=True)]
             measures[f"mean at {rate}"] = _right(thinned.mean(0), y)
@@ -63,7 +59,6 @@ def _right(p: Tensor, y: Tensor) -> list[float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return means over seeds: share of right next characters, and nats."""
     rows, (first, *_) = [], record["runs"]
     for kind in next(iter(first.values())):
         pairs = [[mean(run[net][kind][k] for run in record["runs"]) for k in range(2)] for net in first]

@@ -4,13 +4,10 @@
 
 Every way runs in a process of its own, on one thread: CPU seconds, its start included, and the most memory it took.
 
-*calibrate*: the default of `calibrate` through a tiny network, rows made batch by batch as they are read, beside
-reading alone and plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with
-the same functions. *ray*: parquet files by one worker in this process, and by one and two workers of Ray. The table
-multiplies the speed of one worker.
+*calibrate*: the default through a tiny network, rows made batch by batch as they are read, beside reading alone and
+plain passes. *predict*: 15 million rows of 13 columns, beside a plain pass that reads and writes with the same
+functions. *ray*: parquet files by one worker in this process, and by one and two workers of Ray.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -90,11 +87,10 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def calibrate() -> dict[str, Any]:
-    """Measure every way and number of rows."""
-    tables = {
-        str(rows): {way: run(Path(), ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS} for rows in ROWS
-    }
-    return {"batch": BATCH, "tables": tables}
+    def ways(rows: int) -> dict[str, Any]:
+        return {way: run(Path(), ["-c", CALIBRATE, way, str(rows), str(BATCH)]) for way in WAYS}
+
+    return {"batch": BATCH, "tables": {str(rows): ways(rows) for rows in ROWS}}
 
 
 def predict() -> dict[str, Any]:
@@ -148,7 +144,6 @@ def ray() -> dict[str, Any]:
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Write rows of 13 numbers with six decimals, and an id."""
     from latedrop.cli.writing import write_rows
 
     dice = np.random.default_rng(1)
@@ -161,14 +156,9 @@ def write_table(path: Path, rows: int) -> None:
 
 def run(folder: Path, words: list[str]) -> dict[str, float]:
     """Return what a process of Python writes as its last line."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    options: dict[str, Any] = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run([sys.executable, *words], cwd=folder, check=True, **options)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def calibrate_table(record: dict[str, Any]) -> str:
@@ -203,9 +193,8 @@ def ray_table(record: dict[str, Any]) -> str:
         hours = 1e9 / speed / workers / 3600
         taken = f"{hours:.1f} h" if hours > 1 else f"{60 * hours:.1f} min"
         lines.append([workers, f"{speed * workers:,.0f}", taken, f"{workers * hours:.2f}"])
-    return markdown_table(
-        ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"], lines, 0
-    )
+    heads = ["workers, a CPU core each", "rows per second", "a billion rows take", "core hours"]
+    return markdown_table(heads, lines, 0)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,132 @@
-"""The networks that the benchmarks run, briefly trained on made-up tasks so that their weights are not noise."""
+"""The networks that the benchmarks run, how small ones are trained in seconds, and how rows are divided by chance."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.small import mlp
+Rows = tuple[Tensor, Tensor]  # inputs and targets
+BATCH, LEARNING_RATE, HIDDEN = 64, 2e-3, (50, 50, 50)
+_LOOK = 50  # steps between two looks at the stopping rows
 
-Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+
+def mlp(inputs: int, outputs: int = 1, hidden: Sequence[int] = (64, 64)) -> nn.Sequential:
+    """Return a perceptron with random weights."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise((inputs, *hidden, outputs)):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """Return the mean squared error; a single output may have a dimension of its own."""
+    return (output.flatten() - y.flatten()).square().mean()
+
+
+def interval_measures(low: Any, high: Any, y: Any, level: float) -> dict[str, float]:
+    """Return the share of targets in intervals, their mean width, and the interval score of Winkler (1972)."""
+    width, missed = high - low, (low - y).clip(0) + (y - high).clip(0)
+    score = width + 2 / (1 - level) * missed
+    return {
+        "coverage": float((missed == 0).sum()) / max(1, len(y)),
+        "width": float(width.mean()),
+        "score": float(score.mean()),
+    }
+
+
+def calibration_error(p: Tensor, right: Tensor) -> float:
+    """Return the mean distance of probability and share in 15 bins of as many rows."""
+    ordered, order = p.sort()
+    parts = zip(ordered.tensor_split(15), right[order].tensor_split(15), strict=True)
+    return float(np.mean([abs(float(chance.mean() - share.mean())) for chance, share in parts]))
+
+
+def random_batches(count: int, dice: torch.Generator, steps: int = 1000) -> list[Tensor]:
+    """Draw the rows of each step."""
+    return [torch.randint(count, (BATCH,), generator=dice) for _ in range(steps)]
+
+
+def members(inputs: int, counts: Sequence[int], seed: int, steps: int) -> Iterator[tuple[nn.Sequential, Tensor]]:
+    """Yield a perceptron and its batches for each number of rows, from one generator that draws for all at once."""
+    dice = torch.Generator().manual_seed(seed)
+    nets = [mlp(inputs, hidden=HIDDEN) for _ in counts]
+    for layers in zip(*[net[::2] for net in nets], strict=True):
+        a, b = layers[0].in_features, layers[0].out_features
+        weights, biases = (torch.rand(len(nets), *shape, generator=dice) for shape in ((a, b), (b,)))
+        for layer, weight, bias in zip(layers, weights, biases, strict=True):
+            layer.weight.data = (2 * weight.T - 1).contiguous() / math.sqrt(a)
+            layer.bias.data = (2 * bias - 1) / math.sqrt(a)
+    rows = (torch.rand(steps, len(nets), BATCH, generator=dice) * torch.tensor(counts)[:, None]).long()
+    yield from zip(nets, rows.unbind(1), strict=True)
+
+
+def trained(
+    net: nn.Module,
+    rows: Rows,
+    stop: Rows | None = None,
+    *,
+    batches: Sequence[Tensor] | Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = squared_error,
+    decay: bool = True,
+) -> nn.Module:
+    """Take a step of Adam for each batch, at a rate that falls along a cosine or stays; return it in eval mode.
+
+    With stopping rows the weights returned are those of the least loss on them.
+    """
+    optimiser = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+    steps = len(batches)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.0 if decay else LEARNING_RATE)
+    least, best = math.inf, net.state_dict()
+    for number, batch in enumerate(batches, 1):
+        step(optimiser, loss(net(rows[0][batch]), rows[1][batch]))
+        schedule.step()
+        if stop is not None and (number % _LOOK == 0 or number == steps):
+            with torch.no_grad():
+                now = float(loss(net(stop[0]), stop[1]))
+            if now < least:
+                least, best = now, {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict(best)
+    return net.eval().requires_grad_(False)
+
+
+def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step down the gradient of a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+
+
+def divided(rows: Rows, seed: int, shares: Sequence[float]) -> list[Rows]:
+    """Divide rows by chance."""
+    order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(seed))
+    ends = (np.cumsum(shares)[:-1] * len(order)).round().astype(int).tolist()
+    return [(rows[0][part], rows[1][part]) for part in order.tensor_split(ends)]
+
+
+def scaled(parts: Sequence[Rows], *, targets: bool = True) -> list[Rows]:
+    """Standardise inputs, and targets unless these are labels, by the first rows."""
+    moments = [(part.mean(0), part.std(0).clamp_min(1e-6)) for part in parts[0][: 1 + targets]]
+    return [
+        tuple((part - m) / s for part, (m, s) in zip(rows, moments, strict=False)) + rows[len(moments) :]
+        for rows in parts
+    ]
+
+
+def fitted(net: nn.Module, rows: Rows, seed: int) -> nn.Module:
+    """Train on nine tenths of the rows; the others say when to stop."""
+    dice = torch.Generator().manual_seed(seed)
+    stop, fit = torch.randperm(len(rows[0]), generator=dice).tensor_split([len(rows[0]) // 10])
+    stop_rows, fit_rows = ((rows[0][part], rows[1][part]) for part in (stop, fit))
+    return trained(net, fit_rows, stop_rows, batches=random_batches(len(fit), dice))
+
+
+Task = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,29 +153,10 @@ class Net:
         for _ in range(steps):
             x, y = (t.to(device) for t in self.task(min(self.rows, 32), generator))
             output = model(x)
-            loss = ((output if self.readout is None else self.readout(output)).flatten() - y).square().mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+            step(optimiser, squared_error(output if self.readout is None else self.readout(output), y))
         return model.eval().requires_grad_(False)
 
-    def made(self, device: torch.device, seed: int = 0) -> nn.Module:
-        """The untrained network, on whose weights time does not depend, in eval mode.
-
-        BatchNorm has the statistics of the task, so that a library that runs it in train mode errs by no more than it
-        would on a trained network.
-        """
-        model = self.built(device, seed).requires_grad_(False)
-        if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
-            generator = torch.Generator().manual_seed(seed)
-            model.train()
-            with torch.no_grad():
-                for _ in range(20):
-                    model(self.task(16, generator)[0].to(device))
-        return model.eval()
-
     def inputs(self, rows: int, device: torch.device, seed: int = 0) -> Tensor:
-        """Inputs of some rows."""
         return self.task(rows, torch.Generator().manual_seed(seed))[0].to(device)
 
 
@@ -100,7 +195,6 @@ class Encoder(nn.Module):
 
 
 def count(output: Tensor) -> Tensor:
-    """The sum of a density map."""
     return output.sum((1, 2, 3))
 
 
@@ -149,7 +243,7 @@ def small_nets() -> list[Net]:
         Net("mlp", lambda: mlp(64, hidden=(64,) * 3), table_task, None, 200),
         Net("residual_cnn", lambda: Residual(12, 2), image_task(10), None, 100),
         Net("transformer", lambda: Encoder(32, 2), token_task(8), None, 100),
-        Net("mcnn_count", _mcnn, crowd_task(32, 40), count, 60),
+        Net("mcnn_count", _counter, crowd_task(32, 40), count, 60),
     ]
 
 
@@ -202,7 +296,6 @@ class Forecaster(nn.Module):
 
 
 def uci_task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """As many inputs as the Boston set has."""
     x = torch.randn(rows, 13, generator=generator)
     return x, x[:, 0] * x[:, 1] + x[:, 2].sin()
 
@@ -224,18 +317,12 @@ def speed_nets(kind: str) -> list[Net]:
         Net("wide_mlp", lambda: mlp(64, hidden=(2048 if gpu else 512,) * 3), table_task, batches=batches(8192, 1024)),
         Net("residual_cnn", lambda: Residual(128 if gpu else 32, 3), image_task(32), batches=batches(64, 8)),
         Net("transformer", lambda: ViT(*vit), image_task(side), batches=batches(32, 8)),
-        Net("mcnn", _counter, crowd_task(480, 640), batches=batches(8, None)),
+        Net("mcnn", lambda: _counter("mall"), crowd_task(480, 640), batches=batches(8, None)),
         Net("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches=batches(1024, 64)),
     ]
 
 
-def _mcnn() -> nn.Module:
-    from latedrop_crowd import MCNN  # not everybody who measures other networks has it
+def _counter(name: str | None = None) -> nn.Module:
+    import latedrop_crowd as crowd  # not everybody who measures other networks has it
 
-    return MCNN()
-
-
-def _counter() -> nn.Module:
-    from latedrop_crowd import load_weights, shipped
-
-    return load_weights(shipped("mall")).model
+    return crowd.MCNN() if name is None else crowd.load_weights(crowd.shipped(name)).model

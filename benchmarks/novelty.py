@@ -8,8 +8,6 @@ Under shift rows are noisy, turned, blurred or larger, and have their labels. Th
 `choice`; `other` were run afterwards.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -18,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.nets import ViT
-from benchmarks.sets import SHARED, shipped
-from benchmarks.small import Rows, mlp, random_batches, trained
+from benchmarks.nets import Rows, ViT, mlp, random_batches, trained
+from benchmarks.sets import SHARED, in_and_out, shipped
 from benchmarks.timing import by_seeds, markdown_table
 from latedrop import find_sites
 from latedrop.calibration.fit_classes import Measured, entropy, fitted, losses
@@ -45,15 +42,6 @@ class Split(NamedTuple):
     shifted: dict[str, Rows]
 
 
-def everything(seeds: int) -> dict[str, Any]:
-    """Measure every set."""
-    sets = {}
-    for name, split in (one for group in SETS.values() for one in group.items()):
-        sets[name] = mean([measured(split(seed)) for seed in range(seeds)])
-        print(name, sets[name], flush=True)
-    return {"sets": sets}
-
-
 def measured(split: Split) -> dict[str, Any]:
     """Return AUROC of every score for novel rows, and NLL and calibration error of temperatures that follow it."""
     scores = scores_of(split)
@@ -64,7 +52,7 @@ def measured(split: Split) -> dict[str, Any]:
     labels = split.validation[1]
     alone = fitted(Measured(logits["validation"], labels), sloped=None)
     doubt = {name: entropy(alone.log_probabilities(z)) for name, z in {**logits, **novel}.items()}
-    record: dict[str, Any] = {"auroc": {}, "nll": {}, "ece": {}}
+    record = {"auroc": {}, "nll": {}, "ece": {}}
     for name, values in {**scores, "entropy": doubt}.items():
         record["auroc"][name] = {kind: _auroc(values[kind], values["test"]) for kind in split.novel}
     fits = {"one temperature": (alone, None)}
@@ -83,7 +71,6 @@ def scores_of(split: Split) -> dict[str, dict[str, Tensor]]:
     network, reference = Network(split.net), split.train[0]
     sites = Sites(find_sites(split.net, reference[:64]))
     known = Features.all(sites)
-    assert known is not None
     parts = {"validation": split.validation[0], "test": split.test[0], **split.novel}
     parts |= {name: x for name, (x, _) in split.shifted.items()}
 
@@ -93,12 +80,12 @@ def scores_of(split: Split) -> dict[str, dict[str, Tensor]]:
     def in_limits(values: Callable[[Tensor], Tensor], usual: Tensor) -> dict[str, Tensor]:
         return {part: values(x).double() / upper_quantile(usual) for part, x in parts.items()}
 
-    seen: dict[str, dict[str, Tensor]] = {}
+    seen = {}
     for name, which in (("last features", Features(known.sites[-1:])), ("features", known)):
         term = Leverage().learned_from([rows(reference, which).features], own=False)
-        seen[name] = in_limits(lambda x, t=term, w=which: t.values(rows(x, w)), term.sample[:, 0])  # type: ignore
+        seen[name] = in_limits(lambda x, t=term, w=which: t.values(rows(x, w)), term.sample[:, 0])
     slopes = GradientLeverage().learned_from([rows(reference).gradients], own=False)
-    seen["mask gradients"] = in_limits(lambda x: slopes.values(rows(x)), slopes.sample[:, 0])  # type: ignore[index]
+    seen["mask gradients"] = in_limits(lambda x: slopes.values(rows(x)), slopes.sample[:, 0])
     features = rows(reference).features
     near = Neighbours().learned_from([features], own=True)
     usual = near.distances(features, torch.arange(len(features)))
@@ -120,16 +107,13 @@ def mean(records: list[Any]) -> Any:
     return round(statistics.fmean(records), 4)
 
 
-Build = Callable[[int], nn.Module]
-
-
-def _trained(build: Build, rows: Rows, steps: int, seed: int) -> nn.Module:
+def _trained(build: Callable[[int], nn.Module], rows: Rows, steps: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     batches = random_batches(len(rows[0]), torch.Generator().manual_seed(seed), steps)
     return trained(build(int(rows[1].max()) + 1), rows, batches=batches, loss=nn.functional.cross_entropy, decay=False)
 
 
-def _images(x: Tensor, y: Tensor, unseen: Tensor, build: Build, sizes: tuple[int, int], steps: int, seed: int) -> Split:
+def _images(x: Tensor, y: Tensor, unseen: Tensor, build: Any, sizes: tuple[int, int], steps: int, seed: int) -> Split:
     """Images `(N, 1, h, w)` from 0 to 1, and those of classes that the network never sees; `sizes` leave test rows."""
     dice = torch.Generator().manual_seed(seed)
     train, validation, test = _parts(x, y, sizes, dice)
@@ -140,7 +124,6 @@ def _images(x: Tensor, y: Tensor, unseen: Tensor, build: Build, sizes: tuple[int
         "permuted": images.flatten(1).gather(1, order).reshape(images.shape),
         "new classes": unseen[torch.randperm(len(unseen), generator=dice)[:500]],
     }
-    shifts: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]]
     shifts = {"noise": noisy, "turned": turned, "blurred": blurred}
     shifted = {f"{name} {s}": (shift(images, s, dice), test[1]) for name, shift in shifts.items() for s in (2, 4)}
     return Split(_trained(build, train, steps, seed), train, validation, test, novel, shifted)
@@ -169,23 +152,18 @@ def _parts(x: Tensor, y: Tensor, sizes: tuple[int, int], dice: torch.Generator) 
     return [(x[at], y[at]) for at in order.split([*sizes, len(x) - sum(sizes)])]
 
 
-def _digits() -> Rows:
-    x, y = shipped("load_digits")
-    return x.reshape(-1, 1, 8, 8) / 16, y
-
-
 def _digit_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> Split:
     """Three of the digits are never seen, others with every seed."""
-    x, y = _digits()
-    hidden = torch.isin(y, torch.tensor([seed, seed + 3, seed + 6]))
+    x, y = shipped("load_digits")
+    x, hidden = x.reshape(-1, 1, 8, 8) / 16, torch.isin(y, torch.tensor([seed, seed + 3, seed + 6]))
     names = y[~hidden].unique()
     return _images(x[~hidden], torch.searchsorted(names, y[~hidden]), x[hidden], build, (600, 300), steps, seed)
 
 
 def _pair_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> Split:
     """Two digits side by side from 0 to 6, 49 classes; pairs with 7, 8 or 9 are never seen."""
-    x, y = _digits()
-    dice = torch.Generator().manual_seed(100 + seed)
+    (x, y), dice = shipped("load_digits"), torch.Generator().manual_seed(100 + seed)
+    x = x.reshape(-1, 1, 8, 8) / 16
 
     def pairs(pool: Tensor, count: int) -> tuple[Tensor, Tensor]:
         at = pool[torch.randint(len(pool), (count, 2), generator=dice)]
@@ -229,8 +207,8 @@ def _wine(seed: int) -> Split:
 
 def _wine_quality(seed: int) -> Split:
     """Up to 5, 6, and 7 and more of the marks of red wines, from the folder of data beside the repository."""
-    table = torch.tensor(np.loadtxt(SHARED / "uci" / "wine-quality-red.txt")).float()
-    return _table(table[:, :-1], (table[:, -1] - 5).clamp(0, 2).long(), table[:0, :-1], (700, 400), 300, seed)
+    x, marks = in_and_out(np.loadtxt(SHARED / "uci" / "wine-quality-red.txt"))
+    return _table(x, (marks[:, 0] - 5).clamp(0, 2).long(), x[:0], (700, 400), 300, seed)
 
 
 def _mlp(inputs: int, classes: int, width: int = 64) -> nn.Module:
@@ -291,6 +269,11 @@ def _mean(values: list[float], form: str) -> str:
 
 def _at(values: dict[str, float], shifted: bool) -> float:
     return statistics.fmean(value for part, value in values.items() if part != "test") if shifted else values["test"]
+
+
+def everything(seeds: int) -> dict[str, Any]:
+    sets = {name: split for group in SETS.values() for name, split in group.items()}
+    return {"sets": {name: mean([measured(split(seed)) for seed in range(seeds)]) for name, split in sets.items()}}
 
 
 if __name__ == "__main__":

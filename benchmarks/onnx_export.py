@@ -6,8 +6,6 @@ one thread and with two. Differences of mean and standard deviation are in stand
 median too, as single rows may lie at a jump of the gradient, where torch itself differs between batches.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile
@@ -32,7 +30,7 @@ LONG = ("ResNet-50", "EfficientNet", "Swin", "ConvNeXt", "DeepLab")  # more than
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Architectures as ONNX files.")
+    parser = argparse.ArgumentParser("python -m benchmarks.onnx_export")
     parser.add_argument("--only", nargs="+", help="how their names begin")
     only = parser.parse_args().only
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -89,20 +87,25 @@ def _beside(uq: Any, path: Path, x: Any) -> dict[str, Any]:
     return {"off": most, "median_off": median, "seconds": medians(times), "rounds": rounds}
 
 
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "refused" in row:
+        return [f"refused: {row['refused']}", *[""] * 5]
+    size, seconds = row["kilobytes"], row["seconds"]
+    off = [f"{max(row[key].values()):.0e}" for key in ("off", "median_off")]
+    ratios = [seconds.get(f"torch, {n}", np.nan) / seconds.get(f"onnx, {n}", 1) for n in THREADS]
+    faster = ["" if np.isnan(ratio) else f"{ratio:.2g}" for ratio in ratios]
+    return [
+        f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB",
+        *off,
+        f"{1000 * seconds['torch, 1']:.3g}",
+        *faster,
+    ]
+
+
 def table(_: object = None) -> str:
-    """Return two rows for each architecture."""
     rows = []
     for name, ways in stored("onnx_cpu")["architectures"].items():
-        for way, row in ways.items():
-            if "refused" in row:
-                rows.append([name, way, f"refused: {row['refused']}", *[""] * 5])
-                continue
-            size, seconds = row["kilobytes"], row["seconds"]
-            cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB"]
-            cells += [f"{max(row[key].values()):.0e}" for key in ("off", "median_off")]
-            ratios = [seconds.get(f"torch, {n}", np.nan) / seconds.get(f"onnx, {n}", 1) for n in THREADS]
-            faster = ["" if np.isnan(ratio) else f"{ratio:.2g}" for ratio in ratios]
-            rows.append([name, way, *cells, f"{1000 * seconds['torch, 1']:.3g}", *faster])
+        rows += [[name, way, *_cells(row)] for way, row in ways.items()]
     heads = ["architecture", "way", "file", "off, in std", "median off", "torch, ms", "times faster", "with 2 threads"]
     return markdown_table(heads, rows, 2)
 

@@ -8,25 +8,15 @@ variance. All work on a copy of the twin, the network with an `nn.Dropout` in fr
 - `torch_uncertainty_loop`: `mc_dropout(..., on_batch=False)`; T passes, concatenated.
 - `baal`: `patch_module`, then `ModelWrapper.predict_on_batch`; the batch repeated T times, in one pass.
 - `baal_cached`: `MCCachingModule` too, and T passes, as baal recommends with it.
-
-Parts of these libraries that nothing here runs import torchvision, which may not load beside a CPU build of torch. An
-empty package stands in for it then, while a peer is imported. No code that is measured touches it.
 """
 
-from __future__ import annotations
-
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
-from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +24,10 @@ from torch import Tensor, nn
 from latedrop import Site
 from latedrop.errors import ArgumentError
 
-Run: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
+Run = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Case(NamedTuple):
-    """Hold the network, its twin and a batch, for every peer."""
-
     model: nn.Module
     twin: nn.Module
     x: Tensor
@@ -50,10 +38,7 @@ def twin(model: nn.Module, sites: Sequence[Site], rate: float) -> nn.Module:
     copy = duplicate(model)
     for site in sites:
         if site.weight is not None or site.kind != "element":
-            raise ArgumentError(
-                f"expected sites with element masks that are layers; found {site.name!r}, a {site.kind} site of "
-                f"{site.layer}. Leave it out with select=, or use kind='element'."
-            )
+            raise ArgumentError(f"expected layers with element masks; found {site.name!r}, a {site.kind} site.")
         parent, _, name = site.name.rpartition(".")
         holder = copy.get_submodule(parent)
         setattr(holder, name, nn.Sequential(nn.Dropout(rate), holder.get_submodule(name)))
@@ -90,7 +75,7 @@ def loop(case: Case, draws: int) -> Run:
 
 
 def torch_uncertainty(case: Case, draws: int, *, on_batch: bool) -> Run:
-    model = imported("torch_uncertainty.methods").mc_dropout(
+    model = import_module("torch_uncertainty.methods").mc_dropout(
         duplicate(case.twin), num_estimators=draws, on_batch=on_batch, task="regression", probabilistic=False
     )
     model = model.eval()  # of the wrapper: it leaves the dropout layers on
@@ -104,16 +89,15 @@ def torch_uncertainty(case: Case, draws: int, *, on_batch: bool) -> Run:
 
 
 def baal(case: Case, draws: int, *, cached: bool = False) -> Run:
-    patched = imported("baal.bayesian.dropout").patch_module(duplicate(case.twin), inplace=True)
+    patched = import_module("baal.bayesian.dropout").patch_module(duplicate(case.twin), inplace=True)
     caches: list[Any] = []
     if cached:
-        caching = imported("baal.bayesian.caching_utils")
+        caching = import_module("baal.bayesian.caching_utils")
         patched = caching.MCCachingModule(patched)
         caches = [module for module in patched.modules() if isinstance(module, caching.LRUCacheModule)]
-    library = imported("baal.modelwrapper")
-    wrapper = library.ModelWrapper(
-        patched, library.TrainingArgs(use_cuda=case.x.is_cuda, replicate_in_memory=not cached)
-    )
+    library = import_module("baal.modelwrapper")
+    options = library.TrainingArgs(use_cuda=case.x.is_cuda, replicate_in_memory=not cached)
+    wrapper = library.ModelWrapper(patched, options)
     wrapper.eval()
 
     def run() -> tuple[Tensor, Tensor]:
@@ -132,66 +116,14 @@ PEERS: dict[str, Callable[[Case, int], Run]] = {
     "baal": baal,
     "baal_cached": partial(baal, cached=True),
 }
-"""Every peer by its name, which begins with that of its module."""
-LIBRARIES = {"torch_uncertainty": "torch-uncertainty", "baal": "baal"}
-"""The package of each module."""
+LIBRARIES = {"torch_uncertainty": "torch-uncertainty", "baal": "baal"}  # the package of each module
 
 
 def not_installed(name: str) -> bool:
-    """Return True if the library of a peer is missing; the loop needs none."""
     return any(name.startswith(module) and find_spec(module) is None for module in LIBRARIES)
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
     """Return the version of every package; None where it is not installed."""
-    versions: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
-
-
-def imported(name: str) -> Any:
-    """Import a module of a peer, with an empty torchvision where the real one does not load."""
-    if name in sys.modules:
-        return sys.modules[name]
-    finder = _Empty()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import_module("torchvision")
-        except Exception:  # whatever a package that does not fit this torch raises
-            _forget_torchvision()
-            sys.meta_path.insert(0, finder)
-        try:
-            return import_module(name)
-        finally:
-            if finder in sys.meta_path:
-                sys.meta_path.remove(finder)
-                _forget_torchvision()
-
-
-def _forget_torchvision() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
-
-
-class _Blank(type):
-    """A class in which every name is another empty class, as annotations read names of names."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Blank(name, (), {})
-
-
-class _Empty(MetaPathFinder, Loader):
-    """Find modules of torchvision in which every name is an empty class."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "torchvision" else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__getattr__"] = lambda name: getattr(_Blank("blank", (), {}), name)
+    installed = {each.metadata["Name"].lower().replace("_", "-"): each.version for each in distributions()}
+    return {package: installed.get(package.lower()) for package in packages}

@@ -5,17 +5,15 @@
 lie beyond all labelled rows (cut), which has to be refused. The target's inputs are the test rows', without labels.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.sets import ranking
+from benchmarks.nets import Rows, divided, fitted, interval_measures, mlp, scaled
+from benchmarks.sets import in_and_out, ranking
 from benchmarks.sets import table as rows_of
-from benchmarks.small import Rows, divided, fitted, mlp, scaled
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import FirstOrder, Prediction, Predictor, calibrate
 from latedrop.errors import DataError
@@ -36,8 +34,7 @@ def compared(name: str, seed: int) -> dict[str, Any]:
         rows, order = (x, x[:, 1:2].sin() + noise), [0]
     else:
         array = rows_of(name, MOST_ROWS)
-        order = ranking(array)
-        rows = torch.tensor(array[:, :-1]).float(), torch.tensor(array[:, -1:]).float()
+        rows, order = in_and_out(array), ranking(array)
     train, validation, other, rest = scaled(divided(rows, seed, (0.3, 0.15, 0.25, 0.3)))
     torch.manual_seed(seed)
     net = fitted(mlp(train[0].shape[1]), train, seed)
@@ -75,14 +72,12 @@ def judged(p: Prediction, y: Tensor) -> dict[str, float]:
     """Return the share of rows inside, and the interval score of those whose interval has an end."""
     low, high = (end.double() for end in p.interval(LEVEL))
     finite = (high - low < 1e30)[:, 0]
-    missed = (low - y).clamp_min(0) + (y - high).clamp_min(0)
-    score = (high - low) + 2 / (1 - LEVEL) * missed
-    inside = (missed == 0) | ~finite[:, None]
-    return {"coverage": float(inside.double().mean()), "score": float(score[finite].mean())}
+    measures = interval_measures(low[finite], high[finite], y[finite], LEVEL)
+    held = measures["coverage"] * int(finite.sum()) + int((~finite).sum())
+    return {"coverage": held / len(y), "score": measures["score"]}
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return coverage and interval score, over all sets and seeds."""
     rows = []
     for name in next(iter(record["sets"].values()))[0]:
         runs = [run[name] for runs in record["sets"].values() for run in runs if run[name]["plain"] is not None]

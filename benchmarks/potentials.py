@@ -1,10 +1,7 @@
 """A potential under graded shift: the default beside leverage of the last layer and a committee of five.
 
-    python -m benchmarks.potentials            # trains five networks, measures, writes results/potentials.json
-
 Clusters of 8 to 13 atoms held by a Morse potential are shaken; the networks learn energies and forces of small
-displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters. All
-of it is done for several seeds, of data and networks.
+displacements and are asked about larger ones. Every method has its variance scaled on the same validation clusters.
 With `f` the sum over atoms of what enters the last layer, `F` that of the training clusters, the leverage of the last
 layer (LLPR) is `f' (F'F + r I)^-1 f`, and of a force `g' (F'F + r I)^-1 g` with `g` the derivative of `f` by a place.
 
@@ -12,9 +9,8 @@ Reference: Bigi, Chong, Ceriotti and Grasselli (2024), "A prediction rigidity fo
 trained neural networks".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +19,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import latedrop
+from benchmarks.nets import step
 from benchmarks.timing import by_seeds, markdown_table
 
 HOME, LEVELS = 0.06, (0.03, 0.06, 0.09, 0.12, 0.15, 0.18)
@@ -31,8 +28,7 @@ STIFF, CUTOFF, WIDTH = 3.0, 2.5, 32
 TRAIN, VALID, TEST, EPOCHS, COMMITTEE = 500, 250, 150, 60, 5
 Z90 = 1.6448536
 OUTPUTS = ("energy", "forces")
-Variances = Callable[[Any], dict[str, Tensor]]
-"""From a batch to a variance of each output."""
+Variances = Callable[[Any], dict[str, Tensor]]  # from a batch to a variance of each output
 
 
 if find_spec("torch_geometric") is not None:  # the table is drawn without it
@@ -119,9 +115,7 @@ def trained(seed: int, data: list[Any]) -> Potential:
         for batch in DataLoader(data, 50, shuffle=True):
             answer = net(batch)
             loss = (answer["energy"] - batch.energy).square().mean() + (answer["forces"] - batch.forces).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            step(optimizer, loss)
         schedule.step()
     return net.eval().requires_grad_(False)
 
@@ -135,8 +129,8 @@ def features(net: Potential, batch: Any) -> tuple[Tensor, Tensor]:
 
 def last_layer(net: Potential, train: Any) -> Variances:
     """Return the leverage of the last layer, of energies and of forces."""
-    sums, _ = features(net, train)
-    gram = sums.double().T @ sums.double()
+    sums = features(net, train)[0].double()
+    gram = sums.T @ sums
     root = torch.linalg.inv(torch.linalg.cholesky(gram + 1e-6 * gram.diagonal().mean() * torch.eye(WIDTH)))
 
     def variances(batch: Any) -> dict[str, Tensor]:
@@ -146,14 +140,10 @@ def last_layer(net: Potential, train: Any) -> Variances:
     return variances
 
 
-def committee(nets: list[Potential]) -> Variances:
+def committee(nets: list[Potential], batch: Any) -> dict[str, Tensor]:
     """Return the variance over networks, of energies and of forces."""
-
-    def variances(batch: Any) -> dict[str, Tensor]:
-        answers = [net(batch) for net in nets]
-        return {name: torch.stack([one[name].detach().flatten() for one in answers]).var(0) for name in OUTPUTS}
-
-    return variances
+    answers = [net(batch) for net in nets]
+    return {name: torch.stack([one[name].detach().flatten() for one in answers]).var(0) for name in OUTPUTS}
 
 
 def run(seed: int) -> dict[str, Any]:
@@ -162,15 +152,14 @@ def run(seed: int) -> dict[str, Any]:
     shaken = [clusters(TEST, level, level, 100 * seed + 10 + i) for i, level in enumerate(LEVELS)]
     nets = [trained(COMMITTEE * seed + member, train) for member in range(COMMITTEE)]
     net, (first, second, *tests) = nets[0], [next(iter(DataLoader(a, len(a)))) for a in (train, valid, *shaken)]
-    others = {"last layer": last_layer(net, first), "committee": committee(nets)}
-    record: dict[str, Any] = {"seed": seed, "made_of": {}, "found": {}, "ranks": {}}
+    others = {"last layer": last_layer(net, first), "committee": partial(committee, nets)}
+    record = {"seed": seed, "made_of": {}, "found": {}, "ranks": {}}
     for name in OUTPUTS:
-        options: dict[str, Any] = {"readout": name, "batches": latedrop.Batches(unpack=name), "progress": False}
+        options = {"readout": name, "batches": latedrop.Batches(unpack=name), "progress": False}
         uq = latedrop.calibrate(net, DataLoader(valid, 50), reference=DataLoader(train, 50), **options)
         error = (net(second)[name].detach() - second[name]).flatten()
         scales = {method: (error**2 / v(second)[name].clamp_min(1e-300)).mean() for method, v in others.items()}
-        levels: dict[str, list[dict[str, float]]] = {method: [] for method in ("default", *others)}
-        pooled: dict[str, list[Tensor]] = {method: [] for method in levels}
+        levels, pooled = ({method: [] for method in ("default", *others)} for _ in range(2))
         for batch in tests:
             p, off = uq.predict(batch), (net(batch)[name].detach() - batch[name]).flatten().abs()
             low, high = p.interval(0.9)
@@ -183,9 +172,7 @@ def run(seed: int) -> dict[str, Any]:
                 pooled[method].append(torch.stack([std, off]))
             levels["default"][-1]["novelty"] = float(p.novelty.median())
         record["made_of"][name], record["found"][name] = uq.calibration.terms.choice, levels
-        record["ranks"][name] = {
-            method: float(spearmanr(*torch.cat(parts, 1)).statistic) for method, parts in pooled.items()
-        }
+        record["ranks"][name] = {kind: float(spearmanr(*torch.cat(all_, 1)).statistic) for kind, all_ in pooled.items()}
     return record
 
 

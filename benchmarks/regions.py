@@ -5,8 +5,6 @@ need not be divided. Volumes are compared at equal coverage: both are blown up o
 test rows.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
@@ -15,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sets import columns_of, shipped
-from benchmarks.small import Rows, divided, fitted, mlp, scaled
+from benchmarks.nets import Rows, divided, fitted, mlp, scaled
+from benchmarks.sets import columns_of, in_and_out, shipped
 from benchmarks.timing import by_sets, interval, markdown_table
 from latedrop import LatedropError, calibrate
 
@@ -39,8 +37,8 @@ def compared(name: str, seed: int) -> dict[str, Any]:
     size = float(root.diagonal(dim1=1, dim2=2).log().sum(1).mean())
     ellipsoid = ball + outputs * math.log(_quantile(reach)) + size + log_std
     try:
-        box = alone.interval(1 - (1 - LEVEL) / outputs)
-        width = (box[1] - box[0]).double() / 2
+        low, high = alone.interval(1 - (1 - LEVEL) / outputs)
+        width = (high - low).double() / 2
         reach = ((y - p.mean).double().abs() / width).amax(1)
         size = outputs * math.log(2 * _quantile(reach)) + float(width.log().sum(1).mean())
         bonferroni = {"coverage": float((reach <= 1).double().mean()), "equal": size}
@@ -61,15 +59,13 @@ def _quantile(values: Tensor) -> float:
 
 
 def _buildings(seed: int) -> Rows:
-    data = torch.tensor(columns_of("residential_building", drop=())).float()
-    return data[:, :-2], data[:, -2:]
+    return in_and_out(columns_of("residential_building", drop=()), outputs=2)
 
 
 def _serum(seed: int) -> Rows:
     x, y = shipped("load_diabetes")  # whose targets are whole numbers
-    data = torch.cat([x, y[:, None]], 1)
-    outputs = [4, 5, 6, 7]  # total, low- and high-density cholesterol, their ratio
-    return data[:, [k for k in range(11) if k not in outputs]], data[:, outputs]
+    # Outputs: total, low- and high-density cholesterol, their ratio.
+    return torch.cat([x[:, :4], x[:, 8:], y[:, None]], 1), x[:, 4:8]
 
 
 def _digits(seed: int) -> Rows:

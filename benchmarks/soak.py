@@ -6,8 +6,6 @@ frames as a camera would send them over two days, while a client asks for pages,
 frames: at most eight labels are kept, as every one takes memory. `--parts console` measures one part again.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile
@@ -20,23 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.console import resident
-from benchmarks.serve import free_port, prepared, started
+from benchmarks.console import counter_of, resident
+from benchmarks.serve import prepared, served
 from benchmarks.timing import by_parts, markdown_table
-from latedrop import plots
-from latedrop_crowd.calibration import load_calibration
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.server import make_app
 from latedrop_crowd.console.sources import Camera, Shot, Source
 from latedrop_crowd.console.store import Store
 from latedrop_crowd.console.watch import Settings, Watch
 from latedrop_crowd.console.zones import Rule
-from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
 REQUESTS, FRAMES, SAMPLES, CLIENTS, KEPT_LABELS, DAYS = 200_000, 50_000, 100, 8, 8, 2
 LOOKS = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
 WRONG = (b"", b"{", b'{"rows": [[1, "x"]]}', b'{"rows": [[1e999]]}', b'{"level": 9}')
@@ -47,19 +40,15 @@ def service(requests: int, *options: str) -> dict[str, Any]:
     """Send requests from eight clients to a service."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(CLIENTS) as pool:
         _, rows = prepared(Path(folder))
-        port, answers, each = free_port(), Counter[str](), -(-requests // SAMPLES // CLIENTS)
-        process = started(Path(folder), port, *options)
-        samples = [(0, resident(process.pid))]
-        try:
+        answers, each = Counter[str](), -(-requests // SAMPLES // CLIENTS)
+        with served(Path(folder), *options) as (port, process):
+            samples = [(0, resident(process.pid))]
             for number in range(SAMPLES):
                 ask = partial(client, port, rows, each, bool(options))
                 for statuses in pool.map(ask, [f"{number}-{place}" for place in range(CLIENTS)]):
                     answers.update(statuses)
                 samples.append((sum(answers.values()), resident(process.pid)))
             assert process.poll() is None, "the service has ended"
-        finally:
-            process.terminate()
-            process.wait(60)
     return summary(samples, answers)
 
 
@@ -78,9 +67,8 @@ def client(port: int, rows: Any, count: int, stream: bool, seed: str) -> Counter
             body = dice.choice(WRONG)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         metrics = not stream and 0.05 <= kind < 0.08
-        wire.request("GET", "/metrics") if metrics else wire.request(
-            "POST", path, content, {"Content-Type": "application/json"}
-        )
+        asked = ("GET", "/metrics") if metrics else ("POST", path, content, {"Content-Type": "application/json"})
+        wire.request(*asked)
         answer = wire.getresponse()
         answer.read()
         answers[str(answer.status)] += 1
@@ -92,8 +80,7 @@ def console(frames: int) -> dict[str, Any]:
     """Count frames by a console, with somebody who looks at it."""
     from starlette.testclient import TestClient
 
-    trained = faster(load_weights(shipped("scenes")))
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    trained, calibration = counter_of("scenes")
     scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
     pixels = [np.ascontiguousarray(scene[:72, :112]) for scene in scenes]  # small, so that counting is quick
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +122,6 @@ def growth(samples: Any, begin: float, end: float) -> float:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a row for each part."""
     rows = []
     for name, part in ((name, record[name]) for name in TITLES):
         changes = (f"{growth(part['samples'], *ends):.1f}" for ends in ((0.2, 0.5), (0.5, 1)))
@@ -145,21 +131,7 @@ def table(record: dict[str, Any]) -> str:
     return markdown_table(heads, rows)
 
 
-def figure(record: dict[str, Any]) -> None:
-    """Draw memory over the work of each part."""
-    drawing = plots.new_figure(12, 3.2)
-    for axes, (name, title) in zip(drawing.subplots(1, 3, sharey=True), TITLES.items(), strict=True):
-        axes.plot(*zip(*record[name]["samples"], strict=True))
-        axes.set(xlabel=title, ylabel="resident memory [MB]")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.locator_params(axis="x", nbins=5)
-        axes.grid(alpha=0.3)
-    axes.set_ylim(0)
-    drawing.savefig(IMAGE, dpi=150)
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     some = REQUESTS // 20
     parts = {"service": partial(service, REQUESTS - some), "stream": partial(service, some, "--stream", "state.json")}
-    figure(by_parts("soak", {**parts, "console": partial(console, FRAMES)}))
+    by_parts("soak", {**parts, "console": partial(console, FRAMES)})

@@ -4,14 +4,10 @@
     python -m benchmarks.speed --nets mcnn                       # these only; the JSON keeps the others
 
 Time is a multiple of `plain x T`: T = 50 deterministic forward passes of the same rows, run at the batch size at which
-the network takes the least time per row. Memory is the peak of what a call allocates. Tests compare the
-answers. All
-candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
-each of them does. A ratio's interval is that of its median over the rounds, by order statistics. A candidate whose
-first call, by which memory is measured, takes too long gets no rounds: that call is its time.
+the network takes the least time per row. Memory is the peak of what a call allocates. Tests compare the answers. A
+ratio's interval is that of its median over the rounds, by order statistics. A candidate whose first call, by which
+memory is measured, takes too long gets no rounds: that call is its time.
 """
-
-from __future__ import annotations
 
 import argparse
 import gc
@@ -19,27 +15,15 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks import timing
 from benchmarks.nets import Net, speed_nets
 from benchmarks.peers import LIBRARIES, PEERS, Case, Run, not_installed, twin, versions_of
-from benchmarks.timing import (
-    first_line,
-    interval,
-    machine,
-    markdown_table,
-    peak_bytes,
-    seconds_of,
-    stored,
-    timed,
-    turns_within,
-    write,
-)
 from latedrop import Network, Site, find_sites, sample
 from latedrop.devices import chosen_device
 
@@ -63,19 +47,18 @@ def main() -> None:
     device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
     nets = {net.name: net for net in speed_nets(kind)}
-    measured_nets = stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
+    measured_nets = timing.stored(f"speed_{kind}").get("nets", {}) if options.nets else {}
     plan = Plan.of(device)
-    plan = plan if options.seconds is None else replace(plan, budget=options.seconds)
+    plan = plan if options.seconds is None else plan._replace(budget=options.seconds)
     for name in options.nets or nets:
         batches = nets[name].batches.items()
         measured_nets[name] = {size: measure(nets[name], rows, device, plan) for size, rows in batches}
         ordered = {name: measured_nets[name] for name in nets if name in measured_nets}
-        write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
+        timing.write(f"speed_{kind}", {"kind": kind, "rate": RATE, "draws": DRAWS, "nets": ordered})
         print(table(), flush=True)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How much time and memory a measurement may take: `budget` seconds for all rounds, `cap` for one call."""
 
     budget: float
@@ -84,22 +67,20 @@ class Plan:
     repeats: int = 5
 
     @classmethod
-    def of(cls, device: torch.device) -> Plan:
+    def of(cls, device: torch.device) -> "Plan":
         if device.type == "cuda":
             return cls(4, 3, 0.8 * torch.cuda.get_device_properties(device).total_memory)
         return cls(10, 20, 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Measure one network and batch."""
-    model = net.made(device)
-    x = net.inputs(rows, device)
+    model, x = net.built(device).eval().requires_grad_(False), net.inputs(rows, device)  # untrained: time is the same
     sites = find_sites(model, x[:3])
     torch.manual_seed(0)
     pass_bytes, by_multiple = passes(model, x, device, plan)
     case = Case(model, twin(model, sites, RATE), x)
     return {
-        "machine": machine(device) | {"peers": versions_of(LIBRARIES.values())},
+        "machine": timing.machine(device) | {"peers": versions_of(LIBRARIES.values())},
         "rows": rows,
         "sites": len(sites),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -111,18 +92,17 @@ def measure(net: Net, rows: int, device: torch.device, plan: Plan) -> dict[str, 
 
 def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.device, plan: Plan) -> dict[str, Any]:
     """Measure all candidates beside plain passes over `multiple` times the rows."""
-    entries: dict[str, dict[str, Any]] = {}
-    runs: dict[str, Callable[[], Any]] = {}
+    entries, runs = {}, {}
     for name, prepare in candidates(case, sites, device).items():
         if not_installed(name):
             entries[name] = {"status": "not installed"}
             continue
         _free(device)
         try:
-            run, prepared = timed(prepare, device)
-            (_, first), most = peak_bytes(partial(timed, run, device), device)
+            run, prepared = timing.timed(prepare, device)
+            (_, first), most = timing.peak_bytes(partial(timing.timed, run, device), device)
         except Exception as error:
-            entries[name] = {"status": first_line(error)}
+            entries[name] = {"status": timing.first_line(error)}
             continue
         entries[name] = {"bytes": most, "prepare_seconds": _short(prepared), "first_seconds": _short(first)}
         if first > plan.cap and name != "latedrop_compiled":
@@ -130,7 +110,8 @@ def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.devi
         else:
             runs[name] = run
     plain, share = plain_passes(case.model, case.x, multiple, DRAWS)
-    times, _, failed = turns_within({"plain": plain, **runs}, repeats=plan.repeats, seconds=plan.budget, device=device)
+    limits = {"repeats": plan.repeats, "seconds": plan.budget, "device": device}
+    times, _, failed = timing.turns_within({"plain": plain, **runs}, **limits)
     base = [taken / share for taken in times["plain"]]
     whole = statistics.median(base)
     entries |= {name: {"status": why} for name, why in failed.items()}
@@ -140,15 +121,13 @@ def compare(case: Case, sites: Sequence[Site], multiple: int, device: torch.devi
             entry["seconds"] = _short(statistics.median(taken))
             entry["ratio"] = _short(entry["seconds"] / whole)
             if len(taken) == len(base) > 1:
-                low, middle, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
+                low, middle, high = timing.interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
                 entry["ratio"], entry["interval"] = _short(middle), [_short(low), _short(high)]
     _free(device)
     return {"plain_multiple": multiple, "plain_seconds": _short(whole), "rounds": len(base), "candidates": entries}
 
 
 def candidates(case: Case, sites: Sequence[Site], device: torch.device) -> dict[str, Callable[[], Run]]:
-    """Return what prepares each run, by name."""
-
     def sampled(engine: Any) -> Run:
         network = Network(case.model)
 
@@ -158,7 +137,7 @@ def candidates(case: Case, sites: Sequence[Site], device: torch.device) -> dict[
 
         return run
 
-    ours: dict[str, Callable[[], Run]] = {"latedrop": partial(sampled, "auto")}
+    ours = {"latedrop": partial(sampled, "auto")}
     if device.type == "cuda":
         ours["latedrop_compiled"] = partial(sampled, "compiled")
     return ours | {name: partial(peer, case, DRAWS) for name, peer in PEERS.items()}
@@ -168,20 +147,14 @@ def passes(model: nn.Module, x: Tensor, device: torch.device, plan: Plan) -> tup
     """Return bytes of one deterministic pass, and seconds per row with 1, 2, 4, ... up to 50 times the rows."""
     once, _ = plain_passes(model, x, 1, 1)
     once()
-    _, one = peak_bytes(once, device)
-    single = seconds_of(once, device)
-    seconds: dict[int, float] = {}
-    multiple = 1
+    _, one = timing.peak_bytes(once, device)
+    single = timing.seconds_of(once, device)
+    seconds, multiple = {}, 1
     while multiple <= DRAWS and (multiple == 1 or multiple * one < plan.bytes / 4):
         count = min(16, 1 + int(0.02 / (single * multiple)))  # several in a row where one is quick
         run, _ = plain_passes(model, x, multiple, multiple * count)
-        try:
-            run()
-            taken = statistics.median(seconds_of(run, device) for _ in range(3))
-        except (RuntimeError, MemoryError):
-            if multiple == 1:
-                raise
-            break
+        run()
+        taken = statistics.median(timing.seconds_of(run, device) for _ in range(3))
         seconds[multiple] = taken / (multiple * count * len(x))
         if taken > 2:
             break
@@ -209,14 +182,13 @@ def _free(device: torch.device) -> None:
 
 
 def _short(value: float) -> float:
-    """Round to four digits, more than a measurement has."""
     return float(f"{value:.4g}")
 
 
 def measured() -> Iterator[tuple[str, str, int, dict[str, Any], str | None]]:
     """Yield network (a star: with version 0.2.0), machine, rows, entries, and the fastest peer, of both JSON files."""
     for kind in ("cpu", "gpu"):
-        nets = stored(f"speed_{kind}").get("nets", {})
+        nets = timing.stored(f"speed_{kind}").get("nets", {})
         for name, batch in ((name, batch) for name, batches in nets.items() for batch in batches.values()):
             entries = batch["candidates"]
             ran = [key for key in LABELS if "ratio" in entries.get(key, {})]
@@ -229,7 +201,7 @@ def table(_: object = None) -> str:
     """Return multiples of plain x T, and peak memory, for latedrop, the fastest peer, and a plain loop."""
     lines = []
     for name, kind, rows, entries, best in measured():
-        cells: list[object] = [name, kind, rows]
+        cells = [name, kind, rows]
         cells += [_ratio(entries.get(key, {})) for key in ("latedrop", "latedrop_compiled")]
         cells += ["-" if best is None else f"{_ratio(entries[best])}, {LABELS[best]}", _ratio(entries.get("loop", {}))]
         sizes = [entries.get(key or "", {}).get("bytes") for key in ("latedrop", best)]
@@ -237,7 +209,7 @@ def table(_: object = None) -> str:
         cells.append(" / ".join("-" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in mebibytes))
         lines.append(cells)
     heads = ["network", "on", "rows", "latedrop", "compiled", "best peer", "plain loop"]
-    return markdown_table([*heads, "memory, latedrop / best peer [MiB]"], lines, 2)
+    return timing.markdown_table([*heads, "memory, latedrop / best peer [MiB]"], lines, 2)
 
 
 def _ratio(entry: dict[str, Any]) -> str:

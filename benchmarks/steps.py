@@ -7,8 +7,6 @@
 order that changes. Compiling comes last, in a process for each network: its first call is what a user waits for.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+from benchmarks.nets import mlp
 from benchmarks.timing import first_line, machine, markdown_table, medians, stored, timed, turns_within, write
 
 RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 6, 128
@@ -107,7 +106,6 @@ class Case:
         return timed(lambda: latedrop.calibrate(self.model, data, **options), self.device)
 
     def call(self, work: str, rows: int, engine: Any = "auto") -> Callable[[], Any]:
-        """Return what is timed."""
         x = self.inputs(rows)
         if work in ("plain", "by hand"):
             return partial(self.passed, x, DRAWS if work == "by hand" else 1)
@@ -120,7 +118,6 @@ class Case:
         return lambda: predictor.predict(x)
 
     def passed(self, x: Any, times: int) -> None:
-        """Run the model as it is on so many copies of the rows."""
         copies = mapped(x, lambda t: torch.cat([t] * times))
         with torch.no_grad():
             self.model(**copies) if isinstance(copies, dict) else self.model(copies)
@@ -134,15 +131,13 @@ def split(x: Any, size: int) -> Iterator[Any]:
 
 
 def mapped(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor of some inputs."""
     return {key: change(value) for key, value in x.items()} if isinstance(x, dict) else change(x)
 
 
 def built(name: str) -> tuple[nn.Module, Callable[[int], Any], str | None]:
     """Return a network of one output, what makes its inputs, and the readout."""
     if name == "MLP":
-        layers = nn.Linear(13, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 1)
-        return nn.Sequential(*layers), lambda rows: torch.randn(rows, 13), None
+        return mlp(13, hidden=(100, 100)), lambda rows: torch.randn(rows, 13), None
     if name == "LSTM":
         return LastStep(), lambda rows: torch.randn(rows, 48, 6), None
     if name == "BERT-base":
@@ -153,12 +148,10 @@ def built(name: str) -> tuple[nn.Module, Callable[[int], Any], str | None]:
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
         return BertForSequenceClassification(BertConfig(num_labels=1)), texts, "logits"
-    from torchvision import models  # type: ignore[import-not-found,unused-ignore]
+    from torchvision import models
 
-    model = models.get_model(
-        {"ResNet-50": "resnet50", "ConvNeXt-T": "convnext_tiny", "ViT-B": "vit_b_16"}[name], num_classes=1
-    )
-    return model, lambda rows: torch.randn(rows, 3, 224, 224), None
+    called = {"ResNet-50": "resnet50", "ConvNeXt-T": "convnext_tiny", "ViT-B": "vit_b_16"}[name]
+    return models.get_model(called, num_classes=1), lambda rows: torch.randn(rows, 3, 224, 224), None
 
 
 class LastStep(nn.Module):
@@ -170,11 +163,10 @@ class LastStep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.recurrent(self.first(x).tanh())
-        return self.head(states[:, -1])  # type: ignore[no-any-return]
+        return self.head(states[:, -1])
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return milliseconds step by step."""
     cases = dict.fromkeys(", ".join(key.split(", ")[:2]) for key in record["ms"])
     ordered = sorted(cases, key=lambda case: int(case.split(", ")[1]))
     rows = [[case, *(_cell(record["ms"].get(f"{case}, {work}")) for work in WORK)] for case in ordered]
@@ -182,7 +174,6 @@ def table(record: dict[str, Any]) -> str:
 
 
 def compiled_table(record: dict[str, Any]) -> str:
-    """Return a first compiled call and later ones, beside a plain pass and the same step by step."""
     rows = []
     for key, run in record["compiled"].items():
         name, work, count = key.split(", ")
@@ -193,7 +184,6 @@ def compiled_table(record: dict[str, Any]) -> str:
 
 
 def calibrated_table(record: dict[str, Any]) -> str:
-    """Return seconds of calibrations."""
     rows = [[*key.split(", "), _cell(median(times))] for key, times in record["calibrated"].items()]
     return markdown_table(["network", "rows", "calibrate [s]"], rows)
 

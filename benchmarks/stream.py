@@ -1,17 +1,13 @@
 """Coverage of the intervals of streams, and how soon alarms come.
 
-    python -m benchmarks.stream              # crowd and uci; draws docs/images/stream_*.png, too
-    python -m benchmarks.stream --parts uci  # one part again
+    python -m benchmarks.stream --parts uci  # or crowd; both without
 
 Counts are those of `python -m studies crowd` (studies/results/crowd) with the scaled variance that the study chose on
-validation frames, a label every tenth or every 25th frame; all frames are judged. The interval score of Winkler (1972)
-is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
+validation frames, a label every tenth or every 25th frame; all frames are judged.
 
 Alarms are set to a chance of at most 1 % to be false over a stream. On UCI sets a network and its calibration see rows
 on one side of a cut through an input (`benchmarks.sets`); a stream has held-out rows of that side, then of the other.
 """
-
-from __future__ import annotations
 
 import json
 from collections import defaultdict
@@ -27,8 +23,8 @@ import torch
 from tqdm import tqdm
 
 import latedrop
+from benchmarks.nets import Rows, interval_measures, members, trained
 from benchmarks.sets import cuts, pair, standardised, table
-from benchmarks.small import Rows, members, trained
 from benchmarks.timing import by_parts, markdown_table
 from latedrop.metrics.levels import normal_quantile
 from latedrop.streams import Stream
@@ -39,10 +35,8 @@ LEVEL, ALARM = 0.9, 0.01
 Z = normal_quantile((1 + LEVEL) / 2)
 EVERY, PHASES = (10, 25), 5
 ORDERS = 20
-BEFORE, AFTER = 200, 100
-"""Rows of a UCI stream, at most, on both sides of the change."""
-LABEL_EVERY, COMPARED = 5, 2
-"""Rows to a label, and orders in which the intervals of UCI streams are compared."""
+BEFORE, AFTER = 200, 100  # rows of a UCI stream, at most, on both sides of the change
+LABEL_EVERY, COMPARED = 5, 2  # rows to a label, and orders in which the intervals of UCI streams are compared
 TITLES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009"}
 KINDS = ("errors", "strangeness", "shares")
 CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
@@ -67,26 +61,21 @@ def crowd(name: str) -> Series:
     return Series(columns["mean"], std, columns["truth"], usual)
 
 
-def judged(truth: np.ndarray, centre: np.ndarray, half: np.ndarray) -> dict[str, float]:
+def judged(truth: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
     """Measure intervals: the share held, their width and score, and the error of their centre."""
-    beyond = np.abs(truth - centre) - half
-    return {
-        "held": float((beyond <= 0).mean()),
-        "width": float(2 * half.mean()),
-        "score": float((2 * half + 2 / (1 - LEVEL) * np.maximum(beyond, 0)).mean()),
-        "mae": float(np.abs(truth - centre).mean()),
-    }
+    measures = interval_measures(low, high, truth, LEVEL)
+    return {"held": measures.pop("coverage"), **measures, "mae": float(np.abs(truth - (low + high) / 2).mean())}
 
 
 def streams() -> dict[str, Any]:
     """Run the library's streams on counts."""
-    sets: dict[str, Any] = {}
+    sets = {}
     for name in TITLES:
         series = crowd(name)
-        count = len(series.mean)
-        sets[name] = {"own": judged(series.truth, series.mean, Z * series.std), "every": {}}
+        half = Z * series.std
+        sets[name] = {"own": judged(series.truth, series.mean - half, series.mean + half), "every": {}}
         for every in EVERY:
-            regular = [streamed(series, phase(count, every, k)) for k in range(PHASES)]
+            regular = [streamed(series, phase(len(half), every, k)) for k in range(PHASES)]
             phases = [run["held"] for run in regular]
             sets[name]["every"][str(every)] = {"regular": averaged(regular), "phases": phases}
     return sets
@@ -95,16 +84,15 @@ def streams() -> dict[str, Any]:
 def streamed(series: Series, labelled: list[int]) -> dict[str, float]:
     """Follow a series row by row."""
     stream = Stream(level=LEVEL, usual=series.usual, alarm=ALARM)
-    centre, half, covered = [], [], []
+    rows, covered = [], []
     for i in range(len(series.mean)):
         mean, std = (torch.as_tensor(part[[i]]) for part in (series.mean, series.std))
         ends = mean - Z * std, mean + Z * std
         p = stream.follow(SimpleNamespace(mean=mean, interval=lambda level, ends=ends: ends))
-        centre.append(float(p.mean))
-        half.append(float(p.high - p.low) / 2)
+        rows.append([float(p.low), float(p.high)])
         if i in labelled:
             covered.append(bool(stream.update(series.truth[i])))
-    return judged(series.truth, np.array(centre), np.array(half)) | {"held_labelled": float(np.mean(covered))}
+    return judged(series.truth, *np.array(rows).T) | {"held_labelled": float(np.mean(covered))}
 
 
 def phase(count: int, every: int, k: int) -> list[int]:
@@ -113,29 +101,27 @@ def phase(count: int, every: int, k: int) -> list[int]:
 
 
 def averaged(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each measure over runs."""
     return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
 
 def summary(delays: list[int | None]) -> dict[str, Any]:
     """Return shares of streams with a false and with a true alarm, and the median delay, None where most have none."""
-    true = [delay for delay in delays if delay is None or delay > 0]
-    late = sorted(np.inf if delay is None else delay for delay in true)
+    late = sorted(np.inf if delay is None else delay for delay in delays if delay is None or delay > 0)
     middle = late[len(late) // 2] if late else np.inf
     return {
         "streams": len(delays),
-        "false": sum(delay is not None and delay <= 0 for delay in delays) / len(delays),
-        "found": sum(delay is not None for delay in true) / max(1, len(true)),
+        "false": 1 - len(late) / len(delays),
+        "found": sum(delay < np.inf for delay in late) / max(1, len(late)),
         "delay": None if np.isinf(middle) else int(middle),
     }
 
 
 def uci(seeds: int = 3) -> dict[str, Any]:
     """Measure, by set, alarms without a change and after one, and intervals before and after it."""
-    sets: dict[str, Any] = {}
+    sets = {}
     for name in tqdm(UCI, unit="set"):
-        delays: dict[str, dict[str, list[int | None]]] = {part: defaultdict(list) for part in ("nothing", "shift")}
-        sides: dict[str, list[dict[str, float]]] = {part: [] for part in ("before", "after")}
+        delays = {part: defaultdict(list) for part in ("nothing", "shift")}
+        sides = {"before": [], "after": []}
         for seed, order in product(range(seeds), range(ORDERS)):
             for predictor, *both in units(name, seed):
                 rng = np.random.default_rng([seed, order])
@@ -191,9 +177,9 @@ def compared(predictor: latedrop.Predictor, parts: list[Rows]) -> list[dict[str,
             number += 1
             if number % LABEL_EVERY == 0:
                 stream.update(y[i : i + 1])
-        low, high, own_low, own_high = np.array(rows).T
-        ways = {"stream": (low, high), "own": (own_low, own_high)}
-        measures = {way: judged(y.numpy(), (a + b) / 2, (b - a) / 2) for way, (a, b) in ways.items()}
+        ends = np.array(rows).T
+        ways = {"stream": ends[:2], "own": ends[2:]}
+        measures = {way: judged(y.numpy(), low, high) for way, (low, high) in ways.items()}
         sides.append({f"{way} {key}": measures[way][key] for way in ways for key in ("held", "score")})
     return sides
 
@@ -214,7 +200,6 @@ def crowd_table(record: dict[str, Any]) -> str:
 
 
 def uci_alarms_table(record: dict[str, Any]) -> str:
-    """Return false alarms and delays on UCI sets."""
     rows = []
     for name, each in record["uci"].items():
         usual, shift = ([each[part][kind] for kind in KINDS] for part in ("nothing", "shift"))
@@ -234,5 +219,4 @@ def uci_table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     by_parts("stream", {"crowd": streams, "uci": uci})

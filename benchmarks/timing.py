@@ -1,7 +1,5 @@
 """Seconds per call, measured in turns so that a noisy machine disturbs all candidates alike."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -18,13 +16,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import latedrop
+from latedrop.files import write_aside
 from studies.pages import order_interval, table
 
 Result = TypeVar("Result")
 
 RESULTS = Path(__file__).parent / "results"
-QUICK = 0.02
-"""Seconds."""
+QUICK = 0.02  # seconds
 
 
 def turns_within(
@@ -36,8 +34,7 @@ def turns_within(
     one before it has left in the caches. Returns the seconds of every round, the number of rounds, and what stopped
     those that did not get through.
     """
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    failed: dict[str, str] = {}
+    times, failed = {name: [] for name in candidates}, {}
     begin, rounds = time.perf_counter(), 0
     while rounds == 0 or _another(rounds, time.perf_counter() - begin, repeats, seconds):
         for name, run in random.Random(rounds).sample(list(candidates.items()), len(candidates)):
@@ -54,7 +51,6 @@ def turns_within(
 
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    """Of each candidate, over the rounds."""
     return {name: statistics.median(each) for name, each in times.items()}
 
 
@@ -77,7 +73,6 @@ def first_line(error: BaseException) -> str:
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call."""
     return timed(run, device)[1]
 
 
@@ -118,14 +113,9 @@ def peak_bytes(run: Callable[[], Result], device: torch.device) -> tuple[Result,
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Describe what the numbers are measured on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    return {
-        "device": name,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "latedrop": latedrop.__version__,
-    }
+    versions = {"torch": torch.__version__, "latedrop": latedrop.__version__}
+    return {"device": name, "python": platform.python_version(), **versions}
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:
@@ -133,14 +123,9 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], words:
     return "\n".join(table(head, rows, words))
 
 
-def write(name: str, record: dict[str, Any]) -> Path:
+def write(name: str, record: dict[str, Any]) -> None:
     """Write one result as JSON, whole or not at all."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    aside.replace(path)
-    return path
+    write_aside(RESULTS / f"{name}.json", json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def by_seeds(name: str, measured: Callable[[int], dict[str, Any]], seeds: int) -> None:
@@ -163,14 +148,20 @@ def by_sets(name: str, measured: Callable[[str, int], Any], sets: Iterable[str],
     by_seeds(name, record, seeds)
 
 
-def by_parts(name: str, parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Measure the parts that the command line names, write each when it is there, and return the whole record."""
+def by_parts(name: str, parts: Mapping[str, Callable[[], Any]], inside: str | None = None) -> dict[str, Any]:
+    """Measure on one thread the parts that the command line names, write each, and return the whole record.
+
+    Parts stand at the top of the record, or under a name inside.
+    """
     parser = argparse.ArgumentParser(f"python -m benchmarks.{name}")
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts), help="the others stay as they are")
+    torch.set_num_threads(1)
     record = stored(name)
     for part in parser.parse_args().parts:
-        record |= {part: parts[part](), "machine": machine(torch.device("cpu"))}
+        record["machine"] = machine(torch.device("cpu"))
+        (record if inside is None else record.setdefault(inside, {}))[part] = parts[part]()
         write(name, record)
+        print(f"{part}: measured", flush=True)
     return record
 
 

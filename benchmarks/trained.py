@@ -1,25 +1,18 @@
 """Calibrate networks that somebody else trained: the thirty of `mag-net`.
 
     python -m benchmarks.trained                      # all; JSON to benchmarks/results
-    python -m benchmarks.trained --networks "N87 *"   # some of them; the others are kept as they are
+    python -m benchmarks.trained --parts "N87 LSTM"   # some of them; the others are kept as they are
 
 The package carries float64 networks for the power that is lost in the core of a transformer, three for each of ten
-ferrites: two MLPs, and an LSTM that reads one period of the flux. The losses that were measured come in the same
-wheel, and so do curves from the manufacturers' data sheets. Loss is in hundredths of its natural logarithm, so that an
+ferrites, measured losses, and curves from data sheets. Loss is in hundredths of its natural logarithm, so that an
 error of 1 is an error of about one percent. `pip install --no-deps mag-net==0.1.0 h5py` adds what is needed.
 
 The rows that a network is calibrated on (`home`) are cut in three: validation rows, rows for conformal intervals, and
 test rows. The other rows are of kinds that no fit has seen.
 """
 
-from __future__ import annotations
-
-import argparse
 import math
 import warnings
-from fnmatch import fnmatchcase
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -28,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from benchmarks.timing import machine, markdown_table, stored, write
+from benchmarks.nets import interval_measures
+from benchmarks.sets import packaged
+from benchmarks.timing import by_parts, markdown_table
 from latedrop import metrics
 from latedrop.data.rows import take_rows
 from latedrop.evaluation.evaluation import likelihood
@@ -44,8 +39,7 @@ SETS = {
     "hot": "the manufacturer's curves, 100 °C",
 }
 MEASURES = {"rmse": "RMSE [%]", "gain": "gain", "coverage": "held by 90 %", "width": "width [%]", "score": "score"}
-HIGHEST = 300e3
-"""Hz; the rows of `home` lie at or below it, the `frequency` rows above."""
+HIGHEST = 300e3  # Hz; the rows of `home` lie at or below it, the `frequency` rows above
 LEVEL, DRAWS = 0.9, 100
 
 Rows = tuple[Any, Tensor]
@@ -58,21 +52,6 @@ class Task(NamedTuple):
     model: nn.Module
     home: Rows
     shifted: dict[str, Rows]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.trained", description="Networks that others trained.")
-    parser.add_argument("--networks", nargs="+", default=["*"], help='patterns, as "N87 *"')
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    measured = stored("trained").get("networks", {})
-    names = {f"{material} {kind}": (material, kind) for kind in KINDS for material in MATERIALS}
-    for name, (material, kind) in names.items():
-        if any(fnmatchcase(name, pattern) for pattern in options.networks):
-            measured[name] = measure(task(material, kind))
-            ordered = {name: measured[name] for name in names if name in measured}
-            write("trained", {"machine": machine(torch.device("cpu")), "draws": DRAWS, "networks": ordered})
-            print(name, flush=True)
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -110,15 +89,8 @@ def measure(task: Task) -> dict[str, Any]:
 
 def scored(mean: Tensor, ends: tuple[Tensor, Tensor], y: Tensor, gain: float | None) -> dict[str, float | None]:
     """Return the measures of intervals; `gain` is in nats over a constant, None where there is no density."""
-    low, high = ends
-    missed = torch.relu(low - y) + torch.relu(y - high)
-    return {
-        "rmse": float((y - mean).square().mean().sqrt()),
-        "gain": gain,
-        "coverage": float((missed == 0).double().mean()),
-        "width": float((high - low).mean()),
-        "score": float((high - low + 2 / (1 - LEVEL) * missed).mean()),
-    }
+    rmse = float((y - mean).square().mean().sqrt())
+    return {"rmse": rmse, "gain": gain, **interval_measures(*ends, y, LEVEL)}
 
 
 def percent(output: Tensor) -> Tensor:
@@ -130,8 +102,7 @@ def task(material: str, kind: str, rows: int = 1200) -> Task:
     """Return one network, with at most `rows` rows of its home and as many of each other kind."""
     measured, generator = table(material), np.random.default_rng(0)
     sine, slow = measured["Duty_1"] < 0, measured["Frequency"] <= HIGHEST
-    triangle, trapezoid = measured["Duty_2"] == 0, measured["Duty_2"] > 0
-    own = sine if kind == "Sinusoidal" else triangle
+    own = sine if kind == "Sinusoidal" else measured["Duty_2"] == 0  # triangles
     parts = {"home": (measured, own & slow), "frequency": (measured, own & ~slow)}
     if kind == "Sinusoidal":
         sheet = table(material, "datasheet")
@@ -142,7 +113,7 @@ def task(material: str, kind: str, rows: int = 1200) -> Task:
             parts["data sheet"] = (sheet, inside & (sheet["Temperature"] == 25))
             parts["hot"] = (sheet, inside & (sheet["Temperature"] == 100))
     else:
-        parts["waveform"] = (measured, trapezoid & slow)
+        parts["waveform"] = (measured, (measured["Duty_2"] > 0) & slow)
     if kind == "LSTM":
         parts["sine"] = (measured, sine & slow)
     pairs = {}
@@ -154,7 +125,6 @@ def task(material: str, kind: str, rows: int = 1200) -> Task:
 
 
 def network(material: str, kind: str) -> nn.Module:
-    """Return a network as `mag-net` loads it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it opens its files as Python 3.11 no longer likes
         from magnet.net import model, model_lstm
@@ -169,10 +139,7 @@ def table(material: str, name: str = "database") -> Columns:
     """
     import h5py
 
-    spec = find_spec("magnet")
-    assert spec is not None
-    folder = Path(next(iter(spec.submodule_search_locations or ())))
-    with h5py.File(folder / "data" / f"{material}_{name}.h5") as file:
+    with h5py.File(packaged("magnet") / "data" / f"{material}_{name}.h5") as file:
         frame = file["dataframe"]
         names, values = [name.decode() for name in frame["block0_items"]], frame["block0_values"][:]
     given = [i for i, name in enumerate(names) if name not in ("Power_Loss", "Outlier_Factor")]
@@ -185,9 +152,7 @@ def inputs(kind: str, rows: Columns) -> Any:
     frequency, flux = (torch.tensor(np.log10(rows[name])) for name in ("Frequency", "Flux_Density"))
     if kind == "LSTM":
         return torch.tensor(waves(rows))[:, :, None], frequency[:, None]
-    if kind == "Sinusoidal":
-        return torch.stack([frequency, flux], 1)
-    duty = [torch.tensor(rows[f"Duty_{k}"]) for k in (1, 2, 3, 4)]
+    duty = [torch.tensor(rows[f"Duty_{k}"]) for k in (1, 2, 3, 4) if kind != "Sinusoidal"]
     return torch.stack([frequency, flux, *duty], 1)
 
 
@@ -204,8 +169,7 @@ def waves(rows: Columns, steps: int = 100) -> np.ndarray:
         first, second = (1.0, 1 / ratio) if up > down else (ratio, 1.0)
         corners = peak * np.array([-first, first, second, -second, -first])
         periods.append(np.interp(at, [0, up, up + flat, 1 - flat, 1], corners))
-    stacked = np.stack(periods)
-    return stacked - stacked.mean(1, keepdims=True)
+    return np.stack([period - period.mean() for period in periods])
 
 
 def home_table(record: dict[str, Any]) -> str:
@@ -245,4 +209,5 @@ def _spread(values: list[float | None], measure: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    pairs = {f"{material} {kind}": (material, kind) for kind in KINDS for material in MATERIALS}
+    by_parts("trained", {name: lambda pair=pair: measure(task(*pair)) for name, pair in pairs.items()}, "networks")

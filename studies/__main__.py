@@ -1,7 +1,5 @@
 """The studies as a command: `python -m studies uci --data DIR`, and the same for shift, classification and crowd."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,9 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(import_module(f"studies.{words[0]}.study").STUDY, words[1:])
     asked = words in ([], ["--help"], ["-h"])
     usage = f"usage: python -m studies {{{','.join(NAMES)}}} [--help] [--data DIR] [--out FOLDER] ..."
-    print(
-        usage if asked else f"studies: expected one of {', '.join(NAMES)}; found {words[0]}.\n{usage}", file=sys.stderr
-    )
+    wrong = "" if asked else f"studies: expected one of {', '.join(NAMES)}; found {words[0]}.\n"
+    print(f"{wrong}{usage}", file=sys.stderr)
     return 0 if asked else 2
 
 

@@ -6,8 +6,6 @@ where it was. A unit depends on nothing but its arguments: where it runs changes
 their numbers of threads are alike. Pages and figures are made from the JSON files alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform
@@ -137,7 +135,10 @@ def run(study: Study, options: argparse.Namespace) -> list[Path]:
 
 def _measured(study: Study, options: argparse.Namespace) -> list[Path]:
     """Measure every unit that is not finished; return the files of all units."""
-    _check_cluster(options)
+    if not 0 <= options.gpus <= 64:
+        raise ArgumentError(f"expected --gpus from 0 to 64 for each unit; found {options.gpus}.")
+    if options.gpus and options.ray is None:
+        raise ArgumentError("expected --gpus with --ray; found it alone. Here --device says what a study runs on.")
     if options.ray is None:
         chosen_device(options.device)  # a wrong one is told before the work
     out, units, jobs = folder(options.out), study.units(options), {}
@@ -236,13 +237,6 @@ def rounded(value: float, digits: int = 6) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _check_cluster(options: argparse.Namespace) -> None:
-    if not 0 <= options.gpus <= 64:
-        raise ArgumentError(f"expected --gpus from 0 to 64 for each unit; found {options.gpus}.")
-    if options.gpus and options.ray is None:
-        raise ArgumentError("expected --gpus with --ray; found it alone. Here --device says what a study runs on.")
-
-
 def _spread(
     jobs: Mapping[str, Callable[[], dict[str, Any]]], options: argparse.Namespace
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -261,7 +255,7 @@ def _spread(
                 "--gpus out, or start workers that have some."
             )
         resources = {"num_cpus": 1, **({"num_gpus": options.gpus} if options.gpus else {})}
-        work: Any = ray.remote(**resources, max_retries=3)(_call)
+        work: Any = ray.remote(**resources, max_retries=3)(lambda job: job())
         waiting = {work.remote(job): name for name, job in jobs.items()}
         try:
             while waiting:
@@ -272,7 +266,3 @@ def _spread(
         finally:
             for left in waiting:
                 ray.cancel(left, force=True)
-
-
-def _call(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return job()

@@ -45,10 +45,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1)
 def captioned(study: str, *left_out: str) -> list[str]:
     """Markdown: the figures of a study with their captions, sections `figure NAME` of its `words.md`."""
     lines = ["## Figures", ""]
-    captions = {
-        name[7:]: text for name, text in words(study).items() if name.startswith("figure ") and name[7:] not in left_out
-    }
-    for place, (name, caption) in enumerate(captions.items(), 1):
+    captions = {name[7:]: text for name, text in words(study).items() if name.startswith("figure ")}
+    shown = [(name, caption) for name, caption in captions.items() if name not in left_out]
+    for place, (name, caption) in enumerate(shown, 1):
         lines += [f"![{caption}]({name}.png)", "", f"*Figure {place}. {caption}*", ""]
     return lines
 
@@ -90,15 +89,16 @@ def run_where(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def written(
-    figures: Callable[[Results], Mapping[str, Figure]],
     tables: Callable[[Results], str],
     claims: Callable[[Results], list[str]],
+    figures: Callable[[Results], Mapping[str, Figure]] | None = None,
 ) -> Callable[[Results, Path], dict[str, bytes]]:
     """Return what makes all pages of a study, and its figures where matplotlib is installed, by file name."""
 
     def pages(results: Results, folder: Path) -> dict[str, bytes]:
         texts = {"tables.md": tables(results), "claims.md": "\n".join(claims(results))}
-        return drawn(lambda: figures(results)) | {name: as_file(text) for name, text in texts.items()}
+        files = {name: as_file(text) for name, text in texts.items()}
+        return files if figures is None else drawn(lambda: figures(results)) | files
 
     return pages
 

@@ -10,8 +10,6 @@ Per-site coefficients are measured in units of the fit with one common rate and 
 than rows harmless. As the pull is zero at the common rate, the fit never has a larger NLL than that one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +20,6 @@ from torch import Tensor
 
 from latedrop.calibration.scale import fit_floor
 from latedrop.metrics import nll
-
-__all__ = ["SiteFit", "fit_sites", "scored"]
 
 _NOMINAL_ODDS = 0.01
 

@@ -1,7 +1,5 @@
 """Claims about classifiers, decided from the numbers, set by set: differences paired by repeat."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from studies.claims import Record, Values, claims_section, decide, read_claims

@@ -8,8 +8,6 @@ Every repeat has training, validation and test rows of its own: blocks of one fi
 so that repeats are independent. The 1797 digits are too few for that; each repeat splits them anew.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import math
@@ -201,8 +199,7 @@ def _idx(place: Path, name: str, axes: int) -> Bytes:
     shape = np.frombuffer(content[4:start], ">u4") if len(content) >= start else ()
     if content[:4] != bytes([0, 0, 8, axes]) or len(content) - start != np.prod(shape, dtype=np.int64):
         raise DataError(f"expected an IDX file of bytes with {axes} axes at {path}; found another, or a part of one.")
-    array: Bytes = np.frombuffer(content, np.uint8, offset=start).reshape(*shape).copy()
-    return array
+    return np.array(np.frombuffer(content, np.uint8, offset=start).reshape(*shape))
 
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")

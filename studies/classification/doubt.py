@@ -12,8 +12,6 @@ summed over a few points: the better-known `sigmoid(E l_k / sqrt(1 + pi / 8 · V
 `D` is `odds` times what was measured; the odds are fitted with the temperature, as `latedrop.calibrate` fits that.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

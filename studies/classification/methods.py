@@ -12,8 +12,6 @@ the last weights is
 and the logits of a row have the covariance `(I ⊗ h)' P^-1 (I ⊗ h)`. One eigendecomposition serves every `tau`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,7 +113,7 @@ class LastLayer:
     vectors: Tensor
 
     @classmethod
-    def fit(cls, features: Tensor, logits: Tensor) -> LastLayer:
+    def fit(cls, features: Tensor, logits: Tensor) -> "LastLayer":
         """From features `(N, D)` and logits `(N, K)` of the training rows."""
         h, p = features.double(), torch.softmax(logits.double(), 1)
         k, d = p.shape[1], h.shape[1]

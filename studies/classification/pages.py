@@ -1,24 +1,16 @@
-"""Tables and figures of the classification study, from its JSON alone: means over repeats, and how sure they are.
+"""Tables of the classification study, from its JSON alone: means over repeats, and how sure they are.
 
 Repeats share no rows (those of the digits do, and have a larger error for it). A half width is that of a 95 % interval
 by Student's t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latedrop import plots
-from latedrop.plots.canvas import style_of
 from studies.claims import Effect, Record, Values
 from studies.classification.claims import claims_page, is_part, told, values
-from studies.pages import Results, captioned, one_legend, page, run_where, table, written
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from studies.pages import Results, page, run_where, table, written
 
 _TABLES = {
     "Test rows": ("test", {
@@ -103,7 +95,7 @@ def _table(
 
 
 def tables(results: Results) -> str:
-    """Fill the page: how it was run, the tables and the figures."""
+    """Fill the page: how it was run, and the tables."""
     units = [unit for record in results.values() for unit in record["units"]]
     rows = []
     for name, record in results.items():
@@ -121,48 +113,7 @@ def tables(results: Results) -> str:
         set_table=table(head, rows),
         methods=set_tables(results),
         scores=score_tables(results),
-        figures=captioned("classification"),
     )
 
 
-_BASE = "temperature"
-
-
-def figures(results: Results) -> dict[str, Figure]:
-    """The figures by name.
-
-    Raises:
-        LatedropError: matplotlib is not installed.
-    """
-    return {"gains": _gains(results)}
-
-
-def _gains(results: Results) -> Figure:
-    names = [name for name in names_of(results, "methods") if name != _BASE][::-1]
-    figure = plots.new_figure(10, 1.4 + 0.42 * len(names))
-    panels = figure.subplots(1, 2, sharey=True)
-    for ax, where, title in zip(panels, ("test", "shift"), ("test rows", "shifted rows"), strict=True):
-        for index, (key, record) in enumerate(results.items()):
-            shown, base = [], values(record, _BASE, "nll", where)
-            for y, method in enumerate(names):
-                own = values(record, method, "nll", where)
-                if own is not None and base is not None:
-                    shown.append((y + _offset(index, len(results)), Effect.mean(base - own, record["overlap"])))
-            at, gained = [y for y, _ in shown], [effect.value for _, effect in shown]
-            reach = [(effect.interval[1] - effect.value) for _, effect in shown]
-            look = style_of(index) | {"linestyle": "none"}
-            ax.errorbar(gained, at, xerr=np.nan_to_num(reach, posinf=0.0), elinewidth=1, label=key, **look)
-        ax.axvline(0, color="black", linewidth=1)
-        ax.set_xscale("symlog", linthresh=0.01 if where == "test" else 0.1)
-        ax.set_xlabel(f"nats gained over one temperature, {title}")
-        ax.set_yticks(range(len(names)), names)
-        ax.grid(axis="y", linewidth=0.3)
-    one_legend(figure, panels[0])
-    return figure
-
-
-def _offset(index: int, count: int) -> float:
-    return 0.6 * ((index + 0.5) / count - 0.5)
-
-
-pages = written(figures, tables, claims_page)
+pages = written(tables, claims_page)

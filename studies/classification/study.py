@@ -3,8 +3,6 @@
 A unit is one repeat of one set, with its own rows and networks. Repeat 1 of all sets runs before repeat 2.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from argparse import ArgumentParser, Namespace

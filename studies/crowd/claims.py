@@ -4,8 +4,6 @@ The standard error of a mean over frames comes from blocks of consecutive test f
 the stored interval. Areas, RMSEs, chosen rates and rank correlations were stored without a standard error.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -75,14 +73,12 @@ def _own(test: Record, kind: str) -> dict[str, Any]:
 
 def _paper(record: Record, target: str, measure: str) -> Values:
     """Return a measure of the test frames at the paper's rates, `(rates,)`."""
-    values: Values = np.array(record["injected"][target]["test"][measure])[paper_rates(record)]
-    return values
+    return np.asarray(np.array(record["injected"][target]["test"][measure])[paper_rates(record)])
 
 
 def _blocks(record: Record, target: str, measure: str) -> Values:
     """Return a measure of blocks of test frames at the paper's rates, `(rates, blocks)`."""
-    values: Values = np.array(record["injected"][target]["blocks"][measure])[paper_rates(record)]
-    return values
+    return np.asarray(np.array(record["injected"][target]["blocks"][measure])[paper_rates(record)])
 
 
 def gap(record: Record, target: str, first: str, second: str) -> Values:

@@ -11,8 +11,6 @@ Errors of counts grow with the count, and so does any variance that dropout give
 the control `variance = a · count + b`, fitted on the validation frames.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ class Predicted:
     target: Tensor
     frames: int = 1
 
-    def lifted(self, least: float) -> Predicted:
+    def lifted(self, least: float) -> "Predicted":
         """With `least` in the place of variances of 0."""
         floor = torch.tensor([least], dtype=torch.float64)
         return replace(self, variance=lifted(self.variance, floor))
@@ -111,8 +109,7 @@ class Ratios:
 
 def levels() -> list[float]:
     """The 99 levels of the calibration curves."""
-    values: list[float] = even_levels(99).tolist()
-    return values
+    return [float(level) for level in even_levels(99)]
 
 
 def fit(validation: Predicted) -> Fit:
@@ -164,9 +161,8 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
         measures[f"ma_{kind}"] = float((observed - grid).abs().mean())
         measures["curves"][kind] = [round(value, 5) for value in observed.tolist()]
     if intervals:
-        measures["coverage"] = {
-            k: ratios.inside(COVERAGES, [scale])[0].tolist() for k, (ratios, scale) in looks.items()
-        }
+        held = {k: ratios.inside(COVERAGES, [scale])[0] for k, (ratios, scale) in looks.items()}
+        measures["coverage"] = {k: shares.tolist() for k, shares in held.items()}
         measures["width"] = {k: [ratios.width(a, scale) for a in COVERAGES] for k, (ratios, scale) in looks.items()}
     measures["path"] = _path(scaled, fitted, grid)
     measures["blocks"] = {"mae": blocks(error.abs().view(part.frames, -1).mean(1))}

@@ -59,16 +59,10 @@ def verdict(record: Mapping[str, Any], target: str) -> str:
 
 def coverage_table(record: Mapping[str, Any]) -> list[str]:
     """Markdown: how many test counts lie in their intervals, and how wide these are."""
-    rows = [
-        [
-            name,
-            *(
-                "" if inside is None else f"{100 * inside:.1f} %, {number(width)}"
-                for inside, width in zip(row["coverage"], row["width"], strict=True)
-            ),
-        ]
-        for name, row in intervals(record).items()
-    ]
+    rows = []
+    for name, row in intervals(record).items():
+        pairs = zip(row["coverage"], row["width"], strict=True)
+        rows.append([name, *("" if held is None else f"{100 * held:.1f} %, {number(width)}" for held, width in pairs)])
     return table(["count intervals", *(f"{100 * level:g} %: inside, width" for level in record["coverages"])], rows)
 
 
@@ -206,7 +200,7 @@ def pages(results: Results, folder: Path) -> dict[str, bytes]:
                 drawn["scene"] = _scene(results["scenes"], np.load(folder / "scenes.npz", allow_pickle=False))
         return drawn
 
-    return written(figures, tables, claims_page)(results, folder)
+    return written(tables, claims_page, figures)(results, folder)
 
 
 def _whole(results: Results) -> bool:
@@ -216,7 +210,8 @@ def _whole(results: Results) -> bool:
 
 
 def _rates(results: Results, target: str) -> Figure:
-    figure, grid = _grid(results, 4, 3.3, 2.7)
+    figure = plots.new_figure(4 * 3.3, 2.7 * len(results) + 0.4)
+    grid = figure.subplots(len(results), 4, squeeze=False)
     for name, row, record in _rows(results, grid):
         rates, test = record["rates"], record["injected"][target]["test"]
         constant = {key: [value] * len(rates) for key, value in record["constant"][target]["test"].items()}
@@ -326,16 +321,9 @@ def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any], scale
             ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
 
 
-def _grid(results: Mapping[str, Any], wide: int, width: float, height: float) -> tuple[Figure, Any]:
-    """A row of panels for each set."""
-    figure = plots.new_figure(wide * width, height * len(results) + 0.4)
-    return figure, figure.subplots(len(results), wide, squeeze=False)
-
-
 def _rows(results: Mapping[str, Any], grid: Any) -> Iterator[tuple[str, Any, Any]]:
     """The set's name as it is written, its panels and its record."""
-    for (name, record), row in zip(results.items(), grid, strict=True):
-        yield NAMES.get(name, name), row, record
+    return zip((NAMES.get(name, name) for name in results), grid, results.values(), strict=True)
 
 
 def _lines(ax: Axes, rates: Sequence[float], values: Mapping[str, Any]) -> None:

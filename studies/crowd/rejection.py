@@ -4,8 +4,6 @@ The area under the ROC curve measures how well a feature, or a linear score of s
 regions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +15,6 @@ from latedrop.metrics import auroc
 from latedrop.records import plain
 from latedrop_crowd.blocks import block_size, blocks_of
 from latedrop_crowd.regions import NEAR, Floats, Maps, Policy, RegionTable, fit_table, usual_threshold
-
-__all__ = ["auc", "measure_rejection"]
 
 
 def measure_rejection(
@@ -196,5 +192,4 @@ def _discriminant(values: Floats, positive: npt.NDArray[np.bool_]) -> Floats | N
     scatter = inside.T @ inside / len(values)
     # The ridge gives weight 0 to a feature that does not vary.
     ridge = 1e-9 * (np.trace(scatter) + 1e-9) * np.eye(len(scatter))
-    weights: Floats = np.linalg.solve(scatter + ridge, values[positive].mean(0) - values[~positive].mean(0))
-    return weights
+    return np.asarray(np.linalg.solve(scatter + ridge, values[positive].mean(0) - values[~positive].mean(0)))

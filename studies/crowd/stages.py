@@ -1,9 +1,6 @@
 """The stages of one set of the crowd study: inject at a rate, measure pixels and counts, give plain data for JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -252,17 +249,6 @@ def sampled(setup: Setup, trained: Trained, rate: float, tick: Tick) -> dict[str
             tick(settings.draws * len(images))
         drawn[name] = Drawn(*(torch.cat(column) for column in zip(*rows, strict=True)))
     return drawn
-
-
-@contextmanager
-def tuned() -> Iterator[None]:
-    """Let cuDNN look for the fastest convolution of each shape, of which there are few here."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def _judged(setup: Setup, maps: dict[str, Drawn]) -> Stage:

@@ -5,8 +5,6 @@ output, constant variance, linearization), at each rate (draws, and a propagated
 network that was trained with dropout; then what rejecting uncertain regions is worth at the rate that is chosen.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
@@ -29,24 +27,11 @@ from latedrop_crowd.layouts import CrowdSet, open_as_trained
 from latedrop_crowd.mcnn import Trained, load_weights, shipped
 from latedrop_crowd.regions import Maps, near_cells, to_cells
 from latedrop_crowd.scenes import make_scenes
+from studies.crowd import stages
 from studies.crowd.measures import COVERAGES, KINDS, agreement, levels
 from studies.crowd.pages import pages
 from studies.crowd.rejection import measure_rejection
-from studies.crowd.stages import (
-    FREE_COST,
-    PARTS,
-    Drawn,
-    Settings,
-    Setup,
-    Tick,
-    embedded,
-    first_order,
-    load,
-    plain_maps,
-    rate_stage,
-    sampled,
-    tuned,
-)
+from studies.crowd.stages import FREE_COST, PARTS, Drawn, Settings, Setup, Tick, sampled
 from studies.driver import Study, Unit, check_at_least, chosen_names, read_sets
 
 Record: TypeAlias = dict[str, Any]
@@ -69,11 +54,12 @@ def measure(
 ) -> Record:
     """Measure a set. The first weights are those of the network without dropout."""
     trained, *others = (load_weights(path, device) for path in weights.values())
-    setup = load(item, trained, settings)
-    with tuned():
-        free = first_order(setup, tick)
-        drawn = [rate_stage(setup, rate, tick) for rate in settings.rates]
-        dropped = {stem: embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
+    setup = stages.load(item, trained, settings)
+    # cuDNN looks for the fastest convolution of each shape, of which there are few.
+    with torch.backends.cudnn.flags(benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+        free = stages.first_order(setup, tick)
+        drawn = [stages.rate_stage(setup, rate, tick) for rate in settings.rates]
+        dropped = {stem: stages.embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
         record = _assembled(setup, free, drawn, dropped)
         rejection, arrays = reject(setup, record, tick)
     stream = BytesIO()
@@ -95,7 +81,7 @@ def reject(setup: Setup, record: Mapping[str, Any], tick: Tick) -> tuple[Record,
     best = record["chosen"]["pixel"]["scaled"]
     fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
     maps = sampled(setup, setup.trained, record["rates"][best], tick)
-    return _rejection(setup, maps, plain_maps(setup), fit), _examples(setup, maps, fit)
+    return _rejection(setup, maps, stages.plain_maps(setup), fit), _examples(setup, maps, fit)
 
 
 def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapping[str, Record]) -> Record:
@@ -103,16 +89,14 @@ def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapp
     injected = {target: _columns([stage[target] for stage in drawn]) for target in TARGETS}
     beside = {"pixel": _columns([s["propagated"] for s in drawn]), "count": _columns(free["linear"]["rates"])}
     beside["pixel"]["agreement"] = _lists([stage["propagated"]["agreement"] for stage in drawn])
-    beside["count"]["agreement"] = _lists(
-        [_count_agreement(rate, free, stage) for rate, stage in zip(rates, drawn, strict=True)]
-    )
+    agreements = [_count_agreement(rate, free, stage) for rate, stage in zip(rates, drawn, strict=True)]
+    beside["count"]["agreement"] = _lists(agreements)
     chosen = {target: _chosen(injected[target]) for target in TARGETS}
     free_chosen = {target: _chosen(beside[target]) for target in TARGETS}
 
-    def curve(target: str, part: str, kind: str) -> list[float]:
+    def curve(target: str, part: str, kind: str) -> Any:
         place = chosen[target]["unscaled" if kind == "unscaled" else "scaled"]
-        values: list[float] = drawn[place][target][part]["curves"][kind]
-        return values
+        return drawn[place][target][part]["curves"][kind]
 
     return {
         "rates": list(rates),
@@ -206,16 +190,14 @@ def _examples(setup: Setup, maps: Mapping[str, Drawn], fit: Record) -> dict[str,
 
 
 def _std(drawn: Drawn, fit: Record) -> Tensor:
-    std: Tensor = (drawn.variance.clamp_min(fit["least"]) * fit["relaxed_scale"]).sqrt()
-    return std
+    return torch.sqrt(drawn.variance.clamp_min(fit["least"]) * fit["relaxed_scale"])
 
 
 def _full(setup: Setup, values: Tensor) -> npt.NDArray[np.float32]:
     """Cells of the region of interest `(N, cells)` as maps `(N, h, w)`, zero elsewhere."""
     full = values.new_zeros(len(values), setup.inside.numel())
     full[:, setup.inside] = values
-    array: npt.NDArray[np.float32] = full.reshape(-1, *setup.grid).float().cpu().numpy()
-    return array
+    return np.asarray(full.reshape(-1, *setup.grid).float().cpu())
 
 
 def _lists(rows: Sequence[Mapping[str, Any]]) -> Record:
@@ -258,9 +240,7 @@ def _units(options: Namespace) -> list[Unit]:
             continue
         networks = {stem: load_weights(path, torch.device("cpu")) for stem, path in weights.items()}
         item = _open(name, where, networks[name], settings)
-        about = {
-            stem: {"sha256": digest_of(path), "about": dict(networks[stem].about)} for stem, path in weights.items()
-        }
+        about = {stem: {"sha256": digest_of(weights[stem]), "about": dict(net.about)} for stem, net in networks.items()}
         key = {"set": name, "settings": asdict(settings) | {"rates": list(settings.rates)}, "networks": about}
         passes = FREE_COST + len(settings.rates) * (settings.draws + FREE_COST) + len(weights) * settings.draws
         frames = sum(len(settings.chosen(item, part)) for part in PARTS)

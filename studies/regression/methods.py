@@ -23,8 +23,6 @@ Leverage and distance to neighbours say how far a row is from the training rows 
 to the ten nearest training rows, as in `latedrop.terms`. They have no unit of the target.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -299,8 +297,9 @@ def default(net: Network, *, reference: bool) -> Moments:
         target = net.target["validation"].cpu().float()[:, None]
         predictor = calibrate(model, (x["validation"], target), progress=False, reference=usual)
         predicted = {part: predictor.predict(x[part]) for part in net.judged}
+    moments = {part: (p.mean[:, 0], p.variance[:, 0]) for part, p in predicted.items()}
     return {
-        part: (p.mean[:, 0].double().to(device), p.variance[:, 0].double().to(device)) for part, p in predicted.items()
+        part: (mean.double().to(device), variance.double().to(device)) for part, (mean, variance) in moments.items()
     }
 
 
@@ -399,8 +398,7 @@ def information_kept(shares: Tensor, rate: Tensor) -> Tensor:
     """
     after = torch.cat([shares[:1] + rate * (1 - shares[:1]), (1 - rate) * shares[1:]])
     entropy = torch.special.entr(torch.stack([rate, 1 - rate])).sum()
-    information: Tensor = torch.special.entr(after).sum() - (1 - shares[0]) * entropy
-    return information
+    return torch.as_tensor(torch.special.entr(after).sum() - (1 - shares[0]) * entropy)
 
 
 SNAPSHOTS = 20

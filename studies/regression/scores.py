@@ -20,20 +20,16 @@ network's mean squared validation error, whatever the method. Every quantity is 
 `log(2 pi) / 2`, as the paper does; areas are over 99 levels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from latedrop import metrics
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
-from latedrop.errors import ArgumentError
-from latedrop.quantiles import ConformalScores
 
 
 def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
@@ -45,15 +41,9 @@ def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
     [2.0, inf]
     """
     # Not by `conformal`, which refuses infinite scores: a row without variance is one that no interval holds.
-    fitted = ConformalScores((tuple(scores.double().abs().sort().values.tolist()),), (1.0,), (0.0,))
-
-    def reach(level: float) -> float:
-        try:
-            return fitted.quantiles((1 + level) / 2)[0]
-        except ArgumentError:
-            return math.inf
-
-    return [reach(level) for level in levels]
+    ordered = [*scores.double().abs().sort().values.tolist(), math.inf]
+    places = [math.ceil(level * len(ordered) - 1e-9) - 1 for level in levels]
+    return [ordered[min(place, len(ordered) - 1)] for place in places]
 
 
 Member: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -102,8 +92,7 @@ HOWS = ("raw", "scaled", "relaxed", "floor")
 LEAST = 1e-4
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """`scale · variance + floor`, `(K,)` each; the floor in the squared unit of the target."""
 
     scale: Tensor

@@ -29,8 +29,6 @@ is the negative evidence bound per row of a network with H_s units at site s; W_
 noise have a learning rate of their own: at the study's small ones they would hardly leave where they start.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -131,7 +129,7 @@ def train(
     seeds: Sequence[int],
     *,
     tick: Callable[[int], object] = lambda steps: None,
-    kind: type[Training] | None = None,
+    kind: "type[Training] | None" = None,
 ) -> Stack:
     """Train a network for every split and rate.
 

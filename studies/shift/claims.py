@@ -4,8 +4,6 @@ The cuts of a set overlap, so each set is one observation: its effect is the mea
 outliers of several hundred, so methods are compared by the share of cuts in which one has the lower value.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from studies.claims import Record, Values, claims_section, decide_pooled, read_claims
@@ -62,11 +60,8 @@ CLAIMS = read_claims("shift", (slope, level, more, wins, lag))["Claims"]
 def claims_page(results: Results) -> list[str]:
     """Write the Markdown page with every claim, its verdict, and the effect on every set."""
     cuts = sum(len(record["cuts"]) for record in results.values())
-    lines = ["# The shift study: what is claimed, and what we found", ""]
-    lines += [
-        f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {words('shift')['claims']}",
-        "",
-    ]
+    how = f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {words('shift')['claims']}"
+    lines = ["# The shift study: what is claimed, and what we found", "", how, ""]
     if sorted({record["settings"]["epochs"] for record in results.values()}) != [1.0]:
         lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
     if len(results) == 1:

@@ -1,4 +1,4 @@
-"""Tables and figures of the shift study, from its JSON alone: one number for each set, then the median over the sets.
+"""Tables of the shift study, from its JSON alone: one number for each set, then the median over the sets.
 
 The cuts of a set share rows and networks' training rows, so they are no independent samples: a set counts as one. Its
 number is the mean over its cuts of what is bounded or a logarithm (coverage, AUROC, ranking, growth), and the median
@@ -6,35 +6,15 @@ over its cuts of what a single cut can drive anywhere (NLL, CRPS, width, RMSE). 
 between two order statistics, as of the sign test: it assumes nothing but independent sets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from latedrop import plots
-from latedrop.plots.canvas import COLOURS, style_of
-from studies.pages import (
-    SHORT,
-    Results,
-    captioned,
-    counted,
-    one_legend,
-    order_interval,
-    page,
-    run_where,
-    table,
-    written,
-)
+from studies.pages import SHORT, Results, counted, order_interval, page, run_where, table, written
 from studies.shift.claims import claims_page, slope, values
 from studies.uci.pages import group
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _KINDS = ("floor", "scaled", "raw", "intervals")
 _MEDIANS = ("nll", "crps", "width", "rmse")
@@ -148,7 +128,7 @@ def _number(value: float | None) -> str:
 
 
 def tables(results: Results) -> str:
-    """Fill the page: how it was run, the tables and the figures."""
+    """Fill the page: how it was run, and the tables."""
     rows, left_out = [], []
     for name, record in results.items():
         shifted = sorted(cut["shifted"] for cut in record["cuts"])
@@ -166,74 +146,10 @@ def tables(results: Results) -> str:
         where=run_where(list(results.values())),
         set_table=table(("set", "cuts", "left out", "train", "validation", "inside", "shifted", "seconds"), rows),
         methods=method_tables(results),
-        figures=captioned("shift"),
         overshoot=overshoot_table(results),
         by_set=set_tables(results),
         left_out=left_out or "Nothing.",
     )
 
 
-_EIGHTH = "#7f4f24"
-"""A brown: the usual colours are seven."""
-
-
-def figures(results: Results) -> dict[str, Figure]:
-    """The figures by name.
-
-    Raises:
-        LatedropError: matplotlib is not installed.
-    """
-    return {"coverage": _coverage(results)}
-
-
-def _coverage(results: Results) -> Figure:
-    names = sorted(method_names(results), key=lambda name: -float(np.median(_over_sets(results, name, "coverage"))))
-    names.sort(key=lambda name: _KINDS.index(group(name)))
-    figure = plots.new_figure(11, 1.4 + 0.24 * len(names))
-    shifted, inside = figure.subplots(1, 2, sharey=True)
-    _strip(shifted, results, names, "coverage", "share of shifted rows held")
-    _strip(inside, results, names, "inside_coverage", "share of rows inside held")
-    edges = [y for y, (a, b) in enumerate(pairwise(reversed(names))) if group(a) != group(b)]
-    for ax in (shifted, inside):
-        for y in edges:
-            ax.axhline(y + 0.5, color="black", linewidth=0.8)
-        ax.axvline(0.9, color="black", linewidth=1, linestyle=":")
-        ax.set_xlim(right=1.01)
-    one_legend(figure, shifted, columns=5)
-    return figure
-
-
-def _strip(ax: Axes, results: Results, names: list[str], measure: str, label: str) -> None:
-    """Methods from top to bottom, with a mark for each set and a bar at their median."""
-    shown = range(len(names))[::-1]
-    for index, (name, record) in enumerate(results.items()):
-        points = [(number, y) for method, y in zip(names, shown, strict=True)
-                  if (number := by_set(record, method, measure)) is not None]  # fmt: skip
-        ax.scatter(*zip(*points, strict=True), alpha=0.8, zorder=2, label=SHORT.get(name, name), **_look(index))
-    for method, y in zip(names, shown, strict=True):
-        ax.plot(
-            [np.median(_over_sets(results, method, measure))] * 2,
-            [y - 0.38, y + 0.38],
-            color="black",
-            linewidth=2,
-            zorder=3,
-            label="median over the sets" if y == 0 else None,
-        )
-    ax.set_yticks(list(shown), names)
-    ax.set_ylim(-0.7, len(names) - 0.3)
-    ax.grid(axis="y", linewidth=0.4)
-    ax.set_xlabel(label)
-
-
-def _over_sets(results: Results, method: str, measure: str) -> list[float]:
-    return [number for record in results.values() if (number := by_set(record, method, measure)) is not None]
-
-
-def _look(index: int) -> dict[str, Any]:
-    if index >= len(COLOURS):
-        return {"c": _EIGHTH, "marker": "*", "s": 45, "linewidths": 0}
-    style = style_of(index)
-    return {"c": style["color"], "marker": style["marker"], "s": 20, "linewidths": 0}
-
-
-pages = written(figures, tables, claims_page)
+pages = written(tables, claims_page)

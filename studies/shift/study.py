@@ -15,8 +15,6 @@ A variance that knows of the shift grows as the squared error does. All measures
 cut's training targets, so that cuts and sets can be compared.
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -84,30 +82,6 @@ class Cut:
     shifted: Numbers
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """An input and direction that cannot be cut, and why."""
-
-    column: int
-    direction: Direction
-    reason: str
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The rows of all cuts, standardised: x `(cuts, n, inputs)`, y `(cuts, n)`, for every part of a `Cut`.
-
-    Attributes:
-        x: by part.
-        y: by part.
-        shifted: how many shifted rows each cut has; the rest, up to the largest, are copies of its last row.
-    """
-
-    x: dict[str, Table]
-    y: dict[str, Table]
-    shifted: tuple[int, ...]
-
-
 def at_most(table: Table, rows: int = MOST_ROWS, seed: int = 0) -> Table:
     """The table, or so many of its rows, in their order."""
     if len(table) <= rows:
@@ -116,8 +90,8 @@ def at_most(table: Table, rows: int = MOST_ROWS, seed: int = 0) -> Table:
     return table[np.sort(chosen)]
 
 
-def cuts(table: Table, seed: int = 0, inputs: int | None = None) -> tuple[list[Cut], list[LeftOut]]:
-    """Every input and direction of a table (the target is its last column) that can be cut, and those that cannot.
+def cuts(table: Table, seed: int = 0, inputs: int | None = None) -> tuple[list[Cut], list[dict[str, Any]]]:
+    """Every input and direction of a table (the target is its last column) that can be cut, and why others cannot.
 
     Args:
         table: `(rows, columns)`.
@@ -129,11 +103,11 @@ def cuts(table: Table, seed: int = 0, inputs: int | None = None) -> tuple[list[C
     >>> found, left_out = cuts(table)
     >>> [(cut.column, cut.direction, len(cut.shifted)) for cut in found]
     [(0, 'above', 30), (0, 'below', 30)]
-    >>> left_out[0].reason
+    >>> left_out[0]["reason"]
     '0 % of the rows lie beyond the cut; it has 2 values'
     """
     possible: list[Cut] = []
-    left_out: list[LeftOut] = []
+    left_out: list[dict[str, Any]] = []
     for column in range(table.shape[1] - 1)[:inputs]:
         for direction in DIRECTIONS:
             random = np.random.default_rng([seed, column, DIRECTIONS.index(direction)])
@@ -141,11 +115,12 @@ def cuts(table: Table, seed: int = 0, inputs: int | None = None) -> tuple[list[C
             if isinstance(one, Cut):
                 possible.append(one)
             else:
-                left_out.append(one)
+                left_out.append({"input": column, "direction": direction, "reason": one})
     return possible, left_out
 
 
-def _cut(values: Table, column: int, direction: Direction, random: np.random.Generator) -> Cut | LeftOut:
+def _cut(values: Table, column: int, direction: Direction, random: np.random.Generator) -> Cut | str:
+    """Return the cut, or why there is none."""
     signed = values if direction == "above" else -values
     by_chance = random.permutation(len(values))
     order = by_chance[np.argsort(signed[by_chance], kind="stable")]
@@ -155,29 +130,27 @@ def _cut(values: Table, column: int, direction: Direction, random: np.random.Gen
     count = len(np.unique(values))
     if len(shifted) < _LEAST_SHIFTED * len(values):
         share = f"{len(shifted) / len(values):.0%}".replace("%", " %")
-        return LeftOut(column, direction, f"{share} of the rows lie beyond the cut; it has {count} values")
+        return f"{share} of the rows lie beyond the cut; it has {count} values"
     if signed[rows[0]] == edge:
-        return LeftOut(column, direction, f"one value in all rows inside; it has {count} values")
+        return f"one value in all rows inside; it has {count} values"
     rows = random.permutation(rows)
     inside = round(_HELD * len(rows))
     fitted = inside + round(_VALIDATION * (len(rows) - inside))
     return Cut(column, direction, last, rows[fitted:], rows[inside:fitted], rows[:inside], shifted)
 
 
-def parts(table: Table, chosen: Sequence[Cut]) -> Parts:
-    """The rows of all cuts as arrays. A column that is constant in the training rows is only centred."""
+def parts(table: Table, chosen: Sequence[Cut]) -> dict[str, Table]:
+    """Return the rows of all cuts, standardised, `(cuts, n, columns)`, by part of a `Cut`.
+
+    A column that is constant in the training rows is only centred. Shifted rows are filled up with copies of the last.
+    """
     most = max(len(cut.shifted) for cut in chosen)
     numbers = {part: np.stack([getattr(cut, part) for cut in chosen]) for part in ("train", "validation", "inside")}
     numbers["shifted"] = np.stack([np.pad(cut.shifted, (0, most - len(cut.shifted)), mode="edge") for cut in chosen])
     train = table[numbers["train"]]
     mean, std = train.mean(1), train.std(1)
     std[np.ptp(train, axis=1) == 0] = 1.0
-    scaled = {part: (table[rows] - mean[:, None]) / std[:, None] for part, rows in numbers.items()}
-    return Parts(
-        {part: rows[..., :-1] for part, rows in scaled.items()},
-        {part: rows[..., -1] for part, rows in scaled.items()},
-        tuple(len(cut.shifted) for cut in chosen),
-    )
+    return {part: (table[rows] - mean[:, None]) / std[:, None] for part, rows in numbers.items()}
 
 
 _SCORES = ("coverage", "nll", "crps", "width", "rmse", "ranking")
@@ -271,33 +244,32 @@ def measure(
             f"expected an input of {item.name} with at least 15 % of the rows beyond its 70 % or 30 % quantile; "
             "found none. Leave the set out."
         )
-    divided = parts(table, possible)
-    x, y = ({name: torch.tensor(rows, device=device) for name, rows in part.items()} for part in (divided.x, divided.y))
+    divided = {name: torch.tensor(rows, device=device) for name, rows in parts(table, possible).items()}
+    x, y = ({name: rows[..., place] for name, rows in divided.items()} for place in (slice(-1), -1))
     seeds = [key("shift", settings.seed, item.name, cut.column, cut.direction) for cut in possible]
     plan = settings.plan(item, x["train"].shape[1])
     networks = train_all(x["train"].float(), y["train"].float(), plan, seeds, RATES, tick=tick)
-    methods = _scored(networks, Rows(x, y, torch.ones_like(y["train"][:, 0])), divided, settings)
+    shifted = [len(cut.shifted) for cut in possible]
+    methods = _scored(networks, Rows(x, y, torch.ones_like(y["train"][:, 0])), shifted, settings)
     tick(_MEASURING / (1 + _MEASURING) * work(item, table, settings))
     return {
-        "hyper_parameters": {
-            "hidden": list(HIDDEN),
-            "learning_rate": plan.learning_rate,
-            "batch": plan.batch,
-            "epochs": plan.epochs,
-        },
+        "hyper_parameters": {"hidden": list(HIDDEN)}
+        | {name: getattr(plan, name) for name in ("learning_rate", "batch", "epochs")},
         "rates": list(RATES),
         "rows": {name: rows.shape[1] for name, rows in y.items() if name != "shifted"},
         "cuts": [
             {"input": cut.column, "direction": cut.direction, "edge": cut.edge, "shifted": len(cut.shifted)}
             for cut in possible
         ],
-        "left_out": [{"input": one.column, "direction": one.direction, "reason": one.reason} for one in left_out],
+        "left_out": left_out,
         "methods": methods,
         "seconds": {},
     }
 
 
-def _scored(networks: Networks, rows: Rows, divided: Parts, settings: Settings) -> dict[str, dict[str, list[float]]]:
+def _scored(
+    networks: Networks, rows: Rows, shifted: Sequence[int], settings: Settings
+) -> dict[str, dict[str, list[float]]]:
     """Every method's measures, cut by cut."""
     nets = plain(networks, rows)
     by_name = predictions(networks, nets, rows, settings.draws, by_rate(networks, nets, rows, settings.draws))
@@ -305,10 +277,10 @@ def _scored(networks: Networks, rows: Rows, divided: Parts, settings: Settings) 
         raw = rows.joined([distance(net) for net in nets])
         for how, treated in processed(raw, least_variance(nets, rows), ("scaled", "floor")).items():
             by_name[f"{name}, {how}"] = treated
-    return {name: _columns(method, divided.shifted) for name, method in by_name.items() if "relaxed" not in name}
+    return {name: _columns(method, shifted) for name, method in by_name.items() if "relaxed" not in name}
 
 
-def _columns(method: Mapping[str, Predicted], shifted: tuple[int, ...]) -> dict[str, list[float]]:
+def _columns(method: Mapping[str, Predicted], shifted: Sequence[int]) -> dict[str, list[float]]:
     rows = []
     for cut, count in enumerate(shifted):
         inside, beyond = (

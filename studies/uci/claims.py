@@ -10,8 +10,6 @@ that is a floor, tell. Or the network may only keep the variance small, the more
 that validation rows ask for, `mean(e^2 / variance)`, tells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,15 +43,13 @@ def deeper(record: Record) -> Record:
 
 def best_rates(record: Record, kind: str, measure: str) -> Values:
     """The place of the rate of the least measure on the validation rows, split by split; the first of equal ones."""
-    places: Values = curves(record, kind, measure, "validation").argmin(0)
-    return places
+    return np.asarray(curves(record, kind, measure, "validation").argmin(0))
 
 
 def at_best(record: Record, kind: str, measure: str, least: str = "nll_unscaled") -> Values:
     """A measure at the rate of the least validation value of another, `(splits,)`."""
     values = curves(record, kind, measure)
-    chosen: Values = values[best_rates(record, kind, least), np.arange(values.shape[1])]
-    return chosen
+    return np.asarray(values[best_rates(record, kind, least), np.arange(values.shape[1])])
 
 
 def growth(record: Record, kind: str) -> Values:
@@ -222,10 +218,9 @@ def claims_page(results: Results) -> list[str]:
     lines = ["# The UCI study: what is claimed, and what we found", "", how, ""]
     shares = sorted({record["settings"]["epochs"] for record in results.values()})
     if shares != [1.0]:
-        lines += [
-            f"**Networks were trained for {shares[0]:g} of the paper's epochs: these numbers decide nothing.**",
-            "",
-        ]
+        lines.append(
+            f"**Networks were trained for {shares[0]:g} of the paper's epochs: these numbers decide nothing.**\n"
+        )
     lines += ["## True by algebra", "", said["theorems"], "", *theorem_table(THEOREMS, results), ""]
     groups = {heading: [decide(claim, results) for claim in claims] for heading, claims in CLAIMS.items()}
     return [*lines, *claims_section(groups)]

@@ -129,22 +129,18 @@ def method_table(results: Results, quality: Quality, *, deep: bool, kind: str) -
         if quality.loss:
             row += [f"{ranks[method]:.2f}", f"{few[method]:.2f}" if method in few else ""]
         rows.append([method, *row])
-    return table(["method", *_short(results), *(["rank", "post hoc"] if quality.loss else [])], rows)
+    sets = [SHORT.get(name, name) for name in results]
+    return table(["method", *sets, *(["rank", "post hoc"] if quality.loss else [])], rows)
 
 
 def rank_table(results: Results, *, deep: bool, kind: str) -> list[str]:
     """Write a Markdown table of mean ranks, of each method of a kind by each quality with a better side."""
-    ranks_by = {
-        quality.name.upper() if len(quality.name) < 5 else quality.name: _both_ranks(
-            columns(results, quality.name, deep=deep, kind=kind), quality
-        )[0]
-        for quality in QUALITIES
-        if quality.loss
-    }
+    ranks_by = {}
+    for quality in (quality for quality in QUALITIES if quality.loss):
+        name = quality.name.upper() if len(quality.name) < 5 else quality.name
+        ranks_by[name], _ = _both_ranks(columns(results, quality.name, deep=deep, kind=kind), quality)
     order = sorted(ranks_by["NLL"], key=ranks_by["NLL"].__getitem__)
-    return table(
-        ["method", *ranks_by], [[method, *(f"{ranks[method]:.2f}" for ranks in ranks_by.values())] for method in order]
-    )
+    return table(["method", *ranks_by], [[one, *(f"{ranks[one]:.2f}" for ranks in ranks_by.values())] for one in order])
 
 
 def minimum_table(results: Results) -> list[str]:
@@ -167,14 +163,10 @@ def embedded_tables(results: Results) -> list[str]:
         shown = sorted({0, len(rates) // 2, len(rates) - 1})
         follow, scales = [], []
         for name, record in part.items():
-            chosen = [
-                at_best(record, kind, measure)
-                for measure in ("ranking", "floor_share")
-                for kind in ("injected", "embedded")
-            ]
+            chosen = [at_best(record, kind, measure) for measure in ("ranking", "floor_share") for kind in _KINDS]
             each = [f"{values.mean():.3f} ± {split_error(values, overlap(record)):.3f}" for values in chosen]
             follow.append([SHORT.get(name, name), *each])
-            for kind in ("injected", "embedded"):
+            for kind in _KINDS:
                 scale = np.median(curves(record, kind, "scale"), 1)
                 best = np.median(np.array(record["rates"])[best_rates(record, kind, "nll_unscaled")])
                 asked = f"{np.median(at_best(record, kind, 'scale')):.3g} at {best:g}"
@@ -223,9 +215,7 @@ def _both_ranks(cells: Cells, quality: Quality) -> tuple[dict[str, float], dict[
     """Return the mean ranks among all methods, and among post hoc methods."""
     if quality.loss is None:
         return {}, {}
-    post = {
-        name: by_set for name, by_set in cells.items() if name in _POST_HOC or name.rpartition(", ")[0] in _POST_HOC
-    }
+    post = {name: cell for name, cell in cells.items() if {name, name.rpartition(", ")[0]} & set(_POST_HOC)}
     return mean_ranks(cells, quality.loss), mean_ranks(post, quality.loss)
 
 
@@ -236,10 +226,6 @@ def _best(cells: Cells, quality: Quality) -> dict[str, str]:
         return {}
     names = next(iter(cells.values()), {})
     return {name: min(cells, key=lambda method: loss(float(np.mean(cells[method][name])))) for name in names}
-
-
-def _short(results: Results) -> list[str]:
-    return [SHORT.get(name, name) for name in results]
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -374,4 +360,4 @@ def _tradeoff(results: Results) -> Figure:
     return figure
 
 
-pages = written(figures, tables, claims_page)
+pages = written(tables, claims_page, figures)

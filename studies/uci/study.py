@@ -4,8 +4,6 @@ Two depths, with the same networks and methods: one hidden layer, as in the pape
 three of 50, where it is sampled and the rates of the sites can differ. A unit is a set.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,10 +132,7 @@ def _depth(
         methods[name] = {measure: [rounded(row[measure]) for row in each_split] for measure in each_split[0]}
     return {
         **{kind: _lists(record, len(rows.splits)) for kind, record in records.items()},
-        "concrete": {
-            "rate": [_rounded(site.sigmoid()) for site in logits],
-            "noise": _rounded(log_noise.exp()),
-        },
+        "concrete": {"rate": [_rounded(site.sigmoid()) for site in logits], "noise": _rounded(log_noise.exp())},
         "methods": methods,
     }
 

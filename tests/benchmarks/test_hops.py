@@ -1,7 +1,5 @@
 """Functions that a call enters are counted once each, and alike every time."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

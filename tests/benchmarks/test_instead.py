@@ -1,8 +1,5 @@
 """The comparison of latedrop with what one would use instead: its parts, resuming and tables, on tiny data."""
 
-from __future__ import annotations
-
-import json
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,11 +11,11 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from benchmarks import instead, instead_methods, instead_sets
+from benchmarks import instead, instead_methods, instead_sets, timing
 from benchmarks.instead import by_set, figures
 from benchmarks.instead_methods import METHODS, PEERS, Bounds, Case, Predicted, measures
 from benchmarks.instead_sets import APART, CHOSEN_ON, Kind, Situation, TextNet
-from benchmarks.small import members, trained
+from benchmarks.nets import members, trained
 from latedrop.metrics import crps, nll
 from latedrop.metrics.tails import Tail
 
@@ -124,20 +121,20 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "r.json"
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
     for only in ("yacht", "boston-housing"):
-        instead.main(["--out", str(out), "--seeds", "1", "--only", only])
-    record = json.loads(out.read_text())
+        instead.main(["--seeds", "1", "--only", only])
+    record = timing.stored("instead")
     assert set(record["units"]) == {"yacht", "boston-housing"}
     assert set(record["units"]["yacht"]["0"]) == {"in", "above", "below"}
     monkeypatch.setitem(instead.ALL, "constant + t", METHODS["constant + t"])
-    instead.main(["--out", str(out), "--seeds", "1"])
-    more = json.loads(out.read_text())["units"]["yacht"]["0"]["in"]["10"]
+    instead.main(["--seeds", "1"])
+    more = timing.stored("instead")["units"]["yacht"]["0"]["in"]["10"]
     assert set(more) == {"constant", "constant + t", "latedrop", "ensemble"}
     assert more["ensemble"] == record["units"]["yacht"]["0"]["in"]["10"]["ensemble"]  # seconds too: not measured again
     monkeypatch.setattr(instead, "unit", None)  # nothing is left to measure
-    instead.main(["--out", str(out), "--seeds", "1"])
-    assert "| latedrop | " in instead.table(json.loads(out.read_text()), "apart", "10")
+    instead.main(["--seeds", "1"])
+    assert "| latedrop | " in instead.table(timing.stored("instead"), "apart", "10")
 
 
 def test_a_library_that_fails_is_told_and_the_others_go_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +144,7 @@ def test_a_library_that_fails_is_told_and_the_others_go_on(case: Case, monkeypat
     situation = Situation("in", "all", case, (case.x_val, case.y_val), None)
     monkeypatch.setattr(instead_sets, "situations", lambda name, seed: iter([situation]))
     monkeypatch.setattr(instead, "ALL", {"broken": broken, "constant": METHODS["constant"]})
-    actual = instead.unit("yacht", 0)["in"]["all"]
+    actual = instead.unit("yacht", 0, {})["in"]["all"]
     assert actual["broken"] == {"error": "ValueError: too few."}
     assert actual["constant"]["score"] > 0
 

@@ -1,7 +1,5 @@
 """The comparison of scores for novel rows has every score of every part, and becomes tables."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

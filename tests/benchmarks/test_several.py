@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import acquire, labels
-from benchmarks.small import divided, members, mlp, random_batches, scaled, trained
+from benchmarks.nets import calibration_error, divided, members, mlp, random_batches, scaled, trained
 from benchmarks.steps import Case
 from rounding import assert_same_up_to_rounding
 
@@ -28,7 +28,7 @@ def test_missed_labels_count_by_row() -> None:
 def test_the_error_of_probabilities_is_the_mean_distance_over_bins() -> None:
     p = torch.linspace(0.1, 0.9, 15).double().repeat_interleave(2)  # 15 bins of two, one of each label
     there = torch.tensor([0.0, 1.0]).repeat(15)
-    assert_same_up_to_rounding(labels.ece(p[:, None], there[:, None]), float((p - 0.5).abs().mean()))
+    assert_same_up_to_rounding(calibration_error(p, there), float((p - 0.5).abs().mean()))
 
 
 def test_parts_are_divided_without_a_row_twice_and_scaled_by_the_first() -> None:

@@ -1,7 +1,5 @@
 """The benchmark of streams: what it compares follows a drift, and its tables repeat the JSON."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,8 @@ from benchmarks.stream import TITLES, crowd
 
 
 def test_measures() -> None:
-    measured = stream.judged(np.array([0.5, -3.0, 1.0]), np.zeros(3), np.array([1.0, 2.0, 1.0]))
+    half = np.array([1.0, 2.0, 1.0])
+    measured = stream.judged(np.array([0.5, -3.0, 1.0]), -half, half)
     assert measured["held"] == pytest.approx(2 / 3)
     assert measured["score"] == pytest.approx((2 + (4 + 20) + 2) / 3)
     assert measured["mae"] == pytest.approx(1.5)

@@ -1,7 +1,5 @@
 """Networks that somebody else trained keep the contract, and their rows are what they were trained on."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -3,8 +3,6 @@
 Neighbouring frames are correlated, so the standard error of a mean over frames is estimated from the means of blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias

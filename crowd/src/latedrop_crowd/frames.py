@@ -4,8 +4,6 @@ Grey is the luma `0.299 R + 0.587 G + 0.114 B`. Rotation tags of images and vide
 ignore them, too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
@@ -120,9 +118,8 @@ class FrameStream:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for path, name in self.files:
             try:
-                for frame_name, pixels in (
-                    _video_frames(path, name, self.every) if is_video(path) else _image(path, name)
-                ):
+                frames = _video_frames(path, name, self.every) if is_video(path) else _image(path, name)
+                for frame_name, pixels in frames:
                     yield frame_name, to_tensor(pixels, self.channels)
             except FileError as error:
                 if self.on_bad is None:
@@ -305,8 +302,7 @@ def _deep(values: Pixels, mode: str) -> Pixels:
             f"expected values between 0 and {most:g} in an image of mode {mode}; found {values.min():g} to "
             f"{values.max():g}. Save it with eight or sixteen bits."
         )
-    scaled: Pixels = values / np.float32(most)
-    return scaled
+    return np.asarray(values / np.float32(most))
 
 
 def _check_channels(channels: int) -> None:

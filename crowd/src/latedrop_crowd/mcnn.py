@@ -4,8 +4,6 @@ Three columns of convolutions with kernels of three sizes see people of three si
 channels to one density map at a quarter of the frame's resolution, whose sum is the count (Zhang et al. 2016).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -70,8 +70,7 @@ class Regions:
 
     def mask(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Cells `(h, w)` of the chosen regions, `(R,)`."""
-        cells: npt.NDArray[np.bool_] = np.concatenate([[False], chosen])[self.labels]
-        return cells
+        return np.asarray(np.concatenate([[False], chosen])[self.labels])
 
     def near(self, heads: npt.NDArray[Any], within: float = NEAR) -> npt.NDArray[np.bool_]:
         """Which regions have a head in them or within so many cells, `(R,)`; `heads` `(P, 2)` as x, y in cells."""
@@ -433,5 +432,4 @@ class RegionTable:
     def errors(self, gone: npt.NDArray[np.bool_]) -> Floats:
         """Predicted less true count of every frame without some regions."""
         lost = np.bincount(self.frame[gone], self.mass[gone], len(self.predicted))
-        error: Floats = self.predicted - lost - self.true
-        return error
+        return np.asarray(self.predicted - lost - self.true)

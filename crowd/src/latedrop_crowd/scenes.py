@@ -10,8 +10,6 @@ then a train arrives; now and then the lamps fail for some seconds, and the fram
 Pictures are four times as large as the frames of a set, and in colour; made smaller again they are such frames.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,7 +97,6 @@ class Figure(NamedTuple):
 def _scene(
     key: tuple[int, int, int], ground: Picture, *, other: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
-    """The heads and the pixels of a frame."""
     rng = np.random.default_rng(key)
     shape = (ground.shape[0], ground.shape[1])
     canvas, owner = ground.copy(), np.zeros(shape, np.int32)
@@ -189,7 +186,6 @@ def _thing(rng: np.random.Generator, kind: str, x: float, y: float, height: floa
 
 
 def _middle(figure: Figure) -> tuple[float, float]:
-    """Of the head."""
     head = next(part for part in figure.parts if part.head)
     return figure.x + head.right * figure.height, figure.y - head.up * figure.height
 
@@ -242,8 +238,7 @@ def ground_of(rng: np.random.Generator, shape: tuple[int, int]) -> Picture:
     along, across = (x - columns / 2) / depth / (0.11 * columns), np.log(depth) * 9
     paving -= 0.06 * ((along % 1 < 0.06) | (across % 1 < 0.08))
     wall = 0.42 + 0.03 * _stains(rng, shape, 12) - 0.18 * ((x % 24 < 10) & (y % 14 > 5))
-    ground: Picture = np.where(y < horizon, wall, paving).astype(np.float32)
-    return ground
+    return np.asarray(np.where(y < horizon, wall, paving), np.float32)
 
 
 def _stains(rng: np.random.Generator, shape: tuple[int, int], cells: int) -> Picture:
@@ -260,8 +255,7 @@ def _camera(rng: np.random.Generator, canvas: Picture) -> npt.NDArray[np.uint8]:
     across, down = np.linspace(-1, 1, columns), np.linspace(-1, 1, rows)[:, None]
     light = gain * (1 + slope * across) * (1 - 0.08 * (across**2 + down**2))
     seen = canvas * light + rng.normal(0, 0.025, canvas.shape)
-    pixels: npt.NDArray[np.uint8] = np.clip(255 * seen, 0, 255).round().astype(np.uint8)
-    return pixels
+    return np.asarray(np.clip(255 * seen, 0, 255).round(), np.uint8)
 
 
 LARGER = 4
@@ -306,8 +300,7 @@ class Walks:
         light *= 1 - 0.72 * sin(pi * dark) ** 0.5 if 0 < dark < 1 and time > _DUSK else 1
         noise = np.random.default_rng([self.seed, int(time * 1000)]).normal(0, 0.018, (_ROWS // 2, _COLUMNS // 2))
         seen = canvas * light + noise.repeat(2, 0).repeat(2, 1)[:, :, None]
-        pixels: npt.NDArray[np.uint8] = np.clip(255 * seen, 0, 255).astype(np.uint8)
-        return pixels
+        return np.asarray(np.clip(255 * seen, 0, 255), np.uint8)
 
     @cached_property
     def _empty(self) -> Picture:

@@ -1,7 +1,5 @@
 """The mean softmax of uncertain logits, the spread of logits, and what thinned networks disagree about."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

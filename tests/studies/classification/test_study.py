@@ -1,7 +1,6 @@
 """The whole study in small, on the digits: what it writes, and that its measures agree."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,6 @@ def test_pages_come_from_the_json_alone(folder: Path) -> None:
     assert all((folder / name).read_text(encoding="utf-8") == text for name, text in before.items())
     assert "decide nothing" in before["claims.md"]
     assert all(claim.text in before["claims.md"] for claim in CLAIMS)
-    if find_spec("matplotlib") is not None:
-        assert (folder / "gains.png").exists()
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_all_rows_beyond_the_edge_are_shifted_and_ties_are_by_chance() -> None:
 def test_what_cannot_be_cut_is_said() -> None:
     data = table()
     _, left_out = cuts(data)
-    said = {(one.column, one.direction): one.reason for one in left_out}
+    said = {(one["input"], one["direction"]): one["reason"] for one in left_out}
     assert set(said) == {(2, "above"), (2, "below"), (3, "above"), (3, "below")}
     assert said[2, "above"] == "one value in all rows inside; it has 3 values"
     assert said[2, "below"] == "0 % of the rows lie beyond the cut; it has 3 values"
@@ -74,23 +74,21 @@ def test_parts_are_standardised_by_training_rows_and_padded() -> None:
     data = table()
     actual, _ = cuts(data)
     rows = parts(data, actual)
-    assert rows.shifted == tuple(len(cut.shifted) for cut in actual)
-    assert rows.x["train"].shape == (len(actual), len(actual[0].train), 4)
-    assert rows.y["shifted"].shape == (len(actual), max(rows.shifted))
-    np.testing.assert_allclose(rows.x["train"].mean(1), 0, atol=1e-12)
-    np.testing.assert_allclose(rows.y["train"].std(1), 1)
+    assert rows["train"].shape == (len(actual), len(actual[0].train), 5)
+    assert rows["shifted"].shape[:2] == (len(actual), max(len(cut.shifted) for cut in actual))
+    np.testing.assert_allclose(rows["train"][..., :-1].mean(1), 0, atol=1e-12)
+    np.testing.assert_allclose(rows["train"][..., -1].std(1), 1)
     for index, cut in enumerate(actual):
         train = data[cut.train]
         wanted = (data[cut.shifted] - train.mean(0)) / train.std(0)
-        np.testing.assert_allclose(rows.x["shifted"][index, : len(wanted)], wanted[:, :-1])
-        np.testing.assert_allclose(rows.y["shifted"][index, : len(wanted)], wanted[:, -1])
+        np.testing.assert_allclose(rows["shifted"][index, : len(wanted)], wanted)
 
 
 def test_a_column_that_is_constant_in_training_rows_is_only_centred() -> None:
     data = table()
     data[:, 2] = 0.1
     rows = parts(data, cuts(data)[0])
-    np.testing.assert_allclose(rows.x["shifted"][..., 2], 0, atol=1e-12)
+    np.testing.assert_allclose(rows["shifted"][..., 2], 0, atol=1e-12)
 
 
 def test_large_tables_are_reduced_in_their_order() -> None:

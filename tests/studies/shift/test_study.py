@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +101,6 @@ def test_pages_come_from_the_json_alone(folder: Path) -> None:
     assert (folder / "tables.md").read_text(encoding="utf-8") == before
     assert "- mine, input 2 above: " in before
     assert "decide nothing" in (folder / "claims.md").read_text(encoding="utf-8")
-    if find_spec("matplotlib") is not None:
-        assert (folder / "coverage.png").exists()
 
 
 def test_a_table_that_cannot_be_cut_is_refused() -> None:

@@ -9,8 +9,6 @@ A calibrated counter comes to a new scene by a few of its frames whose people so
 What is usual is told by these frames from then on.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -17,8 +17,6 @@ error on blocks of frames left out of the fit is least is used, the simpler of e
 is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args

@@ -254,9 +254,8 @@ def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCal
             f"{calibration.about.get('set')}), or with another scaling of frames or map. Run `crowd calibrate` again."
         )
     if calibration.roi != roi_record(trained):
-        shapes = [
-            "none" if r is None else " x ".join(map(str, r.shape)) for r in (roi_record(trained), calibration.roi)
-        ]
+        both = roi_record(trained), calibration.roi
+        shapes = ["none" if region is None else " x ".join(map(str, region.shape)) for region in both]
         raise FileError(
             f"expected a calibration for the weights' region of interest ({shapes[0]} cells); {path} was made for "
             f"another ({shapes[1]} cells). Run `crowd calibrate` again."
@@ -303,8 +302,7 @@ class Cells:
         flat = values.detach().cpu().double()
         if self.index is not None:
             flat = torch.zeros(h * w, dtype=torch.float64).index_copy(0, self.index.cpu(), flat)
-        grid: npt.NDArray[np.float64] = flat.reshape(h, w).numpy()
-        return grid
+        return np.asarray(flat.reshape(h, w))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Count live frames, resized to the size of the calibration frames, in one forward pass."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import time

@@ -4,8 +4,6 @@ Each hour is divided into steps of ten seconds. A step is surely above the limit
 above if the upper end is. The mean of an hour has no interval, because the errors within an hour are correlated.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ MQTT is version 3.1.1 with quality of service 1: a connection is made, one messa
 password is sent to a mail server only over TLS.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

@@ -1,7 +1,5 @@
 """Encode pictures for the page: frames as JPEG, and layers of numbers as transparent PNGs."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from typing import Any
 
@@ -63,8 +61,7 @@ def _coloured(
     at = np.linspace(0, 1, len(colours))
     layer = np.stack([np.interp(level, at, [colour[i] for colour in colours]) for i in range(3)], -1)
     alpha = 255 * most * np.clip((level - 0.12) / 0.6, 0, 1)
-    pixels: npt.NDArray[np.uint8] = np.concatenate([layer, alpha[:, :, None]], -1).astype(np.uint8)
-    return pixels
+    return np.concatenate([layer, alpha[:, :, None]], -1).astype(np.uint8)
 
 
 def _image(pixels: npt.NDArray[Any]) -> Any:

@@ -6,8 +6,6 @@ Every response has security headers, the size of requests is limited, and errors
 moved to a cookie at once. Each role has its own token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

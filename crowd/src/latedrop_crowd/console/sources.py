@@ -5,8 +5,6 @@ Each source yields frames at its own rate. A password in an address is never sho
 A `Camera` reads a source in its own thread, keeps only the latest frame, and reopens a broken stream.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -11,8 +11,6 @@ calibrations are not.
 `Heat` adds up the density maps of a source, in steps of five minutes.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -4,8 +4,6 @@ From five labels on, counts are refitted to the scene. One frame per stretch of 
 labels are spread over the day; choosing frames by the width of their interval was not better.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import warnings
@@ -374,7 +372,6 @@ class Watch:
 
 
 def _why_label(strangeness: float) -> str:
-    """Say why a frame is proposed."""
     if strangeness >= STRANGE:
         return "unlike the frames seen before"
     return "a little unusual" if strangeness > 1 else "regular check"
@@ -429,7 +426,6 @@ def _last_used(store: Store, source: str, original: CrowdCalibration) -> CrowdCa
 
 
 def _frame_name(source: str) -> str:
-    """Return a name for a frame that was taken now."""
     return f"{source} {time.time():.3f}"
 
 

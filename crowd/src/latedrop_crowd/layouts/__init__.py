@@ -5,8 +5,6 @@ named. Validation frames are the last fifth of each clip of the standard *traini
 frames of a video look alike; test frames are for testing only.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

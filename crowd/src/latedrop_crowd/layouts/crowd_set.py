@@ -3,8 +3,6 @@
 The density map of a frame sums to its count, the number of heads inside the frame and the region of interest.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -12,8 +12,6 @@ Every frame that is used must be in the CSV file. One without people is a row wi
 missing is an error, not an empty one.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -66,7 +64,6 @@ def _annotations(folder: Path) -> Mapping[str, Floats | int]:
 
 
 def _frames(folder: Path, annotations: Mapping[str, Floats | int]) -> list[Frame]:
-    """The annotated frames, in natural order."""
     left, frames = dict(annotations), []
     images = folder / "frames" if (folder / "frames").is_dir() else folder
     for path in images_in(images):

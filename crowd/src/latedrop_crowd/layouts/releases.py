@@ -8,8 +8,6 @@
   boxes (Ferryman, Shahrokni, "PETS2009: Dataset and Challenge", 2009).
 """
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -99,7 +99,6 @@ def fit(
 
 
 def _start(settings: Settings, device: torch.device) -> Fit:
-    """A fresh network."""
     torch.manual_seed(_key(settings.seed, 0, 0))
     model = MCNN(rate=settings.rate)
     for layer in model.modules():

@@ -1,7 +1,5 @@
 """Train a network on a set, or cross-fit it, and write it down: weights, and a log beside them of what they reach."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
