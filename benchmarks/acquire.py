@@ -6,7 +6,6 @@ Batches of 20 from 40 rows on; a quarter of the labelled rows is for validation.
 import math
 import statistics
 from collections.abc import Callable
-from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.nets import Rows, divided, mlp, scaled, step
-from benchmarks.peers import versions_of
+from benchmarks.peers import imported, versions_of
 from benchmarks.sets import in_and_out, shipped
 from benchmarks.sets import table as rows_of
 from benchmarks.timing import by_sets, interval, markdown_table
@@ -64,7 +63,7 @@ def _random(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Ten
 
 def _baal(net: nn.Module, x: Tensor, y: Tensor, labelled: list[int], rest: Tensor, seed: int) -> Tensor:
     """Take the first that baal ranks by 30 thinned networks at rate 0.1: BALD of classes, variance of numbers."""
-    heuristics = import_module("baal.active.heuristics")
+    heuristics = imported("baal.active.heuristics")
     outputs = sample(net, x[rest], rate=0.1, draws=30, keep_draws=True).outputs
     ranked = heuristics.Variance() if y.is_floating_point() else heuristics.BALD()
     predictions = outputs if y.is_floating_point() else outputs.softmax(2)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
+from benchmarks.peers import imported
 from latedrop import Terms, find_sites, metrics
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import Block, fit_terms
@@ -352,12 +352,12 @@ def _rows(case: Case, x: Tensor) -> np.ndarray:
 
 def mapie(case: Case, *, normalised: bool = False) -> Rule:
     """Split conformal intervals; those of a level that so few rows cannot reach are endless."""
-    regression = import_module("mapie.regression")
+    regression = imported("mapie.regression")
     x, y = _rows(case, case.x_val), case.y_val.numpy()
     score: Any = "absolute"
     if normalised:
         forest = RandomForestRegressor(200, min_samples_leaf=5, random_state=0)
-        score = import_module("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
+        score = imported("mapie.conformity_scores").ResidualNormalisedScore(forest, split_size=0.5, random_state=0)
     rows = len(x) // 2 if normalised else len(x)
     reached = [level for level in LEVELS if round((1 - level) * rows, 9) >= 1]
     fitted = regression.SplitConformalRegressor(Known(), reached, score, prefit=True).conformalize(x, y)
@@ -377,11 +377,11 @@ def _bounds(mean: Tensor, ends: list[Any], points: Tensor | None = None) -> Boun
 
 
 def crepes(case: Case) -> Rule:
-    difficulty = import_module("crepes.extras").DifficultyEstimator()
+    difficulty = imported("crepes.extras").DifficultyEstimator()
     x, error = case.table(case.x_val), case.error.numpy()
     low, span = x.min(0), np.where(np.ptp(x, 0) > 0, np.ptp(x, 0), 1)
     difficulty.fit((x - low) / span, residuals=error, k=min(NEIGHBOURS, len(x) - 1), oob=True)
-    system = import_module("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
+    system = imported("crepes").ConformalPredictiveSystem().fit(error, difficulty.apply(), seed=0)
 
     def rule(rows: Tensor) -> Bounds:
         mean = output(case.net, rows)
@@ -394,7 +394,7 @@ def crepes(case: Case) -> Rule:
 
 
 def ngboost(case: Case) -> Rule:
-    library = import_module("ngboost")
+    library = imported("ngboost")
     x, error = _rows(case, case.x_val), case.error.numpy()
     stop = np.random.default_rng(0).permutation(len(x)) < len(x) // 5
     model = library.NGBRegressor(verbose=False, random_state=0)
@@ -410,7 +410,7 @@ def ngboost(case: Case) -> Rule:
 
 def deup(case: Case) -> Rule:
     """Direct epistemic uncertainty prediction, `scale · g + floor` with a Student t; g was left out for validation."""
-    library, features = import_module("deup"), import_module("deup.core.features")
+    library, features = imported("deup"), imported("deup.core.features")
     seen = [features.RawFeatures(), features.DensityFeature(), features.DistanceToTrain()]
     x, y = _rows(case, case.x_val), case.y_val.numpy()
 
@@ -479,9 +479,7 @@ def _posterior(case: Case, every: bool) -> tuple[Any, torch.device]:
     def fitted() -> Any:
         model = deepcopy(case.net).requires_grad_(True).to(device)
         subset = "all" if every else "last_layer"
-        posterior = import_module("laplace").Laplace(
-            model, "regression", subset_of_weights=subset, hessian_structure="full"
-        )
+        posterior = imported("laplace").Laplace(model, "regression", subset_of_weights=subset, hessian_structure="full")
         rows = TensorDataset(case.x_train.to(device), case.y_train[:, None].float().to(device))
         with warnings.catch_warnings(), device:
             warnings.simplefilter("ignore")

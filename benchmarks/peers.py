@@ -10,6 +10,7 @@ variance. All work on a copy of the twin, the network with an `nn.Dropout` in fr
 - `baal_cached`: `MCCachingModule` too, and T passes, as baal recommends with it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -75,7 +76,7 @@ def loop(case: Case, draws: int) -> Run:
 
 
 def torch_uncertainty(case: Case, draws: int, *, on_batch: bool) -> Run:
-    model = import_module("torch_uncertainty.methods").mc_dropout(
+    model = imported("torch_uncertainty.methods").mc_dropout(
         duplicate(case.twin), num_estimators=draws, on_batch=on_batch, task="regression", probabilistic=False
     )
     model = model.eval()  # of the wrapper: it leaves the dropout layers on
@@ -89,13 +90,13 @@ def torch_uncertainty(case: Case, draws: int, *, on_batch: bool) -> Run:
 
 
 def baal(case: Case, draws: int, *, cached: bool = False) -> Run:
-    patched = import_module("baal.bayesian.dropout").patch_module(duplicate(case.twin), inplace=True)
+    patched = imported("baal.bayesian.dropout").patch_module(duplicate(case.twin), inplace=True)
     caches: list[Any] = []
     if cached:
-        caching = import_module("baal.bayesian.caching_utils")
+        caching = imported("baal.bayesian.caching_utils")
         patched = caching.MCCachingModule(patched)
         caches = [module for module in patched.modules() if isinstance(module, caching.LRUCacheModule)]
-    library = import_module("baal.modelwrapper")
+    library = imported("baal.modelwrapper")
     options = library.TrainingArgs(use_cuda=case.x.is_cuda, replicate_in_memory=not cached)
     wrapper = library.ModelWrapper(patched, options)
     wrapper.eval()
@@ -117,6 +118,19 @@ PEERS: dict[str, Callable[[Case, int], Run]] = {
     "baal_cached": partial(baal, cached=True),
 }
 LIBRARIES = {"torch_uncertainty": "torch-uncertainty", "baal": "baal"}  # the package of each module
+
+
+def imported(name: str) -> Any:
+    """Import a module of a peer; torchvision without its operators, which nothing here runs, where they do not load."""
+    try:
+        import_module("torchvision")
+    except RuntimeError:  # it was built for another torch, such as that for CUDA
+        for part in [part for part in sys.modules if part.partition(".")[0] == "torchvision"]:
+            del sys.modules[part]
+        for operator in ("nms", "qnms"):
+            declared = f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(*declared)
+    return import_module(name)
 
 
 def not_installed(name: str) -> bool:
