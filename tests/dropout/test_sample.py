@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from latedrop import find_sites, sample
 from latedrop.dropout.moments import moments_of
 from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
+from networks import Net
 from rounding import assert_same_up_to_rounding
 from zoo import Columns, mlp
 
@@ -120,15 +121,8 @@ def test_a_readout_before_the_moments_is_not_one_after() -> None:
 
 
 def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(nn.functional.dropout(self.first(x), 0.5))
-
-    model, x = Noisy(), torch.randn(6, 3)
+    run = lambda net, x: net.second(nn.functional.dropout(net.first(x), 0.5))  # noqa: E731
+    model, x = Net(run, first=nn.Linear(3, 8), second=nn.Linear(8, 1)), torch.randn(6, 3)
     with pytest.warns(UserWarning, match="random numbers by itself") as caught:
         sites = find_sites(model, x)
     assert len(caught) == 1
