@@ -13,6 +13,7 @@ from alone import check_rows_alone, injected, slope_of_small_rates
 from latedrop import Batches, calibrate, find_sites, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
 from latedrop.network.sites import Kind
+from networks import Net
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 
@@ -137,17 +138,10 @@ def test_first_order_is_the_limit_of_small_rates() -> None:
     torch.testing.assert_close(slope_of_small_rates(model, items, sites, one_batch), variances, rtol=0.25, atol=1e-6)
 
 
-class SharedShift(nn.Module):
-    """Adds the same shift, which it makes of its weights alone, to every row: no entry of that belongs to one row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.randn(3, 4))
-        self.make, self.shift, self.enter = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shift: Tensor = self.shift(self.make(self.weights).relu()).sum()
-        return self.enter(x).tanh() + shift
+def shared_shift(net: Net, x: Tensor) -> Tensor:
+    """Add the same shift, made of weights alone, to every row: no entry of that belongs to one row."""
+    shift: Tensor = net.shift(net.make(net.weights).relu()).sum()
+    return net.enter(x).tanh() + shift
 
 
 @pytest.mark.parametrize("kind", ["element", "channel"])
@@ -155,7 +149,8 @@ class SharedShift(nn.Module):
 def test_entries_that_serve_all_rows_count_for_each(rows: int, kind: Kind) -> None:
     """Their mean number of a row is a whole one where there is an odd number of rows."""
     torch.manual_seed(0)
-    model, x = SharedShift().eval(), torch.randn(rows, 5)
+    layers = {"make": nn.Linear(4, 8), "shift": nn.Linear(8, 5), "enter": nn.Linear(5, 1)}
+    model, x = Net(shared_shift, weights=nn.Parameter(torch.randn(3, 4)), **layers), torch.randn(rows, 5)
     sites = find_sites(model, x, kind=kind)
     each = torch.cat([linearize(model, row, sites).variance_by_site for row in x.split(1)])
     torch.testing.assert_close(linearize(model, x, sites).variance_by_site, each)
