@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.calibration.guard import LARGEST
 from latedrop.errors import DataError, LatedropWarning, OutputError
+from networks import Net, mlp
 from rounding import assert_same_up_to_rounding
 
 DICE = torch.Generator().manual_seed(0)
@@ -32,8 +33,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def net(outputs: int = 1) -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, outputs))
+    return mlp(3, 20, outputs, act=nn.ReLU, seed=1)
 
 
 def with_value(value: float) -> Tensor:
@@ -105,17 +105,8 @@ def test_absurd_items() -> None:
 
 def test_a_row_without_an_output(default: latedrop.Predictor) -> None:
     """Its mean is NaN, its interval the widest; where no row has an output, that is an error."""
-
-    class Overflowing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = net()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(x)
-            return out + x[:, :1].square() - x[:, :1].square()
-
-    uq = latedrop.calibrate(Overflowing(), (X[:120], Y[:120]), task="regression", progress=False)
+    overflowing = Net(lambda model, x: model.inner(x) + x[:, :1].square() - x[:, :1].square(), inner=net())
+    uq = latedrop.calibrate(overflowing, (X[:120], Y[:120]), task="regression", progress=False)
     x = NEW.clone()
     x[ABSURD, 0] = 1e30
     with pytest.warns(LatedropWarning, match="1 of 20 rows"):

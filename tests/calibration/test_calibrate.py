@@ -24,25 +24,12 @@ DRAWS = 20
 quietly = quick(RATES, DRAWS)
 
 
-def seeded(build: Callable[[], Any], seed: int = 0) -> Any:
-    """Return what `build` makes from a fixed seed, with the global random state left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
-
-
 def deep(outputs: int = 1) -> nn.Module:
     """Two sites, named 2 and 4."""
     return networks.mlp(3, 30, 30, outputs, act=nn.ReLU)
 
 
-def data_for(model: nn.Module, rows: int = 120, seed: int = 1, noise: float = 0.3) -> tuple[Tensor, Tensor]:
-    """Inputs, and the model's own output with noise added."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 3, generator=generator)
-    with torch.no_grad():
-        y = model(x)
-    return x, y + noise * torch.randn(y.shape, generator=generator)
+data_for = partial(networks.noisy, count=120, seed=1)
 
 
 def test_the_record_says_what_was_asked_and_found() -> None:
@@ -162,7 +149,7 @@ class Counted(Dataset):
 @pytest.mark.parametrize("method", ["sample", "linear"])
 def test_the_data_are_read_once(method: str) -> None:
     model = deep()
-    data = Counted(*data_for(model, rows=40))
+    data = Counted(*data_for(model, count=40))
     quietly(model, DataLoader(data, batch_size=16), method=method)
     assert data.reads == [1] * 40
     parts = iter([(data.x[:20], data.y[:20]), (data.x[20:], data.y[20:])])
@@ -188,17 +175,6 @@ def test_rates_may_differ_by_site() -> None:
     assert one == several  # one rate needs no list
 
 
-class Parts(nn.Module):
-    """Gives its output as part of a tuple or of a dict."""
-
-    def __init__(self, form: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.net, self.form = deep(), form
-
-    def forward(self, x: Tensor) -> Any:
-        return self.form(self.net(x))
-
-
 @pytest.mark.parametrize(
     ("form", "readout"),
     [
@@ -209,7 +185,7 @@ class Parts(nn.Module):
     ids=["name", "function", "only one floating"],
 )
 def test_a_readout_takes_its_part(form: Callable[[Tensor], Any], readout: Any) -> None:
-    whole, model = deep(), Parts(form)
+    whole, model = deep(), networks.Net(lambda net, x: form(net.inner(x)), inner=deep())
     x, y = data_for(whole)
     uq, expected = quietly(model, (x, y), readout=readout), quietly(whole, (x, y))
     # The sites have other names and so other masks, which hardly move the error at a small rate.
@@ -230,18 +206,15 @@ def test_few_rows_are_warned_of(options: dict[str, Any]) -> None:
     with pytest.warns(
         LatedropWarning, match="only 9 validation rows: the scale and the intervals will be rough"
     ) as seen:
-        calibrate(model, data_for(model, rows=9), **options)
+        calibrate(model, data_for(model, count=9), **options)
     assert [one.filename for one in seen] == [__file__] * len(seen)
-    quietly(model, data_for(model, rows=10))
+    quietly(model, data_for(model, count=10))
 
 
 def mixed_model() -> nn.Module:
     """Layers with state, some of them in training mode, and a hook of the user's."""
-    model = seeded(
-        lambda: nn.Sequential(
-            nn.Linear(3, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 20), nn.Linear(20, 1)
-        )
-    )
+    first, second, third = deep()[::2]
+    model = nn.Sequential(first, nn.BatchNorm1d(30), nn.ReLU(), nn.Dropout(0.3), second, third)
     model.train()
     model[1].eval()
     model[4].register_forward_pre_hook(lambda module, args: None)

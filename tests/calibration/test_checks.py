@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import LatedropWarning, Sampling, calibrate, load
-
-
-def mlp(*widths: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for a, b in pairwise(widths):
-        layers += [nn.Linear(a, b), nn.Tanh()]
-    return nn.Sequential(*layers[:-1]).eval()
-
-
-def noisy(model: nn.Module, x: Tensor, noise: float = 0.3) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        y = model(x)
-    return x, y + noise * torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+from networks import mlp, noisy
 
 
 def _in_place(model: nn.Sequential, x: Tensor) -> None:
@@ -60,7 +46,7 @@ def _layer(model: nn.Sequential, x: Tensor) -> None:
 class TestWeights:
     def made(self) -> tuple[nn.Sequential, Any, Tensor]:
         model = mlp(3, 20, 1)
-        x, y = noisy(model, torch.randn(50, 3))
+        x, y = noisy(model, 50)
         return model, calibrate(model, (x, y), method=Sampling(rates=[0.2], draws=20), progress=False), x
 
     @pytest.mark.parametrize("change", [_in_place, _step, _replaced, _loaded, _through_data, _layer, None])

@@ -16,7 +16,7 @@ import latedrop
 from latedrop import metrics
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.prediction.detector import COMBINED, Combination, Detector, p_values
-from networks import mlp
+from networks import mlp, noisy
 from rounding import assert_same_up_to_rounding
 
 QUICK: dict[str, Any] = {"method": latedrop.Terms(["leverage"]), "progress": False}
@@ -39,10 +39,8 @@ def classifier() -> Any:
 
 @pytest.fixture(scope="module")
 def regression() -> Any:
-    model, x = network(2), rows(150, 0)
-    with torch.no_grad():
-        y = model(x) + 0.1 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1))
-    return latedrop.calibrate(model, (x, y), **QUICK)
+    model = network(2)
+    return latedrop.calibrate(model, noisy(model, 150, noise=0.1, inputs=4), **QUICK)
 
 
 def test_p_values_count_usual_rows_that_score_as_high() -> None:

@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+import networks
 from latedrop import (
     FirstOrder,
     LatedropWarning,
@@ -36,12 +37,7 @@ DRAWS = 20
 quietly = quick((0.1, 0.2), DRAWS)
 
 
-def data_for(model: nn.Module, rows: int = 100, seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 3, generator=generator)
-    with torch.no_grad():
-        y = model(x)
-    return x, y + 0.3 * torch.randn(y.shape, generator=generator)
+data_for = partial(networks.noisy, count=100, seed=1)
 
 
 @pytest.fixture
@@ -71,7 +67,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float) -> float:
 def plain() -> tuple[Predictor, list[tuple[Tensor, Tensor]]]:
     """A calibrated network, and its rows in three batches."""
     model = mlp(3, 40, 1)
-    x, y = data_for(model, 60)
+    x, y = data_for(model, count=60)
     pairs = list(zip(x.split(20), y.split(20), strict=True))
     return calibrate(model, pairs, task="regression", method="linear", progress=False), pairs
 
@@ -205,7 +201,7 @@ def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, meth
     options: dict[str, Any] = {} if method == "terms" else {"floor": True, "scale": 1.7}
     named = replace(checked_method(method), **options)
     if kind == "conformal":
-        predictor = quietly(model, (x, y), method=named).conformal(data_for(model, rows=30, seed=2))
+        predictor = quietly(model, (x, y), method=named).conformal(data_for(model, count=30, seed=2))
     else:
         predictor = quietly(model, (x, y), intervals=kind, method=named)
     path = tmp_path / "model.latedrop.json"
@@ -222,19 +218,12 @@ def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, meth
     assert load(str(path), model).calibration == predictor.calibration
 
 
-class Parts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp(3, 40, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        out = self.net(x)
-        return {"double": 2 * out, "y": out}
-
-
 def test_a_file_keeps_the_name_of_a_readout_and_asks_for_a_function(tmp_path: Path) -> None:
-    model = Parts()
-    x, y = data_for(model.net)
+    def parts(net: networks.Net, x: Tensor) -> dict[str, Tensor]:
+        return {"double": 2 * net.inner(x), "y": net.inner(x)}
+
+    model = networks.Net(parts, inner=mlp(3, 40, 1))
+    x, y = data_for(model.inner)
     path = tmp_path / "parts.json"
     predictor = quietly(model, (x, y), readout="y")
     predictor.save(path)

@@ -17,7 +17,7 @@ from latedrop import LatedropWarning
 from latedrop.calibration.seen import feature_marks, marks_of, share_seen, sketch
 from latedrop.evaluation.evaluation import compare
 from latedrop.evaluation.judgement import judge_classes
-from networks import mlp
+from networks import mlp, noisy
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
@@ -32,10 +32,7 @@ network = partial(mlp, 3, 16, 1)
 
 
 def rows(seed: int, count: int = 60) -> tuple[Tensor, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 3, generator=dice)
-    with torch.no_grad():
-        return x, network()(x) + 0.1 * torch.randn(count, 1, generator=dice)
+    return noisy(network(), count, seed, 0.1)
 
 
 @settings(deadline=None)

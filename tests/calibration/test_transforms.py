@@ -1,6 +1,7 @@
 """Targets that were transformed for training: predictions, intervals and scores in the original unit."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from latedrop import Log, Standardized
 from latedrop.calibration.targets import Transform
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.evaluation import compare, likelihood, verdict
-from networks import mlp
+from networks import mlp, noisy
 from rounding import assert_same_doubles, rounding
 
 TERMS = latedrop.Terms(["dropout", "leverage", "gradients"])
@@ -36,18 +37,9 @@ def network(outputs: int = 1) -> nn.Module:
     return mlp(3, 16, outputs).double()
 
 
-def rows(model: nn.Module, count: int = 60, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Inputs, and what the model was trained on: its own output with noise."""
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 3, generator=dice, dtype=torch.float64)
-    with torch.no_grad():
-        t = model(x)
-    return x, t + 0.2 * torch.randn(t.shape, generator=dice, dtype=torch.float64)
-
-
-def others(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Rows that were not calibrated with."""
-    return rows(model, seed=2)
+rows = partial(noisy, seed=1, noise=0.2, dtype=torch.float64)
+others = partial(rows, seed=2)
+"""Rows that were not calibrated with."""
 
 
 def calibrated(model: nn.Module, y: Tensor, target: Transform | None, **options: Any) -> latedrop.Predictor:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import latedrop
-from networks import mlp
+from networks import mlp, noisy
 
 
 @pytest.fixture
@@ -21,9 +21,7 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def rows(net: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 2, generator=dice)
-    return x, net(x).detach() + torch.randn(40, 1, generator=dice)
+    return noisy(net, 40, noise=1.0, inputs=2)
 
 
 def test_a_calibration_is_told(net: nn.Module, rows: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+import networks
 from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.network.network import Network
@@ -23,12 +24,12 @@ from latedrop.terms import (
     VarianceHead,
 )
 from latedrop.terms.features import Features
+from networks import Net
 from rounding import assert_same_up_to_rounding
 
 
 def mlp(outputs: int = 1) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, outputs)).eval()
+    return networks.mlp(3, 12, 8, outputs)
 
 
 def rows_of(model: nn.Module, x: Any, readout: Any = None, index: Tensor | None = None) -> BatchContext:
@@ -43,19 +44,9 @@ def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, mlp()(x).detach() + noise
 
 
-class _Sequence(nn.Module):
-    def __init__(self, packed: bool = False) -> None:
-        super().__init__()
-        self.first = nn.GRU(3, 6, batch_first=True)
-        self.second = nn.GRU(6, 5, batch_first=True)
-        self.head = nn.Linear(5, 1)
-        self.packed = packed
-
-    def forward(self, x: Tensor) -> Tensor:
-        value = self.first(x)[0]
-        if self.packed:
-            value = nn.utils.rnn.pack_padded_sequence(value, torch.full((len(x),), x.shape[1]), batch_first=True)
-        return self.head(self.second(value)[1][0])
+def _recurrent() -> nn.Module:
+    layers = {"first": nn.GRU(3, 6, batch_first=True), "second": nn.GRU(6, 5, batch_first=True)}
+    return Net(lambda net, x: net.head(net.second(net.first(x)[0])[1][0]), **layers, head=nn.Linear(5, 1))
 
 
 def _convolutional() -> nn.Module:
@@ -65,7 +56,7 @@ def _convolutional() -> nn.Module:
 class TestFeatures:
     @pytest.mark.parametrize(
         ("make", "shape", "features"),
-        [(mlp, (3,), 20), (_convolutional, (1, 8, 8), 8), (_Sequence, (4, 3), 17)],
+        [(mlp, (3,), 20), (_convolutional, (1, 8, 8), 8), (_recurrent, (4, 3), 17)],
         ids=["mlp", "convolutions", "recurrent"],
     )
     def test_one_vector_for_every_row_whatever_its_batch(
@@ -112,14 +103,14 @@ class TestOthers:
         ids=["variance", "std", "log", "function", "quantiles"],
     )
     def test_a_variance_that_the_model_gives(self, term: VarianceHead, expected: Callable[[Any], Tensor]) -> None:
-        model, x = _Head(), torch.randn(6, 3)
+        model, x = _head(), torch.randn(6, 3)
         with torch.no_grad():
             output = model(x)
         assert_same_up_to_rounding(term.values(rows_of(model, x, readout=0)), expected(output))
 
     def test_a_given_variance_below_0_is_refused(self) -> None:
         with pytest.raises(OutputError, match="log_variance"):
-            VarianceHead(lambda o: -o[1]).values(rows_of(_Head(), torch.randn(6, 3), readout=0))
+            VarianceHead(lambda o: -o[1]).values(rows_of(_head(), torch.randn(6, 3), readout=0))
 
     def test_neighbours_against_all_distances(self) -> None:
         pytest.importorskip("scipy")
@@ -141,15 +132,13 @@ class TestOthers:
         assert_same_up_to_rounding(term.values(own), far.sort(1).values[:, 1:4].mean(1))
 
 
-class _Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.mean, self.spread = nn.Linear(3, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+def _head() -> nn.Module:
+    def run(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(net.body(x))
+        return net.mean(h), nn.functional.softplus(net.spread(h))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.body(x))
-        return self.mean(h), nn.functional.softplus(self.spread(h))
+    torch.manual_seed(0)
+    return Net(run, body=nn.Linear(3, 8), mean=nn.Linear(8, 1), spread=nn.Linear(8, 1))
 
 
 class Night(Term):
@@ -198,8 +187,7 @@ class TestInACalibration:
             calibrate(mlp(), data(), method=latedrop.Terms([Wrong()]), progress=False)
 
     def test_a_variance_that_a_function_reads_is_given_again(self, tmp_path: Path) -> None:
-        torch.manual_seed(0)
-        model, x = _Head().eval(), torch.randn(80, 3)
+        model, x = _head(), torch.randn(80, 3)
         read = VarianceHead(lambda output: output[1].exp())
         uq = calibrate(
             model,
