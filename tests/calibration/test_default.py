@@ -106,9 +106,7 @@ class TestBatches:
             method=latedrop.Terms(["leverage"]),
             reference=usual,
         )
-        assert uq.calibration.terms is not None
         assert uq.calibration.terms.reference_rows == 60
-        assert uq.calibration.terms.features is not None
         assert uq.calibration.terms.features.sites == ("head",)
         together = uq.predict(items)
         alone = torch.cat([uq.predict([item]).novelty for item in items])  # type: ignore[misc]
@@ -131,7 +129,6 @@ class TestGuard:
         guarded, bare = (
             default(model, (x, y), method=latedrop.Terms([], guard=on)).predict(far) for on in (True, False)
         )
-        assert guarded.novelty is not None
         assert bool((guarded.novelty > 1).all())
         assert bool((guarded.raw_variance > bare.raw_variance).all())
         assert_same_up_to_rounding(guarded.novelty, bare.novelty)  # it is told either way
@@ -171,7 +168,6 @@ class TestVerdict:
         chosen = latedrop.Sampling([0.1], draws=20) if method == "sample" else method
         uq = default(model, (x, y), method=chosen)
         assert uq.calibration.verdict is not None
-        assert uq.calibration.constant is not None
         other, truth = noisy(model, 60, seed=1)
         rows = {row.label: row for row in compare(uq.predict(other), truth)}
         assert rows["constant"].correlation == 0

@@ -67,7 +67,6 @@ def test_marginal_variances_are_those_of_the_calibration(
 
 def test_radius_is_the_finite_sample_rank(joint: latedrop.JointPredictor) -> None:
     errors = joint.joint_errors
-    assert errors is not None
     p = replace(joint.predict(rows(2, 6)[0]), joint=replace(errors, distances=(1.0, 4.0, 9.0), largest=(1.0, 2.0, 3.0)))
     # ceil((3 + 1) 0.75) = 3, ceil((3 + 1) 0.5) = 2
     ratio = p.region(0.75).log_volume - p.region(0.5).log_volume
@@ -97,7 +96,6 @@ def test_correlation_to_first_order_is_that_of_mask_gradients() -> None:
     uq = latedrop.calibrate(net, (data, net(data).detach() + data), progress=False)
     joint = uq.joint((data + 1, net(data).detach() - data))
     by_row = joint.predict(x).by_row
-    assert by_row is not None
     assert_same_up_to_rounding(by_row[0, 0, 1], cosine)
     mixed = Joint(0.5, torch.eye(2), 0.5).correlation(by_row)
     assert_same_up_to_rounding(mixed[0, 0, 1], cosine / 4)

@@ -122,7 +122,6 @@ class TestJudgement:
         prediction, target = predicted(outputs=2, method=latedrop.Terms(guard=False))
         factor = torch.tensor([1.0, 1e6])
         record = prediction.calibration
-        assert record.constant is not None
         record = replace(record, constant=(record.constant[0], record.constant[1] * 1e12))
         moved = {"output": prediction.output * factor, "raw_variance": prediction.raw_variance * factor**2}
         judgement = judge(replace(prediction, calibration=record, **moved), target * factor)

@@ -80,8 +80,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def net() -> nn.Module:
     import user_code  # type: ignore[import-not-found]
 
-    made: nn.Module = user_code.Net()
-    return made
+    return user_code.Net()
 
 
 class TestCode:
@@ -201,8 +200,7 @@ class TwoInputs(nn.Module):
         self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
 
     def forward(self, x: Tensor, shift: Tensor) -> Tensor:
-        y: Tensor = self.second(self.first(x) + shift)
-        return y
+        return self.second(self.first(x) + shift)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -48,7 +48,6 @@ def digits() -> tuple[nn.Module, Parts]:
 def uq(digits: tuple[nn.Module, Parts]) -> ClassPredictor:
     net, parts = digits
     uq = latedrop.calibrate(net, parts["val"], reference=parts["train"][0], progress=False)
-    assert isinstance(uq, ClassPredictor)
     return uq
 
 
@@ -65,8 +64,6 @@ class TestDigits:
     def test_strange_rows_are_told_and_trusted_less(self, uq: ClassPredictor, digits: Any) -> None:
         x, _ = digits[1]["test"]
         usual, strange = uq.predict(x), uq.predict(torch.rand(100, 64, generator=torch.Generator().manual_seed(0)))
-        assert usual.novelty is not None
-        assert strange.novelty is not None
         assert float((usual.novelty < 1).double().mean()) > 0.8
         assert float((strange.novelty > 1).double().mean()) > 0.95
         assert float(strange.entropy.mean()) > 1.5 * float(usual.entropy.mean())

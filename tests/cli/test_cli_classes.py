@@ -180,7 +180,6 @@ def test_a_rule(call: Run, end: str) -> None:
     assert (code, err) == (0, "")
     assert "Rule: keep rows of confidence" in out
     rule = record_in("cal.json").rule
-    assert rule is not None
     assert (rule.risk, record_in("cal.json").rows + rule.rows) == (0.7, 80)
     lines = Path("test.csv").read_text().splitlines()
     lines[3] = "2,,1,1,1,cat,0,1,no"

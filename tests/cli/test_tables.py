@@ -185,7 +185,6 @@ class TestArrays:
         finite = rows.where(rows.finite)
         assert isinstance(finite.inputs, dict)
         assert {name: value.shape for name, value in finite.inputs.items()} == {"a": (2, 2), "b": (2, 1)}
-        assert finite.target is not None
         assert finite.target.shape == (2, 4)
         with pytest.raises(ArgumentError, match="one value per row in each of several targets; found more in 't'"):
             rows_of(path, Columns(("a",), ("s", "t")))

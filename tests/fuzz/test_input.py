@@ -314,7 +314,6 @@ def test_requests_to_the_console(tmp_path: Path) -> None:
 
     trained, calibration = shipped_counter()
     pixels = make_scenes(0, 6, 0).frames[0].pixels
-    assert pixels is not None
     store, source = Store(tmp_path / "a.sqlite"), Source("door", False, lambda: iter(()))
     watch = Watch([source], trained, calibration, store, Settings(), Notices([]))
     watch.views[0].camera = Camera(source, watch._arrived)

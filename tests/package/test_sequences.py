@@ -69,18 +69,15 @@ class Sequences(nn.Module):
         return h[-1][order.argsort()]
 
     def twice(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        assert self.second is not None
         _, h = self.second(self.rnn(self.packed(tokens, lengths))[0])
         return h[-1]
 
     def entries(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        assert self.each is not None
         out, _ = self.rnn(self.packed(tokens, lengths))
         padded, _ = pad_packed_sequence(out._replace(data=self.each(out.data).tanh()), batch_first=True)
         return padded.sum(1)
 
     def attention(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        assert self.each is not None
         out, _ = pad_packed_sequence(self.rnn(self.packed(tokens, lengths))[0], batch_first=True)
         beyond = torch.arange(out.shape[1]) >= lengths[:, None]
         weights = self.each(out).sum(-1).masked_fill(beyond, -torch.inf).softmax(1)

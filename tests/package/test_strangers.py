@@ -60,7 +60,6 @@ def test_a_classifier(tmp_path: Path) -> None:
     model, x, y = case(3)
     fit, others = x[:ROWS], x[ROWS:]
     uq = latedrop.calibrate(model, (fit, y[:ROWS]), progress=False)
-    assert isinstance(uq, latedrop.ClassPredictor)
     p = uq.predict(others)
     assert_same_up_to_rounding(uq.predict(others[:1]).probabilities, p.probabilities[:1])
     assert judge_classes(p, y[ROWS:]).verdict.rows == HELD

@@ -122,8 +122,7 @@ def method(name: str, engine: str = "auto") -> Work:
 
 
 def predictor(model: nn.Module, x: Tensor, y: Tensor, name: str, engine: str = "auto") -> Predictor:
-    uq: Predictor = quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
-    return uq
+    return quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
 
 
 WORKS: dict[str, Work] = {

@@ -51,8 +51,7 @@ def calibrated(outputs: int = 1, count: int = 40, **options: Any) -> latedrop.Pr
     model, x = network(outputs), rows(count)
     with torch.no_grad():
         y = model(x) + 0.1 * torch.sin(40 * x[:, :1])
-    uq: latedrop.Predictor = latedrop.calibrate(model, (x, y), progress=False, **options)
-    return uq
+    return latedrop.calibrate(model, (x, y), progress=False, **options)
 
 
 def by_terms() -> latedrop.Predictor:

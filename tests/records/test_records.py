@@ -27,8 +27,7 @@ def golden(name: str) -> dict[str, Any]:
     """The record in a golden file, as plain data."""
     if name not in KINDS:
         pytest.skip("people counting needs scipy")
-    data: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())[KINDS[name].key]
-    return data
+    return json.loads((GOLDEN / f"{name}.json").read_text())[KINDS[name].key]
 
 
 def resealed(kind: Format[Any], data: Any) -> str:
@@ -233,7 +232,6 @@ def test_a_file_names_the_field(name: str, place: str, value: Any, message: str,
     file, kind = tmp_path / "file.json", KINDS.get(name)
     path = tuple(int(part) if part.isdigit() else part for part in place.split("."))
     data = changed(golden(name), path, value)
-    assert kind is not None
     file.write_text(resealed(kind, data))
     with pytest.raises(FileError, match=message) as raised:
         kind.read(file)

@@ -85,8 +85,7 @@ class Opened:
     def beyond(self) -> int:
         """By how many pixels the page is wider than the screen."""
         root = "document.documentElement"
-        pixels: int = self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
-        return pixels
+        return self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
 
 
 def test_nothing_fails_and_nothing_is_fetched(browser: Any, report: Path) -> None:

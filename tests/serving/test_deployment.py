@@ -29,7 +29,6 @@ TOKEN = "a-token-of-the-tests-1"
 def steps() -> list[tuple[str, str]]:
     """Instructions of the container file, and their arguments."""
     block = re.search(r"^```dockerfile\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert block is not None
     lines = [line for line in block[1].replace("\\\n", "").splitlines() if line and not line.startswith("#")]
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
@@ -71,7 +70,6 @@ def test_the_container_runs_what_it_copies(folder: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
     try:
         assert "serving my_model:Net at" in process.stderr.readline()
         _healthy(instructions, port)

@@ -60,7 +60,6 @@ def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
         [*command, "--port", "0", *options], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert process.stderr is not None
         line = process.stderr.readline()
         match = re.search(r"http://\S+?:\d+", line)
         assert match, line + process.stderr.read()

@@ -333,7 +333,6 @@ while True:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env=environment
             )
-            assert process.stdout is not None
             said = before
             for line in process.stdout:
                 said = int(line)
@@ -417,8 +416,6 @@ def test_shares_of_rows_are_those_of_the_record(predictor: latedrop.Predictor, d
     _, x, _ = data
     prediction = predictor.predict(x[:200])
     terms = predictor.calibration.terms
-    assert prediction.shares is not None
-    assert terms is not None
     total = sum(prediction.shares.values())
     assert_same_up_to_rounding(total, torch.ones(200))
     for name, share in prediction.shares.items():

@@ -103,7 +103,6 @@ def test_a_reference_row_is_left_out_for_itself() -> None:
     assert_same_doubles(measured(own, rows, own=True)[:, 0], torch.stack(expected))
     assert own.sample is None
     sample = GradientLeverage(0.05).learned_from([rows], False).sample
-    assert sample is not None
     assert_same_doubles(sample[:, 0], torch.stack(expected))
 
 
@@ -112,7 +111,6 @@ def test_a_long_reference_is_sampled_evenly() -> None:
     rows = torch.randn(5000, 1, 3).double()
     sample = GradientLeverage().learned_from(rows.split(700), False).sample
     every = measured(GradientLeverage().learned_from([rows], True), rows, own=True)
-    assert sample is not None
     assert 512 <= len(sample) <= 1024
     assert_same_doubles(sample, every[:: -(-5000 // len(sample))])
 

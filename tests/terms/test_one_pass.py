@@ -66,7 +66,6 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     model, x = make().eval(), torch.randn(6, *shape, generator=torch.Generator().manual_seed(1))
     sites = Sites(find_sites(model, x))
     wanted = Features.all(sites)
-    assert wanted is not None
     rows = BatchContext(Network.of(model), x, sites, None, wanted)
     first = latedrop.linearize(model, x, sites)
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)

@@ -66,7 +66,6 @@ class TestFeatures:
         model, x = make().eval(), torch.randn(6, *shape)
         sites = find_sites(model, x)
         where = Features.all(sites)
-        assert where is not None
         vectors = where.of(Network(model), x, sites)
         assert vectors.shape == (6, features)
         assert_same_up_to_rounding(
@@ -156,7 +155,6 @@ class TestInACalibration:
         with torch.no_grad():
             y = model(x) + (0.1 + (x[:, :1] > 0)) * torch.randn(400, 1, generator=generator)
         uq = calibrate(model, (x, y), method=latedrop.Terms([Night()]), progress=False)
-        assert uq.calibration.terms is not None
         assert uq.calibration.terms.shares["night"] > 0.4
         uq.save(tmp_path / "c.json")
         with pytest.raises(FileError, match="expected terms= with"):
@@ -225,12 +223,9 @@ class TestBlocks:
             calibrate(mlp(), often, method=latedrop.Terms(["dropout", "leverage"], folds=kind)).calibration  # type: ignore[arg-type]
             for kind in ("shuffled", "blocks")
         )
-        assert shuffled.verdict is not None
-        assert blocks.verdict is not None
         # Shuffled, the same rows are on both sides, and seem to tell much.
         assert shuffled.verdict.gain > 3 * shuffled.verdict.gain_error
         assert shuffled.verdict.gain > 2 * blocks.verdict.gain
-        assert blocks.terms is not None
         assert not any("each site apart" in candidate.name for candidate in blocks.terms.candidates)
 
 
@@ -238,10 +233,7 @@ class TestNamedFeatures:
     def test_leverage_looks_at_these_alone(self) -> None:
         x, y = data()
         calibration = calibrate(mlp(), (x, y), method=latedrop.Terms(features=["4"])).calibration
-        assert calibration.terms is not None
         assert calibration.terms.features == Features(("4",))
-        assert calibration.terms.guard is not None
         assert calibration.terms.guard.terms == ("leverage", "gradients")
         (leverage,) = (term for term in calibration.terms.terms if isinstance(term, Leverage))
-        assert leverage.root is not None
         assert leverage.root.shape == (1, 9, 9)
