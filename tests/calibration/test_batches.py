@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from latedrop.data.batches import Batches, inputs_of, row_batches, row_total
+from latedrop.data.rows import row_count, take_rows
 from latedrop.errors import ArgumentError, DataError
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
@@ -100,6 +101,16 @@ def test_any_real_array_is_a_target_and_an_input(y: np.ndarray) -> None:
     inputs, targets = collected((twice, y))[1:]
     np.testing.assert_array_equal(targets.numpy(), np.asarray(y).astype(targets.numpy().dtype))
     np.testing.assert_array_equal(inputs.numpy(), twice.astype(inputs.numpy().dtype))
+    assert inputs.is_floating_point() == (y.dtype.kind == "f")
+
+
+def test_scalars_belong_to_no_row() -> None:
+    x = {"a": torch.zeros(5, 2), "lengths": torch.ones(5), "temperature": torch.tensor(2.0)}
+    assert row_count(x) == 5
+    part = take_rows(x, slice(1, 3))
+    assert (part["a"].shape, part["lengths"].shape, part["temperature"]) == ((2, 2), (2,), 2)
+    with pytest.raises(DataError, match="first axis counts the examples"):
+        row_count({"a": 3})
 
 
 def test_a_generator_is_read_once_and_lazily() -> None:

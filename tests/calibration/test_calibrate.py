@@ -17,7 +17,6 @@ from latedrop.calibration.methods import PAPER_RATES
 from latedrop.calibration.scale import apply_scale, fit_floor, optimal_scale, relaxed_scale
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
-from untouched import assert_same, state
 
 RATES = (0.05, 0.3)
 DRAWS = 20
@@ -209,33 +208,3 @@ def test_few_rows_are_warned_of(options: dict[str, Any]) -> None:
         calibrate(model, data_for(model, count=9), **options)
     assert [one.filename for one in seen] == [__file__] * len(seen)
     quietly(model, data_for(model, count=10))
-
-
-def mixed_model() -> nn.Module:
-    """Layers with state, some of them in training mode, and a hook of the user's."""
-    first, second, third = deep()[::2]
-    model = nn.Sequential(first, nn.BatchNorm1d(30), nn.ReLU(), nn.Dropout(0.3), second, third)
-    model.train()
-    model[1].eval()
-    model[4].register_forward_pre_hook(lambda module, args: None)
-    model[5].register_forward_hook(lambda module, args, output: None)
-    model[0].weight.requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_the_model_is_restored_when_a_pass_raises(error: type[BaseException]) -> None:
-    model, passes = mixed_model(), list(range(5))
-    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-
-    def readout(output: Tensor) -> Tensor:
-        if not passes:
-            raise error
-        passes.pop()
-        return output
-
-    before = state(model)
-    with pytest.raises(error):
-        quietly(model, (x, x.sum(1, keepdim=True)), readout=readout, batches=Batches(10))
-    assert_same(before, state(model))
-    quietly(model, (x, x.sum(1, keepdim=True)))  # and it works again

@@ -67,14 +67,6 @@ def test_a_batch_whose_to_returns_nothing() -> None:
     torch.testing.assert_close(uq.predict(items).mean, model.inner(X).detach())
 
 
-def test_more_classes_than_rows_are_refused_at_the_first_batch() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1000))
-    data = torch.utils.data.TensorDataset(X, torch.arange(80))
-    for rows in ((X, torch.arange(80)), torch.utils.data.DataLoader(data, batch_size=8)):
-        with pytest.raises(DataError, match=r"at least as many validation rows as classes, 1000.*found 80"):
-            latedrop.calibrate(model, rows, progress=False)
-
-
 def test_validation_rows_as_they_were_left_out() -> None:
     uq = latedrop.calibrate(mlp(), (X, Y), progress=False)
     rows = uq.cross_validated

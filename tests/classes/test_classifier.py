@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, OutputError
+from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.metrics import classes as metrics
 from latedrop.prediction.predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
@@ -107,23 +106,6 @@ class TestBadInput:
     def net(self) -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-
-    @pytest.mark.parametrize(
-        ("labels", "error", "message"),
-        [
-            (lambda n: torch.full((n,), 3), DataError, "labels from 0 to 2"),
-            (lambda n: torch.full((n,), -1), DataError, "labels from 0 to 2"),
-            (lambda n: torch.rand(n), DataError, "whole numbers from 0 to 2"),
-            (lambda n: torch.zeros(n, dtype=torch.long), DataError, "at least two classes"),
-            (lambda n: torch.zeros(n, 3, dtype=torch.long), DataError, "one label for each row"),
-        ],
-        ids=["beyond", "below", "floats", "one class", "one-hot"],
-    )
-    def test_labels(
-        self, net: nn.Module, labels: Callable[[int], Tensor], error: type[LatedropError], message: str
-    ) -> None:
-        with pytest.raises(error, match=message):
-            latedrop.calibrate(net, (torch.randn(20, 4), labels(20)), task="classification", progress=False)
 
     def test_maps_and_options_of_regressions(self, net: nn.Module) -> None:
         x, y = torch.randn(30, 4), torch.arange(30) % 3

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from rounding import assert_same_up_to_rounding
-
 for package in ("typer", "rich"):
     pytest.importorskip(package, reason="typer and rich make the command line")
 
@@ -145,37 +143,6 @@ class TestCells:
         assert (code, err.count("\n")) == (1, 1)
         assert "bad.csv.gz" in err
         assert content == b"" or "expected gzip in bad.csv.gz; it is damaged or something else" in err
-
-    @pytest.mark.parametrize(
-        ("line", "message"),
-        [
-            ('"two\nlines",2,3', "expected numbers in column 'a' of bad.csv; found 'two\\nlines' in line 4"),
-            ("1,x,3", "expected numbers in column 'b' of bad.csv; found 'x' in line 4"),
-            ("1,2", "expected 3 cells in every line of bad.csv; found 2 in line 4"),
-            ("1,,3", "found NaN, infinite or missing ones, first at line 4"),
-            ("1,1e999,3", "found NaN, infinite or missing ones, first at line 4"),
-            ("1,2,\udcff", "expected bad.csv as UTF-8 text; found other bytes in line 4, b'\\xff"),
-        ],
-    )
-    def test_every_message_about_a_cell_has_its_line(self, call: Run, line: str, message: str) -> None:
-        text = "\n".join(["a,b,y", "1,2,3", "2,3,4", line, "4,5,6"])
-        Path("bad.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-        code, _, err = calibrate(call, "bad.csv")
-        assert (code, err.count("\n")) == (1, 1)
-        assert message in err.replace("two lines", "two\\nlines")
-
-    @pytest.mark.filterwarnings("default")
-    def test_an_absurd_cell_ends_no_prediction(self, call: Run) -> None:
-        Path("odd.csv").write_text("a,b\n1,2\n2,1e30\n1,1e300\n1,\n2,3\n")
-        Path("fine.csv").write_text("a,b\n1,2\n2,3\n")
-        for name in ("odd", "fine"):
-            assert (
-                call("predict", "filed_model:net", "cal.json", "--data", f"{name}.csv", "-o", f"{name}_out.csv")[0] == 0
-            )
-        columns, fine = (np.genfromtxt(f"{name}_out.csv", delimiter=",", names=True) for name in ("odd", "fine"))
-        assert_same_up_to_rounding(columns["std"][[0, 4]], fine["std"])
-        assert (columns["std"][1:3] > fine["std"].max()).all()
-        assert np.isnan(columns["std"][3])
 
 
 class TestTheRealCause:

@@ -53,36 +53,6 @@ def test_wrong_options_are_one_line(
     assert said in err.replace("\n", " ")
 
 
-def test_an_onnx_file_is_served_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    from fastapi.testclient import TestClient
-
-    names: dict[str, Any] = {}
-    with torch.random.fork_rng():
-        exec(CODE, names)
-    uq = latedrop.load(folder / "cal.json", names["served"])
-    file = tmp_path / "served.onnx"
-    uq.to_onnx(file, torch.zeros(1, 3))
-    apps: list[Any] = []
-    monkeypatch.setattr("latedrop.serving.app.listen", lambda app, *_: apps.append(app))
-    monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
-    code, _, err = call("serve", str(file))
-    assert code == 0, err
-    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-    with TestClient(apps[0], "http://localhost:8000", client=("127.0.0.1", 5)) as client:
-        answer = client.post("/predict", json={"rows": rows.tolist(), "level": 0.8}).json()
-    expected = uq.predict(rows)
-    assert_same_up_to_rounding(answer["mean"], expected.mean.numpy())
-    assert_same_up_to_rounding(answer["low"], expected.interval(0.8)[0].numpy())
-    for wrong in ([str(file), "cal.json"], ["served_code:served"]):
-        code, _, err = call("serve", *wrong)
-        assert code == 2
-        assert "expected an .onnx file alone" in err or "expected MODEL and CALIBRATION" in err
-
-
 TWO = """
 import torch
 from torch import nn
@@ -145,3 +115,6 @@ def test_inputs_go_by_their_names_and_kinds(
             client.post("/predict", content=file.getvalue(), headers={"Content-Type": "application/x-npy"}).status_code
             == 422
         )
+    for words in (["two.onnx", "cal.json"], ["two_code:two"]):
+        code, _, err = call("serve", *words)
+        assert (code, "expected an .onnx file alone" in err or "expected MODEL and CALIBRATION" in err) == (2, True)

@@ -340,15 +340,11 @@ def test_channels_of_an_einsum_are_all_that_is_summed_over() -> None:
 def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     model, x = Raw(), torch.randn(80, 5)
     y = model(x).detach() + 0.1 * torch.randn(80, 2)
-    for method in ("sample", "linear", "propagate"):
-        uq = quick([0.05, 0.2], 20)(model, (x, y), method=method)
-        uq.save(tmp_path / "c.json")
-        back = latedrop.load(tmp_path / "c.json", model)
-        assert back.calibration.sites == uq.calibration.sites
-        # A file keeps every digit, and the batch is the same.
-        assert torch.equal(back.predict(x).variance, uq.predict(x).variance)
-    explanation = uq.explain(x[:1])
-    assert set(explanation.sites) == {"w2", "w3"}
+    uq = quick([0.05, 0.2], 20)(model, (x, y), method="linear")
+    uq.save(tmp_path / "c.json")
+    # A file keeps every digit, and the batch is the same.
+    assert torch.equal(latedrop.load(tmp_path / "c.json", model).predict(x).variance, uq.predict(x).variance)
+    assert set(uq.explain(x[:1]).sites) == {"w2", "w3"}
     with pytest.raises(latedrop.errors.FileError, match=r"its layers \['w2', 'w3'\] are missing"):
         latedrop.load(tmp_path / "c.json", in_modules(model))
     mean, columns = unit_variances(model, x[:1], uq.calibration.sites)

@@ -78,6 +78,8 @@ def test_the_model_is_clean_after_an_interruption(case: Case, error: type[BaseEx
         sample(model, x, RATE, DRAWS, sites=sites, readout=readout, engine=engine)
     with pytest.raises(error, match="stop"):
         linearize(model, x, sites, readout)
+    with pytest.raises(error, match="stop"):
+        calibrate(model, (x, torch.zeros(6, 1)), readout=readout)
     assert_same(before, state(model))
     with pytest.raises(error, match="stop"), inject(model, sites, RATE):
         raise error("stop")

@@ -1,7 +1,5 @@
 """Alarms: p-values are uniform while nothing changes, false alarms as rare as promised, changes are found."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -142,19 +140,3 @@ def test_rows_are_counted() -> None:
     assert (len(usual.strangeness), sum(usual.strangeness), usual.strangeness[-1]) == (len(STRANGENESS) + 1, 4, 2)
     assert (usual.shares["floor"][0], usual.shares["floor"][-1]) == (1, 1)
     assert usual_of_rows(None, {}) == Usual()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("strangeness", [1]),
-        ("strangeness", [-1] * (len(STRANGENESS) + 1)),
-        ("shares", {"floor": [0] * len(SHARES)}),
-        ("shares", None),
-        ("more", 1),
-    ],
-    ids=["short", "negative", "bins", "none", "other"],
-)
-def test_damaged_counts_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(DataError, match="usual"):
-        checked(Usual, plain(Usual()) | {field: value}, "usual", "")
