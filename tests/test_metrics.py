@@ -29,9 +29,7 @@ METRICS = {
 }
 NO_VARIANCE = {"rmse", "mae", "ideal_nll"}
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
-variance_metric = pytest.mark.parametrize(
-    "metric", [metric for name, metric in METRICS.items() if name not in NO_VARIANCE]
-)
+variance_metric = pytest.mark.parametrize("metric", [METRICS[name] for name in METRICS if name not in NO_VARIANCE])
 
 
 @pytest.fixture
@@ -95,9 +93,8 @@ def test_ideal_nll_leaves_errors_of_zero_out():
 
 def test_calibration_curve_is_that_of_uncertainty_toolbox(data):
     mean, variance, target = data
-    expected, observed = uct.metrics_calibration.get_proportion_lists_vectorized(
-        mean, np.sqrt(variance), target, num_bins=101
-    )
+    proportions = uct.metrics_calibration.get_proportion_lists_vectorized
+    expected, observed = proportions(mean, np.sqrt(variance), target, num_bins=101)
     levels, ours = metrics.calibration_curve(mean, variance, target)
     close(levels, expected[1:-1])
     close(ours, observed[1:-1])
@@ -244,10 +241,7 @@ def test_values_that_are_not_finite_are_refused(metric, hole):
     for place, name in [(0, "mean"), (2, "target")]:
         holed = [array.clone() for array in arrays]
         holed[place][3:, 1] = hole
-        with pytest.raises(
-            DataError,
-            match=rf"{name} is NaN or infinite in 2 of 10 entries, the first at index \(3, 1\); remove",
-        ):
+        with pytest.raises(DataError, match=rf"{name} is NaN or infinite in 2 of 10 entries, .* \(3, 1\); remove"):
             metric(*holed)
 
 

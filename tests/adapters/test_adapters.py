@@ -66,9 +66,7 @@ class TestLightning:
         module, (x, y) = lightning_module(net), rows(50, 1)
         uq = calibrated(net if inner else module, method=method)
         before = set(vars(module))
-        batches = trainer(predict_callback(uq, level=0.8)).predict(
-            module, DataLoader(TensorDataset(x, y), batch_size=20)
-        )
+        batches = trainer(predict_callback(uq, level=0.8)).predict(module, DataLoader(TensorDataset(x, y), 20))
         assert [len(batch["mean"]) for batch in batches] == [20, 20, 10]
         expected = uq.predict(x).to_dict(0.8)
         assert expected["std"].min() > 0
@@ -111,9 +109,7 @@ class TestLightning:
     def test_a_predictor_of_another_model_is_refused(self, net: nn.Module) -> None:
         module = lightning_module(net)
         run = trainer(predict_callback(calibrated(deepcopy(net))))
-        with pytest.raises(
-            ArgumentError, match="expected a predictor of Module or of a network inside it; found one of"
-        ):
+        with pytest.raises(ArgumentError, match="expected a predictor of Module or of a network inside it"):
             run.predict(module, DataLoader(rows(10)[0], batch_size=5))
         with pytest.raises(ArgumentError, match=r"expected a probability inside \(0, 1\); found 1\.5"):
             predict_callback(calibrated(net), level=1.5)
@@ -181,9 +177,7 @@ class TestHuggingFace:
         assert set(output.metrics) == {"shifted_nll", "shifted_coverage"}
 
     def test_what_cannot_be_right_is_refused(self, run: Any, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(
-            ArgumentError, match=r"expected a predictor of the trainer's model; found one of another Seq"
-        ):
+        with pytest.raises(ArgumentError, match="expected a predictor of the trainer's model; found one of another"):
             predict_with(run, texts(5), calibrated(net))
         uq = self.calibrated(run)
         with pytest.raises(DataError, match="expected at least one row to predict; found none"):

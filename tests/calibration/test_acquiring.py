@@ -29,9 +29,7 @@ def classes() -> latedrop.ClassPredictor:
     return latedrop.calibrate(net, (x, x.argmax(1)), reference=rows(80, 1), progress=False)
 
 
-def test_places_are_different_and_repeat_with_the_seed(
-    uq: latedrop.Predictor, classes: latedrop.ClassPredictor
-) -> None:
+def test_places_are_different_and_repeat(uq: latedrop.Predictor, classes: latedrop.ClassPredictor) -> None:
     pool = rows(60, 2)
     for predictor in (uq, classes):
         for score in (None, "std" if predictor is uq else "novelty"):
@@ -42,9 +40,7 @@ def test_places_are_different_and_repeat_with_the_seed(
         assert sorted(predictor.acquire(pool, 60).tolist()) == list(range(60))
 
 
-def test_without_diversity_the_largest_scores_come_first(
-    uq: latedrop.Predictor, classes: latedrop.ClassPredictor
-) -> None:
+def test_without_diversity_largest_scores_come_first(uq: latedrop.Predictor, classes: latedrop.ClassPredictor) -> None:
     pool = rows(60, 2)
     std, entropy = uq.predict(pool).std[:, 0], classes.predict(pool).entropy
     assert uq.acquire(pool, 5, score="std", diverse=False).tolist() == std.topk(5).indices.tolist()

@@ -176,10 +176,7 @@ REFUSED = {
     "dict": ({"x": X, "y": Y}, r"expected a pair \(x, y\) or an iterable of batches.*found a dict"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
-    "list of targets": (
-        (X, Y.flatten().tolist()),
-        r"expected targets as a tensor, array or table; found list\. Convert",
-    ),
+    "list of targets": ((X, Y.flatten().tolist()), r"targets as a tensor, array or table; found list\. Convert"),
     "text column": ((table(b=["x"] * 7), Y), r"expected numeric inputs; found column 'b' of type \w+\. Encode text"),
     "categories": ((table(b=pandas.Categorical(["x"] * 7)), Y), r"found column 'b' of type category\. Encode"),
     "missing in a column": ((table(b=pandas.array([1] * 6 + [None], "Int64")), Y), r"found 1 NaN or inf among 14"),
@@ -192,10 +189,7 @@ REFUSED = {
     "complex tensor": ((X, torch.zeros(7, dtype=torch.cfloat)), r"expected real targets; found torch\.complex64"),
     "nan": ((X, torch.full((7,), torch.nan)), r"expected finite targets; found 7 NaN or inf among 7\. Drop"),
     "masked": ((X, np.ma.masked_equal(np.arange(7), 3)), r"expected targets without missing values; found 1 masked"),
-    "masked inputs": (
-        (np.ma.masked_equal(np.eye(7, 2), 1), Y),
-        r"expected inputs without missing values; found 2 mask",
-    ),
+    "masked inputs": ((np.ma.masked_equal(np.eye(7, 2), 1), Y), "inputs without missing values; found 2 mask"),
     "nan inputs": ((torch.full((7, 2), torch.nan), Y), r"expected finite inputs; found 14 NaN or inf among 14"),
     "text inputs": ((np.array([["a"]] * 7), Y), r"expected numeric inputs.*Encode text"),
 }

@@ -190,9 +190,7 @@ class Splits(dict[str, Any]):
     ],
     ids=["no targets", "two targets", "another name", "no mapping", "unknown inputs", "splits"],
 )
-def test_what_cannot_be_told_apart(
-    net: nn.Module, rows: tuple[Tensor, Tensor], make: Any, unpack: str | None, message: str
-) -> None:
+def test_what_cannot_be_told_apart(net: nn.Module, rows: Any, make: Any, unpack: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         latedrop.calibrate(net, make(*rows), progress=False, batches=latedrop.Batches(unpack=unpack))
 

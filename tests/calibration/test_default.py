@@ -126,9 +126,7 @@ class TestGuard:
         model = network()
         x, y = noisy(model, 200)
         far = 100 * torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-        guarded, bare = (
-            default(model, (x, y), method=latedrop.Terms([], guard=on)).predict(far) for on in (True, False)
-        )
+        guarded, bare = (default(model, (x, y), method=latedrop.Terms([], guard=g)).predict(far) for g in (True, False))
         assert bool((guarded.novelty > 1).all())
         assert bool((guarded.raw_variance > bare.raw_variance).all())
         assert_same_up_to_rounding(guarded.novelty, bare.novelty)  # it is told either way

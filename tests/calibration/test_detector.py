@@ -72,9 +72,7 @@ def test_false_alarms_are_as_rare_as_asked_for() -> None:
     for _ in range(repeats):
         base = torch.randn(60 + new, 1, generator=dice) + 0.5 * torch.randn(60 + new, 3, generator=dice)
         scores = {"a": base[:, 0], "b": base[:, 1].exp(), "c": base[:, 2].round()}
-        parts = [
-            {name: s[start:end] for name, s in scores.items()} for start, end in ((0, 30), (30, 60), (60, 60 + new))
-        ]
+        parts = [{name: s[i:j] for name, s in scores.items()} for i, j in ((0, 30), (30, 60), (60, 60 + new))]
         combined = by_name(parts[0])
         usual, fresh = ({**part, COMBINED: combined(part)} for part in parts[1:])
         for name in usual:
@@ -182,9 +180,7 @@ def test_wrong_input(classifier: Any, regression: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classifier", "regression"])
-def test_another_calibration_of_the_same_model_is_refused(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_another_calibration_is_refused(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     uq = request.getfixturevalue(kind)
     detector = uq.detector(rows(60, 3), scores=["novelty"])
     detector.save(tmp_path / "d.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -41,9 +42,7 @@ class Slope(Term):
 
 @pytest.mark.filterwarnings("ignore::latedrop.errors.LatedropWarning")
 @pytest.mark.parametrize("terms", [None, ["dropout", "leverage", "neighbours", Slope()]])
-def test_a_long_table_is_calibrated_with_some_of_its_rows(
-    monkeypatch: pytest.MonkeyPatch, terms: list[str | Term] | None
-) -> None:
+def test_a_long_table_is_calibrated_with_some_rows(monkeypatch: pytest.MonkeyPatch, terms: list[Any] | None) -> None:
     model = network()
     every = calibrate(model, table(6000, 250), method=Terms(terms), progress=False).calibration
     monkeypatch.setattr(measure, "MOST_ROWS", 2000)

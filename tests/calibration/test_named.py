@@ -88,14 +88,9 @@ class TestCode:
     def test_a_function_or_a_module(self, name: str) -> None:
         assert load_model(name, untrained=True)(torch.zeros(2, 3)).shape == (2, 1)
 
-    @pytest.mark.parametrize(
-        ("name", "first"),
-        [("Net", "first.weight"), ("Space.net", "first.weight"), ("build", "first.weight")],
-    )
-    def test_random_weights_are_refused(self, name: str, first: str) -> None:
-        message = (
-            f"expected user_code:{name} to have trained weights; found random ones: made twice, {first}, .*--weights"
-        )
+    @pytest.mark.parametrize("name", ["Net", "Space.net", "build"])
+    def test_random_weights_are_refused(self, name: str) -> None:
+        message = f"user_code:{name} to have trained weights; found random ones: made twice, first.weight, .*--weights"
         with pytest.raises(ArgumentError, match=message):
             load_model(f"user_code:{name}")
         assert isinstance(load_model(f"user_code:{name}", untrained=True), nn.Module)

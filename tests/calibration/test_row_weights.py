@@ -151,9 +151,7 @@ def test_classes_have_no_transform_and_no_weights(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:only 3 validation rows")
-@pytest.mark.parametrize(
-    "options", [{}, {"method": latedrop.Terms(folds="blocks")}, {"method": "linear"}], ids=["terms", "blocks", "linear"]
-)
+@pytest.mark.parametrize("options", [{}, {"method": latedrop.Terms(folds="blocks")}, {"method": "linear"}])
 def test_few_rows_that_count(options: dict[str, Any]) -> None:
     x, y, _ = rows()
     weights = torch.zeros(50)

@@ -93,9 +93,7 @@ def test_errors_of_nearly_zero_count_as_zero(tiny: float) -> None:
     error[:70] = tiny
     scale = relaxed_scale(torch.zeros(100), torch.ones(100), error)
     assert float(scale) > 1e-24
-    metrics.nll(
-        torch.zeros(100), (1e-6 * scale.float()).expand(100), error.float()
-    )  # a variance that a likelihood takes
+    metrics.nll(torch.zeros(100), (1e-6 * scale.float()).expand(100), error.float())
 
 
 def floor_cases() -> list[tuple[np.ndarray, np.ndarray]]:

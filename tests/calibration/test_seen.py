@@ -21,11 +21,7 @@ from networks import mlp, noisy
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
-METHODS: list[dict[str, Any]] = [
-    {},
-    {"method": "linear"},
-    {"method": latedrop.Sampling(rates=[0.1, 0.3], draws=10)},
-]
+METHODS: list[dict[str, Any]] = [{}, {"method": "linear"}, {"method": latedrop.Sampling([0.1, 0.3], draws=10)}]
 
 
 network = partial(mlp, 3, 16, 1)

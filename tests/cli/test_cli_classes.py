@@ -66,6 +66,7 @@ def log(probabilities):
 """
 NAMES = ("cat", "dog", "owl, snowy")
 Run = Callable[..., tuple[int, str, str]]
+CALIBRATE = ("calibrate", "user_classes:net", "-o", "cal.json")
 PYTHON = re.compile(r"\w=|lambda|\(\)|labels\.|uq\b|_names|None")
 """What has no place in a message on the command line."""
 
@@ -109,7 +110,7 @@ def data(name: str, target: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def calibrated(call: Run) -> str:
-    code, _, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", "--sets", "lac")
+    code, _, err = call(*CALIBRATE, *data("val.csv", "kind"), "--sets", "lac")
     assert (code, err) == (0, "")
     return "cal.json"
 
@@ -119,7 +120,7 @@ def record_in(path: str) -> ClassCalibration:
 
 
 def test_text_labels_keep_their_names(call: Run) -> None:
-    code, out, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", "--json")
+    code, out, err = call(*CALIBRATE, *data("val.csv", "kind"), "--json")
     answer, record = json.loads(out), record_in("cal.json")
     assert (code, err, record.names, answer["names"]) == (0, "", NAMES, list(NAMES))
     assert (answer["task"], answer["rows"], answer["files"]) == ("classification", 80, ["cal.json"])
@@ -127,16 +128,15 @@ def test_text_labels_keep_their_names(call: Run) -> None:
     assert answer["verdict"]["text"] == str(record.verdict)
 
 
-@pytest.mark.parametrize(
-    ("file", "target"), [("val.csv", "code"), ("val.npz", "y"), ("val.npz", "text"), ("val.parquet", "kind")]
-)
-def test_the_same_labels_in_any_form(call: Run, file: str, target: str) -> None:
+@pytest.mark.parametrize("words", ["val.csv code", "val.npz y", "val.npz text", "val.parquet kind"])
+def test_the_same_labels_in_any_form(call: Run, words: str) -> None:
+    file, target = words.split()
     if file.endswith("parquet"):
         pandas = pytest.importorskip("pandas")
         pytest.importorskip("pyarrow")
         frame = pandas.read_csv("val.csv")
         frame.assign(kind=frame["kind"].astype("category")).to_parquet(file)
-    code, _, err = call("calibrate", "user_classes:net", *data(file, target), "-o", "cal.json")
+    code, _, err = call(*CALIBRATE, *data(file, target))
     assert (code, err) == (0, "")
     with np.load("val.npz") as arrays:
         rows = arrays["x"], arrays["y"]
@@ -150,16 +150,14 @@ def test_the_same_labels_in_any_form(call: Run, file: str, target: str) -> None:
 
 def test_names_say_the_order_of_the_outputs(call: Run) -> None:
     order = ("--class-names", '"owl, snowy",dog,cat')
-    code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", *order, "--json")
+    code, out, _ = call(*CALIBRATE, *data("val.csv", "kind"), *order, "--json")
     assert (code, json.loads(out)["names"]) == (0, ["owl, snowy", "dog", "cat"])
     assert record_in("cal.json").verdict.accuracy < 0.5  # as the order is wrong
-    code, out, _ = call(
-        "calibrate", "user_classes:net", *data("val.csv", "first"), "-o", "cal.json", "--class-names", "1,2,3", "--json"
-    )
+    code, out, _ = call(*CALIBRATE, *data("val.csv", "first"), "--class-names", "1,2,3", "--json")
     assert (code, json.loads(out)["names"]) == (0, ["1", "2", "3"])
     assert record_in("cal.json").verdict.accuracy > 0.5
     names = ("--class-names", "x,y,z", "--json")
-    code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "code"), "-o", "cal.json", *names)
+    code, out, _ = call(*CALIBRATE, *data("val.csv", "code"), *names)
     assert (code, json.loads(out)["names"]) == (0, ["x", "y", "z"])  # numbers are the classes' own
     assert record_in("cal.json").verdict.accuracy > 0.5
 
@@ -167,16 +165,14 @@ def test_names_say_the_order_of_the_outputs(call: Run) -> None:
 @pytest.mark.filterwarnings("default")
 def test_an_order_worse_than_chance_is_warned_of(call: Run) -> None:
     order = ("--class-names", 'dog,"owl, snowy",cat')
-    code, _, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", *order)
+    code, _, err = call(*CALIBRATE, *data("val.csv", "kind"), *order)
     assert (code, err.count("\n")) == (0, 1)
     assert "less than by chance" in err
 
 
 @pytest.mark.parametrize("end", ["csv", "npz"])
 def test_a_rule(call: Run, end: str) -> None:
-    code, out, err = call(
-        "calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", "--reject", "0.7"
-    )
+    code, out, err = call(*CALIBRATE, *data("val.csv", "kind"), "--reject", "0.7")
     assert (code, err) == (0, "")
     assert "Rule: keep rows of confidence" in out
     rule = record_in("cal.json").rule
@@ -319,17 +315,14 @@ def test_wrong_input_is_one_line(call: Run, model: str, file: str, words: str, m
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("predict", "--data", "test.csv", "--level", "0.9"),
-            "expected a calibration with prediction sets for --level",
-        ),
+        (("predict", "--data", "test.csv", "--level", "0.9"), "calibration with prediction sets for --level"),
         (("evaluate", "--data", "test.csv", "--level", "0.9"), "Calibrate with --sets lac."),
         (("evaluate", "--data", "test.csv", "--unit", "cm"), "expected options that classes have; found --unit"),
     ],
     ids=["level", "test level", "unit"],
 )
 def test_options_that_do_not_fit_the_calibration(call: Run, words: tuple[str, ...], message: str) -> None:
-    assert call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json")[0] == 0
+    assert call(*CALIBRATE, *data("val.csv", "kind"))[0] == 0
     code, out, err = call(words[0], "user_classes:net", "cal.json", *words[1:])
     assert (code, out, message in err) == (2, "", True)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,9 +60,7 @@ def content(folder: Path) -> dict[str, bytes]:
         (["calibrate", "filed_model:net", "--data", "val.csv", "--target", "y"], "--output", "val.csv", "--data"),
     ],
 )
-def test_no_output_takes_the_place_of_an_input(
-    folder: Path, call: Run, words: list[str], option: str, taken: str, source: str
-) -> None:
+def test_no_output_replaces_an_input(folder: Path, call: Run, words: Any, option: str, taken: str, source: str) -> None:
     pytest.importorskip("matplotlib")
     if not Path(taken).exists():  # a calibration, or weights, of a name that a page could have
         Path(taken).write_bytes(Path("cal.json").read_bytes())

@@ -146,19 +146,14 @@ class TestSites:
         ("arguments", "message"),
         [
             ([], "expected --data or --input-shape, rows to run the model on; found none."),
-            (
-                ["--input-shape", "3,x"],
-                "expected --input-shape as the sizes of one row, such as 3,224,224; found '3,x'.",
-            ),
+            (["--input-shape", "3,x"], "as the sizes of one row, such as 3,224,224; found '3,x'."),
             (["--input-shape", "0"], "expected --input-shape as the sizes of one row, such as 3,224,224; found '0'."),
-            (
-                ["--input-shape", "3", "--data", "val.csv"],
-                "expected --data or --input-shape; found both. Leave one out.",
-            ),
+            (["--input-shape", "3", "--data", "val.csv"], "--data or --input-shape; found both. Leave one out."),
         ],
     )
     def test_wrong_arguments(self, call: Run, arguments: list[str], message: str) -> None:
-        assert call("sites", "user_model:net", *arguments) == (2, "", f"latedrop: {message}\n")
+        code, out, err = call("sites", "user_model:net", *arguments)
+        assert (code, out, err.count("\n"), message in err) == (2, "", 1, True)
 
 
 class TestCalibrate:
@@ -172,10 +167,8 @@ class TestCalibrate:
 
     def test_table_and_report(self, call: Run) -> None:
         pytest.importorskip("matplotlib")
-        rates = ("--rates", "0.2,0.3", "--draws", "10")
-        code, out, err = call(
-            "calibrate", "user_model:net", "--data", "val.npz", *rates, "-o", "c.json", "--report", "c.html"
-        )
+        rates, report = ("--rates", "0.2,0.3", "--draws", "10"), ("--report", "c.html")
+        code, out, err = call("calibrate", "user_model:net", "--data", "val.npz", *rates, "-o", "c.json", *report)
         assert (code, err) == (0, "")
         assert len(re.findall(r"^ 0\.[23]( \*)? ", out, re.MULTILINE)) == 2
         assert "60 validation rows; the rate in use is marked *.\n" in out
@@ -232,11 +225,7 @@ class TestCalibrate:
             ("net --data val.csv --target y --inputs a,b", 1, "Its input was columns a, b of val.csv: see --inputs."),
             ("two --data val.npz", 1, "It was array y of val.npz: see --target."),
             ("fails --data val.npz", 1, 'it raised KeyError: "a bug of the user\'s"'),
-            (
-                "net --data val.npz --method linear --draws 5",
-                2,
-                "expected options that belong to --method linear; found --draws",
-            ),
+            ("net --data val.npz --method linear --draws 5", 2, "options that belong to --method linear; found"),
             ("net --data val.npz --rates a", 2, "expected --rates as numbers separated by commas"),
             ("net --data val.npz --report c.pdf", 2, "expected an output that ends in .html"),
             ("net --data val.npz --device tpu", 2, "expected --device auto, cpu"),
@@ -312,10 +301,7 @@ class TestPredict:
         arguments = ("--data", "gaps.csv", "-o", "out.csv", "--keep", "id", "--json")
         code, out, err = call("predict", "user_model:net", calibrated, *arguments)
         assert code == 0
-        assert err == (
-            "latedrop: warning: NaN or missing values in 1 of 60 rows, at line 5 of gaps.csv; their predictions are "
-            "left empty.\n"
-        )
+        assert "NaN or missing values in 1 of 60 rows, at line 5 of gaps.csv; their predictions are left empty." in err
         record = json.loads(out)
         assert (record["rows"], record["empty"], record["file"]) == (60, 1, "out.csv")
         rows = rows_of("out.csv")
@@ -339,19 +325,11 @@ class TestPredict:
         ("arguments", "code", "message"),
         [
             (["none.json", "--data", "test.csv"], 1, "expected a calibration file at none.json"),
-            (
-                ["cal.json", "--data", "test.csv", "--level", "90"],
-                2,
-                "expected a probability inside (0, 1); found 90.0",
-            ),
+            (["cal.json", "--data", "test.csv", "--level", "90"], 2, "a probability inside (0, 1); found 90.0"),
             (["cal.json", "--data", "test.csv", "--keep", "w"], 2, "expected column 'w' in test.csv"),
             (["cal.json", "--data", "clash.csv", "--keep", "mean"], 2, "found mean, names of the output"),
             (["cal.json", "--data", "head.csv"], 1, "expected at least one row in head.csv; found none."),
-            (
-                ["cal.json", "--data", "text.csv"],
-                1,
-                "expected numbers in column 'b' of text.csv; found 'low' in line 42",
-            ),
+            (["cal.json", "--data", "text.csv"], 1, "numbers in column 'b' of text.csv; found 'low' in line 42"),
         ],
     )
     @pytest.mark.usefixtures("calibrated")
@@ -446,9 +424,7 @@ class TestEvaluate:
         arguments = ("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--require")
         code, out, err = call(*arguments, "rows>=61,coverage50>=0,rmse<0", "--report", "page.html")
         assert code == 3
-        assert re.fullmatch(
-            r"latedrop: required rows >= 61; found 60\.\nlatedrop: required rmse < 0; found [\d.]+\.\n", err
-        )
+        assert re.fullmatch(r"latedrop: required rows >= 61; found 60\.\nlatedrop: required rmse < 0; found .+\n", err)
         assert out.startswith("60 test rows\n")
         assert Path("page.html").exists()
         assert call(*arguments, "rows>=60")[0] == 0
@@ -487,9 +463,7 @@ class TestEvaluate:
         monkeypatch.setattr("latedrop.prediction.predictor.Predictor.predict_labelled", broken)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv")
         assert (code, out) == (1, "")
-        assert err == (
-            "latedrop: ZeroDivisionError: oh. This was not foreseen: pass --debug to see where it comes from.\n"
-        )
+        assert err.startswith("latedrop: ZeroDivisionError: oh. This was not foreseen: pass --debug")
 
 
 class TestHelp:

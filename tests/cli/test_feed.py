@@ -3,6 +3,7 @@
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +68,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
     @pytest.mark.parametrize("out", ["out.csv", "out.npz"])
-    def test_rows_held_at_once(
-        self, uq: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, out: str
-    ) -> None:
+    def test_rows_held_at_once(self, uq: Predictor, tmp_path: Path, monkeypatch: Any, kind: str, out: str) -> None:
         path = csv_file(tmp_path, self.ROWS)
         if kind == "parquet":
             parquet, arrow_csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")

@@ -126,11 +126,7 @@ def deepen(name: str) -> None:
     ("wrong", "words", "message"),
     [
         (lambda: damage("2.png"), "size=8", "expected an image at photos/2.png, named at line 4 of val.csv; it"),
-        (
-            lambda: Path("photos/2.png").unlink(),
-            "size=8",
-            "expected image '2.png', named at line 4 of val.csv, in",
-        ),
+        (lambda: Path("photos/2.png").unlink(), "size=8", "expected image '2.png', named at line 4 of val.csv, in"),
         (lambda: deepen("2.png"), "size=8", "it has more than 8 bits per channel, mode I;16"),
         (lambda: None, "mode=RGB", "expected images of one shape; found (3, 10, 12) and, for 'more/1.jpg' at line 3"),
         (lambda: None, "size=2", "Its input was column file of val.csv: see --transform."),
@@ -142,9 +138,7 @@ def deepen(name: str) -> None:
     ],
     ids=range(10),
 )
-def test_each_wrong_input_is_one_line(
-    call: Run, place: Path, wrong: Callable[[], Any], words: str, message: str
-) -> None:
+def test_each_wrong_input_is_one_line(call: Run, place: Path, wrong: Any, words: str, message: str) -> None:
     np.savez("val.npz", x=np.zeros((3, 2)), y=np.zeros(3))
     wrong()
     code, out, err = calibrate(call, "--transform", *words.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["stdout", "file", "there", "nowhere", "arrays", "images", "column"],
 )
-def test_wrong_words_are_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], words: list[str], said: str
-) -> None:
+def test_wrong_words_are_one_line(folder: Path, monkeypatch: Any, call: Any, words: list[str], said: str) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     code, out, err = call("predict", "ray_net:net", "cal.json", "--ray", "local", *words)
@@ -50,9 +47,7 @@ def test_wrong_words_are_one_line(
     assert said in " ".join(err.split())
 
 
-def test_without_ray_the_extra_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
-) -> None:
+def test_without_ray_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("latedrop.terminal.find_spec", lambda name: None if name == "ray" else find_spec(name))
     code, _, err = call("predict", "ray_net:net", "cal.json", "--ray", "local", "--data", "rows.csv", "-o", "out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_wrong_options_are_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], options: list[str], said: str
-) -> None:
+def test_wrong_options_are_one_line(folder: Path, monkeypatch: Any, call: Any, options: list[str], said: str) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
     monkeypatch.syspath_prepend(str(folder))
@@ -71,9 +68,7 @@ two = Two()
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
-def test_inputs_go_by_their_names_and_kinds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], kind: str
-) -> None:
+def test_inputs_go_by_their_names_and_kinds(tmp_path: Path, monkeypatch: Any, call: Any, kind: str) -> None:
     """One rule for both: names that the model has, in any order, and no whole numbers for floats."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")

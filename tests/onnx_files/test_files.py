@@ -116,9 +116,7 @@ class Meeting(nn.Module):
     ],
     ids=["operator", "own masks", "half precision", "neighbours"],
 )
-def test_what_cannot_be_written_is_refused(
-    model: nn.Module, options: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_written_is_refused(model: nn.Module, options: Any, words: str, tmp_path: Path) -> None:
     x = X.to(next(model.parameters()).dtype)
     uq = latedrop.calibrate(model, (x, Y), progress=False, **options)
     with pytest.raises(ArgumentError, match="expected a model that can be written as an ONNX file") as caught:

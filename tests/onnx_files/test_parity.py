@@ -21,10 +21,7 @@ onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 CASES = {case.name: case for case in ZOO}
-QUICK = {
-    "first order": ("mlp", "batchnorm_cnn", "residual_cnn", "dict_input"),
-    "draws": ("mlp", "residual_cnn"),
-}
+QUICK = {"first order": ("mlp", "batchnorm_cnn", "residual_cnn", "dict_input"), "draws": ("mlp", "residual_cnn")}
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 CLOSE = 1e-5  # of the standard deviation
 

@@ -169,17 +169,14 @@ class TestOutputs:
             quietly(mlp(), (X, Y), method=Sampling(rates=(1e-9,)))
 
     def test_a_rate_at_which_no_draw_drops_anything_is_left_out(self) -> None:
+        method = Sampling(rates=(0.001, 0.1), draws=30, seed=6)
         with pytest.warns(LatedropWarning, match="all 40 at 1 rates, which are left out"):
-            calibration = quietly(
-                mlp(hidden=50), (X, Y), method=Sampling(rates=(0.001, 0.1), draws=30, seed=6)
-            ).calibration
+            calibration = quietly(mlp(hidden=50), (X, Y), method=method).calibration
         assert [row.rate for row in calibration.table] == [0.1]
 
     def test_rows_that_no_draw_touches(self) -> None:
         untouched = int((X[:, 0] <= 0).sum())
-        match = (
-            rf"of 40 validation values, some have zero variance.*: {untouched} at rate 0\.1; {untouched} at rate 0\.2"
-        )
+        match = rf"of 40 validation values, some have zero.*: {untouched} at rate 0\.1; {untouched} at rate 0\.2"
         with pytest.warns(LatedropWarning, match=match):
             uq = quietly(halved(), (X, Y))
         for row in uq.calibration.table:
@@ -530,9 +527,7 @@ class TestFiles:
             return out / 2
 
         quietly(mlp(), (X, Y), readout=halve).save(saved)
-        with pytest.raises(
-            FileError, match=r"expected readout=.*made with the function '.*halve'.*Pass the same function"
-        ):
+        with pytest.raises(FileError, match=r"expected readout=.*the function '.*halve'.*Pass the same function"):
             load(saved, mlp())
 
     @pytest.mark.parametrize("kept", [slice(1), slice(2), 0])

@@ -115,9 +115,7 @@ def test_memory_stays_below_that_of_stacked_outputs() -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "rows", "expected"), [(139, 1, 50), (8, 1, 13), (139, 32, 13)])
-def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
-    monkeypatch: pytest.MonkeyPatch, gigabytes: int, rows: int, expected: int
-) -> None:
+def test_few_rows_run_at_once_on_a_large_gpu(monkeypatch: Any, gigabytes: int, rows: int, expected: int) -> None:
     model, x = nn.Sequential(nn.Linear(1, 1_680_000, bias=False), nn.Linear(1_680_000, 1)), torch.zeros(rows, 1)
     sites, network = find_sites(model, x[:1]), Network(model)
     gpu = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 4)

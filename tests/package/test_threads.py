@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -203,11 +204,7 @@ def switches() -> dict[str, Any]:
         "dtype": torch.get_default_dtype(),
         "grad": torch.is_grad_enabled(),
         "forward": [layer.forward for layer in layers] + [F.linear, F.conv2d, F.scaled_dot_product_attention],
-        "hooks": [
-            list(value)
-            for key, value in vars(torch_module).items()
-            if key.startswith("_global_") and key.endswith("_hooks")
-        ],
+        "hooks": [list(value) for key, value in vars(torch_module).items() if re.match("_global_.*_hooks$", key)],
         "warnings": list(warnings.filters),
         "torch generator": torch.random.get_rng_state().tolist(),
         "numpy generator": np.random.get_state()[1].tolist(),
@@ -422,9 +419,7 @@ def test_nested_injections_are_left_one_by_one_and_stay_in_their_thread() -> Non
 
 
 @pytest.mark.parametrize("when", [1, 2, 3, 4])
-def test_an_interrupt_while_calls_are_rerouted_leaves_nothing_behind(
-    when: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_calls_are_rerouted_leaves_nothing(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody presses Ctrl-C before one of the modules, or after it."""
     model, x = mlp(5, 8, 1), torch.randn(3, 5)
     sites, own = find_sites(model, x), [set(vars(module)) for module in model.modules()]

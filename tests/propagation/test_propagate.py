@@ -93,11 +93,7 @@ KINKED = {
     "celu": nn.CELU(0.7),
     "hardswish": nn.Hardswish(),
 }
-FUNCTIONS = [
-    *((f, 1e-6) for f in CLOSED.values()),
-    *((f, 2e-3) for f in SMOOTH.values()),
-    *((f, 4e-2) for f in KINKED.values()),
-]
+FUNCTIONS = [(f, rtol) for table, rtol in ((CLOSED, 1e-6), (SMOOTH, 2e-3), (KINKED, 4e-2)) for f in table.values()]
 every_function = pytest.mark.parametrize(("f", "tolerance"), FUNCTIONS, ids=[*CLOSED, *SMOOTH, *KINKED])
 
 
@@ -151,10 +147,7 @@ LINEAR = {
     "linear": (nn.Linear(6, 4), (3, 6)),
     "linear_without_bias": (nn.Linear(6, 4, bias=False), (3, 6)),
     "linear_on_sequences": (nn.Linear(6, 4), (2, 3, 6)),
-    "linear_on_transposed": (
-        lambda x: nn.functional.linear(x.transpose(1, 2), torch.ones(4, 3, dtype=DOUBLE)),
-        (2, 3, 6),
-    ),
+    "linear_on_transposed": (lambda x: F.linear(x.transpose(1, 2), torch.ones(4, 3, dtype=DOUBLE)), (2, 3, 6)),
     "matmul_left": (lambda x: torch.linspace(-1, 1, 15, dtype=DOUBLE).view(5, 3) @ x, (2, 3, 4)),
     "einsum": (lambda x: torch.einsum("bcw,cd->bdw", x, torch.linspace(-1, 1, 15, dtype=DOUBLE).view(3, 5)), (2, 3, 4)),
     "conv1d_same_dilated": (nn.Conv1d(4, 6, 3, padding="same", dilation=2), (2, 4, 7)),

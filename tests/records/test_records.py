@@ -292,6 +292,4 @@ except latedrop.LatedropError as error:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.stdout == "expected pydantic to read files; it is not installed. Run: pip install pydantic\n", (
-        done.stderr
-    )
+    assert "expected pydantic to read files; it is not installed" in done.stdout, done.stderr

@@ -266,7 +266,5 @@ def test_anything_that_predicts_can_be_served() -> None:
             return Found()
 
     with running(Own(), form=Form(("a",))) as client:
-        assert client.post("/predict", json={"rows": [{"a": 1}, {"a": 2}]}).json() == {
-            "mean": [1.0, None],
-            "level": 0.9,
-        }
+        answer = client.post("/predict", json={"rows": [{"a": 1}, {"a": 2}]})
+        assert answer.json() == {"mean": [1.0, None], "level": 0.9}

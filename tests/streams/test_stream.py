@@ -274,9 +274,7 @@ class TestAlarms:
         stream.follow(Plain(torch.zeros(600), novelty=torch.ones(600)))
         assert stream._state.monitors["strangeness"].number == 200  # each third
 
-    def test_what_is_usual_is_saved_with_the_calibration(
-        self, predictor: latedrop.Predictor, data: Any, tmp_path: Path
-    ) -> None:
+    def test_what_is_usual_is_saved(self, predictor: latedrop.Predictor, data: Any, tmp_path: Path) -> None:
         model, x, _ = data
         predictor.save(tmp_path / "c.json")
         loaded = latedrop.load(tmp_path / "c.json", model)

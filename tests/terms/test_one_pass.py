@@ -78,9 +78,8 @@ def test_a_prediction_runs_the_network_once() -> None:
     model = counting()
     x = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
     y = x.sum(1, keepdim=True)
-    uq = latedrop.calibrate(
-        model, (x[:200], y[:200]), method=latedrop.Terms(["dropout", "leverage"]), reference=x[200:]
-    )
+    terms = latedrop.Terms(["dropout", "leverage"])
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), method=terms, reference=x[200:])
     RUNS.clear()
     prediction = uq.predict(x[:7])
     assert prediction.novelty is not None

@@ -59,9 +59,7 @@ class TestFeatures:
         [(mlp, (3,), 20), (_convolutional, (1, 8, 8), 8), (_recurrent, (4, 3), 17)],
         ids=["mlp", "convolutions", "recurrent"],
     )
-    def test_one_vector_for_every_row_whatever_its_batch(
-        self, make: Callable[[], nn.Module], shape: tuple[int, ...], features: int
-    ) -> None:
+    def test_one_vector_for_every_row(self, make: Callable[[], nn.Module], shape: Any, features: int) -> None:
         torch.manual_seed(1)
         model, x = make().eval(), torch.randn(6, *shape)
         sites = find_sites(model, x)
