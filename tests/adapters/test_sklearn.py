@@ -17,8 +17,6 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 from networks import mlp
 from rounding import assert_same_up_to_rounding
 
-pytest.importorskip("sklearn", minversion="1.6")
-
 
 @pytest.fixture
 def net() -> nn.Module:

@@ -105,7 +105,6 @@ ALL = {
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
 def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
     uq = classifier if task == "classes" else regression
     detector = uq.detector(rows(300, 5), scores=ALL[task])
     names = {*ALL[task], COMBINED}

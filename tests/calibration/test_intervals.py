@@ -23,7 +23,6 @@ def tensor(values: object) -> torch.Tensor:
 
 
 def isotonic(*residuals: object) -> IsotonicKnots:
-    pytest.importorskip("sklearn")
     return scale.isotonic([tensor(z) for z in residuals], *UNIT)
 
 
@@ -68,7 +67,6 @@ def test_isotonic_is_finite_however_far_the_residuals_are(size: float) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("fit", [scale.isotonic, scale.conformal])
 def test_residuals_of_no_variance_are_refused(fit: Callable[..., object], value: float) -> None:
-    pytest.importorskip("sklearn")
     with pytest.raises(DataError, match="expected finite standardised residuals; found 2 NaN or inf"):
         fit([tensor([0.0, value, 1.0]), tensor([value])], *UNIT)
 

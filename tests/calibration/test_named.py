@@ -1,7 +1,6 @@
 """The user's model by name: code, weights, exported programs; nothing is unpickled."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +63,12 @@ loaded = Loads() if __import__("os").path.exists("own.pt") else None
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def module(user_folder: Path) -> Path:
     """A folder with the module user_code, as the current one."""
-    (tmp_path / "user_code.py").write_text(CODE)
-    (tmp_path / "user_needs.py").write_text("import a_package_that_is_not_there\n")
-    (tmp_path / "user_loads.py").write_text(LOADS)
-    (tmp_path / "user_typo.py").write_text("def f(:\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name in ("user_code", "user_needs", "user_typo", "user_loads"):
-        sys.modules.pop(name, None)
+    needs = "import a_package_that_is_not_there\n"
+    for name, code in {"code": CODE, "needs": needs, "loads": LOADS, "typo": "def f(:\n"}.items():
+        (user_folder / f"user_{name}.py").write_text(code)
+    return user_folder
 
 
 def net() -> nn.Module:

@@ -170,7 +170,6 @@ def skewed(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("method", ["sample", "linear"])
 def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None:
-    pytest.importorskip("sklearn")
     model, rows, fresh = mlp(3, 40, 1), 1000, 2000
     data = noisy(model, rows, 0, skewed)
     x, y = noisy(model, fresh, 1, skewed)
@@ -194,8 +193,6 @@ def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None
 @pytest.mark.parametrize("kind", ["gaussian", "isotonic", "conformal"])
 @pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
 def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, method: str) -> None:
-    if kind == "isotonic":
-        pytest.importorskip("sklearn")
     model = mlp(3, 40, 2)
     x, y = data_for(model)
     options: dict[str, Any] = {} if method == "terms" else {"floor": True, "scale": 1.7}

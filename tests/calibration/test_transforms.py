@@ -104,8 +104,6 @@ def test_log_predicts_log_normals(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("unit", [Standardized([5.0], [2.0]), Log()], ids=["standardized", "log"])
 @pytest.mark.parametrize("kind", ["conformal", "isotonic"])
 def test_fitted_intervals_are_transformed(unit: Transform, kind: str) -> None:
-    if kind == "isotonic":
-        pytest.importorskip("sklearn")
     model = network()
     x, t = rows(model)
     options: dict[str, Any] = {"intervals": "gaussian" if kind == "conformal" else kind, "method": TERMS}

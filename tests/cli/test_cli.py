@@ -11,9 +11,6 @@ import latedrop
 from latedrop.cli import main
 from latedrop.errors import LatedropWarning
 
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
-
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ import latedrop
 from latedrop.calibration.class_record import ClassCalibration
 from rounding import rounding
 from written import rows_of
-
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
 
 CODE = """
 import torch
@@ -82,10 +79,9 @@ def arrays_of(model: Any, rows: int, seed: int) -> tuple[Any, Any]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(user_folder: Path) -> Path:
     """A user's folder, as the current one: code, and labelled rows as text and as numbers."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    sys.path.insert(0, str(user_folder))
     Path("user_classes.py").write_text(CODE)
     import user_classes
 
@@ -98,8 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             writer.writerow(["id", "a", "b", "c", "d", "kind", "code", "first", "yes"])
             for i in range(80):
                 writer.writerow([i, *map(float, x[i]), NAMES[y[i]], y[i], y[i] + 1, ["no", "yes"][y2[i]]])
-    yield tmp_path
-    sys.modules.pop("user_classes", None)
+    return user_folder
 
 
 def data(name: str, target: str) -> tuple[str, ...]:
@@ -133,7 +128,6 @@ def test_the_same_labels_in_any_form(call: Run, words: str) -> None:
     file, target = words.split()
     if file.endswith("parquet"):
         pandas = pytest.importorskip("pandas")
-        pytest.importorskip("pyarrow")
         frame = pandas.read_csv("val.csv")
         frame.assign(kind=frame["kind"].astype("category")).to_parquet(file)
     code, _, err = call(*CALIBRATE, *data(file, target))
@@ -199,8 +193,6 @@ def test_predictions_in_files(call: Run, calibrated: str, end: str) -> None:
     lines = Path("test.csv").read_text().splitlines()
     lines[3] = "2,,1,1,1,cat,0,1,no"
     Path("gaps.csv").write_text("\n".join(lines))
-    if end == "parquet":
-        pytest.importorskip("pyarrow")
     arguments = ("--data", "gaps.csv", "-o", f"out.{end}", "--level", "0.9", "--batch-size", "1")
     code, out, err = call("predict", "user_classes:net", calibrated, *arguments)
     assert (code, out) == (0, f"80 rows predicted, with sets at level 0.9\nwritten: out.{end}\n")

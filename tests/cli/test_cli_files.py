@@ -4,16 +4,13 @@ import gzip
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
 
 CODE = """
 import torch
@@ -34,16 +31,13 @@ posix = pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Run) -> Iterator[Path]:
+def folder(user_folder: Path, call: Run) -> Path:
     """A user's folder, as the current one: code, rows, and a calibration."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     Path("filed_model.py").write_text(CODE)
     x = np.random.default_rng(0).normal(size=(40, 2))
     np.savetxt("val.csv", np.c_[x, x @ [0.1, 0.2]], delimiter=",", header="a,b,y", comments="")
     assert call("calibrate", "filed_model:net", "--data", "val.csv", "--target", "y", *QUICK, "-o", "cal.json")[0] == 0
-    yield tmp_path
-    sys.modules.pop("filed_model", None)
+    return user_folder
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -61,7 +55,6 @@ def content(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_no_output_replaces_an_input(folder: Path, call: Run, words: Any, option: str, taken: str, source: str) -> None:
-    pytest.importorskip("matplotlib")
     if not Path(taken).exists():  # a calibration, or weights, of a name that a page could have
         Path(taken).write_bytes(Path("cal.json").read_bytes())
         words = [taken if word == "cal.json" and source == "CALIBRATION" else word for word in words]

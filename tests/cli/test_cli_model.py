@@ -3,12 +3,13 @@
 import csv
 import hashlib
 import json
+import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,6 @@ from latedrop.cli import app as cli
 from latedrop.errors import DataError
 from rounding import assert_same_up_to_rounding, rounding
 from written import arrays_of, rows_of
-
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -92,10 +90,8 @@ def call(call: Run) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(user_folder: Path) -> Path:
     """A user's folder, as the current one: code, weights, and rows in every kind of file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     Path("user_model.py").write_text(CODE)
     dice = np.random.default_rng(0)
     for name in ("val", "test"):
@@ -106,8 +102,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             writer = csv.writer(file)
             writer.writerow(["id", "a", "b", "c", "y", "z"])
             writer.writerows([f"r{i}", *map(float, x[i]), y[i], -y[i]] for i in range(60))
-    yield tmp_path
-    sys.modules.pop("user_model", None)
+    return user_folder
 
 
 def written(path: str, rows: list[list[object]], head: Sequence[str] = ("a", "b", "c", "y", "z")) -> None:
@@ -166,7 +161,6 @@ class TestCalibrate:
         assert record.fingerprint == expected.fingerprint
 
     def test_table_and_report(self, call: Run) -> None:
-        pytest.importorskip("matplotlib")
         rates, report = ("--rates", "0.2,0.3", "--draws", "10"), ("--report", "c.html")
         code, out, err = call("calibrate", "user_model:net", "--data", "val.npz", *rates, "-o", "c.json", *report)
         assert (code, err) == (0, "")
@@ -232,7 +226,6 @@ class TestCalibrate:
         ],
     )
     def test_one_line_and_no_file(self, call: Run, words: str, code: int, message: str) -> None:
-        pytest.importorskip("matplotlib")
         status, out, err = call("calibrate", *f"user_model:{words} --draws 5 -o c.json".split())
         assert (status, out, err.count("\n")) == (code, "", 1)
         assert err.startswith("latedrop: expected ")
@@ -366,7 +359,6 @@ class TestPredict:
 
 class TestEvaluate:
     def test_table_and_report(self, call: Run, calibrated: str) -> None:
-        pytest.importorskip("matplotlib")
         arguments = ("--data", "test.csv", "--report", "page.html", "--level", "0.8")
         code, out, err = call("evaluate", "user_model:net", calibrated, *arguments)
         assert (code, err) == (0, "")
@@ -466,6 +458,43 @@ class TestEvaluate:
         assert err.startswith("latedrop: ZeroDivisionError: oh. This was not foreseen: pass --debug")
 
 
+class TestExport:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("-o model.txt", "ends in .onnx"),
+            ("-o model.onnx --level 2", "inside (0, 1)"),
+            ("-o model.onnx --input-shape 5", "inputs that the model takes"),
+            ("-o model.onnx --data val.csv --input-shape 3", "Leave one out"),
+        ],
+    )
+    def test_wrong_words(self, call: Run, calibrated: str, words: str, message: str) -> None:
+        code, out, err = call("export", "user_model:net", calibrated, *words.split())
+        assert (code in (1, 2), out, message in err) == (True, "", True)
+
+    def test_a_file_predicts_as_the_model_does(self, call: Run, calibrated: str) -> None:
+        code, out, _ = call("export", "user_model:net", calibrated, "-o", "model.onnx", "--level", "0.8")
+        assert (code, "written: model.onnx" in out) == (0, True)
+        x = arrays_of("test.npz")["x"]
+        expected = latedrop.load(calibrated, sys.modules["user_model"].net()).predict(x).interval(0.8)[0]
+        assert_same_up_to_rounding(latedrop.load_onnx("model.onnx").predict(x).interval()[0], expected.numpy())
+
+
+class TestVerbose:
+    def test_v_and_vv(self, call: Run) -> None:
+        before = list(logging.getLogger("latedrop").handlers)  # other libraries of this process may have changed them
+        words = ("calibrate", "user_model:net", "--data", "val.npz", *QUICK, "-o", "cal.json")
+        assert call(*words)[2] == ""
+        once, twice, again = (call(*words, word)[2].splitlines() for word in ("-v", "-vv", "--verbose"))
+        assert once[0].startswith("latedrop: model user_model:net: Net, on ")
+        assert once[1] == "latedrop: data val.npz: 60 rows, arrays x, y, y2, y4"
+        assert once[-1] == "latedrop: written: cal.json"
+        assert any(line.startswith("latedrop.terminal: calibrating: 60 rows in ") for line in twice)
+        assert len(twice) > len(once) == len(again)
+        assert logging.getLogger("latedrop").handlers == before
+        assert call(*words)[2] == ""
+
+
 class TestHelp:
     @pytest.mark.parametrize("command", ["sites", "calibrate", "predict", "evaluate", "export", "serve"])
     def test_every_command_ends_with_examples_that_parse(self, call: Run, command: str) -> None:
@@ -494,7 +523,6 @@ class TestPage:
 
     @pytest.mark.slow
     def test_it_is_true(self, folder: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("matplotlib")
         assert len(self.STEPS) == 8
         (folder / "my_model.py").write_text((ROOT / "examples" / "my_model.py").read_text())
         for name, start in (("latedrop", "-c 'from latedrop.cli.app import main; main()'"), ("python", "")):

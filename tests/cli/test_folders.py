@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from latedrop.cli.tables import Columns, choose, open_table, read_batches
 from latedrop.cli.writing import write_rows
@@ -22,8 +24,7 @@ def part(first: int, count: int = 4) -> dict[str, list[Any]]:
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
     """A file of one of the kinds, by its ending."""
     if path.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path, row_group_size=2)
+        parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
         return
     text = "\n".join(",".join(map(str, row)) for row in [tuple(columns), *zip(*columns.values(), strict=True)]) + "\n"
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
@@ -105,12 +106,11 @@ def test_a_thousand_files_are_not_open_at_once(tmp_path: Path) -> None:
 
 
 def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
     path = str(tmp_path / "out.parquet")
     with write_rows(path) as append:
         append({"id": pyarrow.array([1, 2], pyarrow.int64())})
         append({"id": pyarrow.array([3], pyarrow.int32())})
-    assert pyarrow.parquet.read_table(path)["id"].to_pylist() == [1, 2, 3]
+    assert parquet.read_table(path)["id"].to_pylist() == [1, 2, 3]
     with write_rows(path) as append:
         append({"id": pyarrow.array([1])})
         with pytest.raises(DataError, match=r"expected values of one kind in every column; found others: .*int64"):

@@ -1,8 +1,7 @@
 """Images that a table names, through the whole command line: real files in, columns out, and each wrong one named."""
 
 import csv
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from latedrop.errors import ArgumentError
 from rounding import assert_same_up_to_rounding
 
 Image: Any = pytest.importorskip("PIL.Image")
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
 
 CODE = """
 import numpy as np
@@ -40,9 +37,7 @@ QUICK = ("--rates", "0.3", "--draws", "4")
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def place(user_folder: Path) -> Path:
     Path("pictured_model.py").write_text(CODE)
     Path("photos/more").mkdir(parents=True)
     dice = np.random.default_rng(0)
@@ -52,8 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Image.fromarray(dice.integers(0, 255, (10 + index % 2, 12, 3)).astype(np.uint8)).save(f"photos/{name}")
         lines.append(f"{name},{index},{0.1 * index}")
     Path("val.csv").write_text("\n".join(lines) + "\n")
-    yield tmp_path
-    sys.modules.pop("pictured_model", None)
+    return user_folder
 
 
 def calibrate(call: Run, *words: object, target: str = "y") -> tuple[int, str, str]:

@@ -4,9 +4,6 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
 import pytest
-
-pytest.importorskip("typer", reason="the command line is an extra")
-
 import typer
 
 from latedrop.cli import app as cli

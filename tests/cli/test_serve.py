@@ -13,8 +13,6 @@ import latedrop
 from rounding import assert_same_up_to_rounding
 from saved import save_calibrated
 
-pytest.importorskip("fastapi")
-
 CODE = (
     "import torch\ntorch.manual_seed(0)\nserved = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))\n"
 )
@@ -70,8 +68,6 @@ two = Two()
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
 def test_inputs_go_by_their_names_and_kinds(tmp_path: Path, monkeypatch: Any, call: Any, kind: str) -> None:
     """One rule for both: names that the model has, in any order, and no whole numbers for floats."""
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     from io import BytesIO
 
     from fastapi.testclient import TestClient

@@ -188,8 +188,6 @@ class TestArrays:
 class TestFiles:
     @pytest.mark.parametrize("name", ["none.csv", "none.parquet", "none.npz"])
     def test_missing_file(self, tmp_path: Path, name: str) -> None:
-        if name.endswith("parquet"):
-            pytest.importorskip("pyarrow")
         with pytest.raises(FileError, match=f"expected data at .*{name}; the system says: .*No such file"):
             open_table(str(tmp_path / name))
 

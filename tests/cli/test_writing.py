@@ -74,8 +74,6 @@ def test_npz_takes_numbers_of_one_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
 def test_one_value_per_cell(tmp_path: Path, name: str) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match=r"one value per row in 'mean' .*found shape \(2, 3\). Write npz"):
         write(tmp_path / name, {"mean": np.zeros((2, 3))})
     assert list(tmp_path.iterdir()) == []
@@ -84,8 +82,6 @@ def test_one_value_per_cell(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.npz"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_what_is_broken_off_leaves_the_old_file(tmp_path: Path, name: str, error: type[BaseException]) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
     path = tmp_path / name
     path.write_text("old")
 

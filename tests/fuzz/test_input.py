@@ -117,8 +117,6 @@ def test_calibrations(predictor: Any, tmp_path: Path) -> None:
 
 
 def test_onnx_files(predictor: Any, tmp_path: Path, capfd: Any) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     from latedrop.onnx_files.metadata import sealed
 
     path = predictor.to_onnx(tmp_path / "model.onnx", X[:4])
@@ -204,7 +202,6 @@ BODIES = [
 
 
 def test_requests_to_the_service(predictor: Any) -> None:
-    pytest.importorskip("fastapi")
     testclient = pytest.importorskip("starlette.testclient")
     from latedrop.serving import Limits, Service
     from latedrop.serving.app import make_app
@@ -253,7 +250,6 @@ KINDS = ("", "text/html", "application/x-pickle", "multipart/form-data", "applic
 
 def test_bytes_on_the_wire(predictor: Any) -> None:
     """Anything may be sent to the port: what is no request is refused or closed, and then others are answered."""
-    pytest.importorskip("fastapi")
     uvicorn = pytest.importorskip("uvicorn")
     from latedrop.serving import Service
     from latedrop.serving.app import make_app
@@ -301,9 +297,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 
 def test_requests_to_the_console(tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
     testclient = pytest.importorskip("starlette.testclient")
-    pytest.importorskip("scipy", reason="the console is an extra")
     from counters import shipped_counter
     from latedrop_crowd.console.notices import Notices
     from latedrop_crowd.console.server import make_app

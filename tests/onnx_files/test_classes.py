@@ -13,9 +13,6 @@ import latedrop
 from networks import mlp
 from rounding import assert_same_up_to_rounding
 
-pytest.importorskip("onnx", reason="needs the extra onnx")
-pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-
 
 def trained(classes: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)

@@ -21,7 +21,6 @@ from networks import mlp
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
-pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 DRAWS = {"method": latedrop.Sampling(rates=[0.3], draws=20)}
 GENERATOR = torch.Generator().manual_seed(0)
@@ -325,41 +324,6 @@ def test_sizes_that_grow_unevenly_are_refused() -> None:
 
     with pytest.raises(ArgumentError, match="grow unevenly"):
         tracing.traced_for_any_rows(squared, lambda n: [torch.ones(n, 2)])
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("typer")
-    from latedrop.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    code = ["from torch import manual_seed, nn", "manual_seed(0)"]
-    code += ["net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))"]
-    (tmp_path / "exported_net.py").write_text("\n".join(code))
-    table = np.concatenate([X.numpy(), Y.numpy()], 1)
-    np.savetxt("val.csv", table, delimiter=",", header="a,b,c,y", comments="")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(words)
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    assert run("calibrate", "exported_net:net", "--data", "val.csv", "--target", "y", "-o", "cal.json")[0] == 0
-    code_of, out, _ = run("export", "exported_net:net", "cal.json", "-o", "model.onnx", "--level", "0.8")
-    assert (code_of, "written: model.onnx" in out) == (0, True)
-    prediction = latedrop.load_onnx("model.onnx").predict(X.numpy())
-    import importlib
-
-    uq = latedrop.load("cal.json", importlib.import_module("exported_net").net)
-    assert_same_up_to_rounding(prediction.interval()[0], uq.predict(X).interval(0.8)[0].numpy())
-    for words, message in (
-        (("-o", "model.txt"), "ends in .onnx"),
-        (("-o", "model.onnx", "--level", "2"), "inside (0, 1)"),
-        (("-o", "model.onnx", "--input-shape", "5"), "inputs that the model takes"),
-        (("-o", "exported_net.py.onnx", "--data", "val.csv", "--input-shape", "3"), "Leave one out"),
-    ):
-        status, _, err = run("export", "exported_net:net", "cal.json", *words)
-        assert status in (1, 2)
-        assert message in err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from latedrop.onnx_files.writing import write_onnx
 from latedrop.terms.forest import Trees
 from rounding import rounding
 
-pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 IMAGES = (4, 8, 8)

@@ -16,9 +16,6 @@ import torch
 
 from architectures import missing
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
-pytest.importorskip("pandas")
 with contextlib.suppress(ImportError):
     import rich.style  # noqa: F401 - scikit-learn imports it late, and it takes a random number when it is imported
 with contextlib.suppress(ImportError), warnings.catch_warnings():

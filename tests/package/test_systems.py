@@ -74,7 +74,6 @@ def test_a_folder_is_spelled_as_on_posix(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_console_that_does_not_know_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("typer")
     from latedrop.cli import main
 
     raw = io.BytesIO()
@@ -86,7 +85,6 @@ def test_a_console_that_does_not_know_a_letter(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_camera_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("scipy")
     pytest.importorskip("av")
     from latedrop_crowd.console.sources import open_sources
 

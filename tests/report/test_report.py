@@ -323,8 +323,6 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
     ids="-".join,
 )
 def test_every_kind_of_calibration_has_a_page(tmp_path: Path, settings: dict[str, Any]) -> None:
-    if settings.get("intervals") == "isotonic":
-        pytest.importorskip("sklearn", reason="scikit-learn fits isotonic intervals")
     page = page_of(tmp_path / "report.html", *predicted(**settings))
     assert "How it was fitted" in Outline(page).headings
 

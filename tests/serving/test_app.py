@@ -12,16 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from latedrop import load_onnx
 from latedrop.serving import Limits, Service
-from latedrop.serving.bodies import Asked, Form
-
-pytest.importorskip("fastapi")
-pytest.importorskip("httpx")
-from starlette.testclient import TestClient
-
 from latedrop.serving.app import make_app
+from latedrop.serving.bodies import Asked, Form
 from rounding import assert_same_up_to_rounding
 
 ROWS = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)
@@ -98,8 +94,6 @@ def test_classes(classes: Any) -> None:
 
 
 def test_classes_of_an_onnx_file(classes: Any, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     wanted = classes.predict(ROWS)
     with running(load_onnx(classes.to_onnx(tmp_path / "classes.onnx", ROWS[:2]))) as client:
         answer = client.post("/predict", json=asked(ROWS, level=0.8)).json()

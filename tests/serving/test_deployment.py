@@ -17,10 +17,6 @@ from torch import nn
 
 import latedrop
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
-pytest.importorskip("safetensors")
-
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 CODE = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
 TOKEN = "a-token-of-the-tests-1"

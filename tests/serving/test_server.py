@@ -23,7 +23,6 @@ import pytest
 from latedrop.serving.app import check_address
 from saved import save_calibrated
 
-pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 

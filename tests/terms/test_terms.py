@@ -110,7 +110,6 @@ class TestOthers:
             VarianceHead(lambda o: -o[1]).values(rows_of(_head(), torch.randn(6, 3), readout=0))
 
     def test_neighbours_against_all_distances(self) -> None:
-        pytest.importorskip("scipy")
         model, x = mlp(), torch.randn(40, 3)
         reference = rows_of(model, x).features
         new = rows_of(model, torch.randn(7, 3))
@@ -120,7 +119,6 @@ class TestOthers:
         assert_same_up_to_rounding(term.values(new), far.sort(1).values[:, :5].mean(1))
 
     def test_a_row_is_not_its_own_neighbour(self) -> None:
-        pytest.importorskip("scipy")
         model, x = mlp(), torch.randn(40, 3)
         own = rows_of(model, x, index=torch.arange(40))
         z = (own.features - own.features.mean(0)) / own.features.std(0)
