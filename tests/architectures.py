@@ -26,7 +26,7 @@ from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.data.rows import row_count
 from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.network.network import call, read
-from zoo import UNet
+from zoo import unet
 
 RATE = 0.1
 DRAWS = 4
@@ -427,7 +427,7 @@ ARCHITECTURES = [
         segmentation("DeepLabV3Plus", encoder_name="mobilenet_v2"),
         images(64),
     ),
-    Architecture("U-Net", "torch", UNet, images(16, channels=1)),
+    Architecture("U-Net", "torch", unet, images(16, channels=1)),
     Architecture(
         "BERT, classifier",
         "transformers",

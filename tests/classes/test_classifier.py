@@ -13,6 +13,7 @@ import latedrop
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.metrics import classes as metrics
 from latedrop.prediction.predictor import ClassPredictor
+from networks import Net, mlp, trained
 from rounding import assert_same_up_to_rounding
 
 Parts = dict[str, tuple[Tensor, Tensor]]
@@ -74,21 +75,9 @@ def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
     x = torch.randn(400, 3)
     y = torch.bernoulli(torch.sigmoid(2 * x[:, 0])).long()
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body(x).reshape(-1, *shape)
-
-    net = Net()
-    optimiser = torch.optim.Adam(net.parameters(), 0.02)
-    for _ in range(200):
-        optimiser.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(net(x[:200]).flatten(), y[:200].float()).backward()
-        optimiser.step()
-    net.eval()
+    net = Net(lambda net, x: net.body(x).reshape(-1, *shape), body=mlp(3, 16, 1, act=nn.ReLU))
+    loss = nn.functional.binary_cross_entropy_with_logits
+    trained(net, x[:200], y[:200].float().reshape(-1, *shape), 200, 0.02, loss)
     uq = latedrop.calibrate(net, (x[200:], y[200:].float()), task="classification", progress=False)
     p = uq.predict(x[:50])
     assert p.probabilities.shape == (50, 2)

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import OutputError
 from latedrop.metrics import auroc
-from networks import mlp, trained
+from networks import Net, mlp, trained
 from rounding import assert_same_up_to_rounding
 
 
 def made(classes: int = 3, rows: int = 200, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, classes))
-        return model, torch.randn(rows, 4), torch.arange(rows) % max(classes, 2)
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+    return mlp(4, 12, 8, classes, seed=seed), x, torch.arange(rows) % max(classes, 2)
 
 
 def calibrated(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> latedrop.ClassPredictor:
@@ -101,22 +99,11 @@ def test_classes_never_seen_are_told_where_features_do_not() -> None:
     assert areas["gradients"] > areas["leverage"] + 0.1
 
 
-class Detached(nn.Module):
-    """A classifier without derivatives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = made()[0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.inner(x)
-
-
 def test_a_model_without_derivatives_has_features_alone() -> None:
-    _, x, y = made()
-    uq = calibrated(Detached(), x, y)
+    inner, x, y = made()
+    model = Net(torch.no_grad()(lambda net, x: net.inner(x)), inner=inner)
+    uq = calibrated(model, x, y)
     assert uq.calibration.guard.terms == ("leverage",)
     assert uq.predict(x).novelty is not None
     with pytest.raises(OutputError, match="expected an output that autograd can differentiate"):
-        calibrated(Detached(), x, y, method=latedrop.Terms(["gradients"]))
+        calibrated(model, x, y, method=latedrop.Terms(["gradients"]))

@@ -16,7 +16,7 @@ from latedrop.errors import ArgumentError, OutputError, SiteError
 from latedrop.network.network import part_of
 from networks import Net
 from rounding import assert_same_doubles, assert_same_up_to_rounding
-from zoo import ZOO, Case, Columns, mlp
+from zoo import ZOO, Case, columns, mlp
 
 SMALL = 4e-3
 
@@ -74,7 +74,7 @@ def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
 
 
 def test_one_output_costs_one_backward_pass() -> None:
-    model, x = Columns(), torch.randn(4, 1, 8, 8)
+    model, x = columns(), torch.randn(4, 1, 8, 8)
     sites = find_sites(model, x)
     backward, forward = [], []
     handle = model.fuse.register_full_backward_hook(lambda *_: backward.append(1))
@@ -151,14 +151,14 @@ def test_variance_at_a_rate() -> None:
 
 
 def test_units_add_up_to_their_site() -> None:
-    model, x = Columns(), torch.randn(1, 1, 8, 8)
+    model, x = columns(), torch.randn(1, 1, 8, 8)
     sites = find_sites(model, x)
     count = lambda y: y.sum((1, 2, 3))  # noqa: E731
-    _, columns = unit_variances(model, x, sites, count)
+    _, parts = unit_variances(model, x, sites, count)
     result = linearize(model, x, sites, count)
     for i, site in enumerate(sites):
-        assert columns[0][site.name].shape == (site.count,)
-        assert_same_doubles(columns[0][site.name].sum(), result.variance_by_site[0, 0, i])
+        assert parts[0][site.name].shape == (site.count,)
+        assert_same_doubles(parts[0][site.name].sum(), result.variance_by_site[0, 0, i])
     with pytest.raises(ArgumentError, match="expected one example; found 2"):
         unit_variances(model, x.expand(2, 1, 8, 8), sites, count)
 

@@ -10,7 +10,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropWarning, SiteError
 from latedrop.network.sites import Sites, rates_by_site
 from networks import Net
 from rounding import assert_same_up_to_rounding
-from zoo import Residual, UNet, mlp
+from zoo import mlp, residual, unet
 
 
 def names(sites: Sites) -> list[str]:
@@ -18,7 +18,7 @@ def names(sites: Sites) -> list[str]:
 
 
 def test_select_by_pattern_type_predicate_and_list() -> None:
-    model, x = UNet(), torch.zeros(2, 1, 8, 8)
+    model, x = unet(), torch.zeros(2, 1, 8, 8)
     assert names(find_sites(model, x, select="down*")) == ["down2"]
     assert names(find_sites(model, x, select=nn.ConvTranspose2d)) == ["up"]
     assert names(find_sites(model, x, select=lambda name, module: module.kernel_size == (1, 1))) == ["out"]
@@ -26,7 +26,7 @@ def test_select_by_pattern_type_predicate_and_list() -> None:
 
 
 def test_table_is_readable() -> None:
-    table = str(find_sites(Residual(), torch.zeros(2, 3, 8, 8)))
+    table = str(find_sites(residual(), torch.zeros(2, 3, 8, 8)))
     assert table.splitlines()[0].split() == ["site", "layer", "masks", "units", "calls"]
     assert "conv1  Conv2d  element  512 = 8 x 8 x 8  1" in table
 
@@ -43,16 +43,16 @@ def test_channel_masks_drop_whole_channels_at_every_place() -> None:
 
 def test_one_row_or_a_fixed_batch_will_do() -> None:
     fixed = Net(lambda net, x: net.second(net.first(x.view(4, 3))), first=nn.Linear(3, 8), second=nn.Linear(8, 1))
-    assert names(find_sites(Residual(), torch.zeros(1, 3, 8, 8))) == ["conv1", "conv2", "head"]
+    assert names(find_sites(residual(), torch.zeros(1, 3, 8, 8))) == ["conv1", "conv2", "head"]
     assert names(find_sites(fixed, torch.zeros(4, 3))) == ["second"]
     with pytest.raises(DataError, match="it raised RuntimeError"):
         find_sites(fixed, torch.zeros(4, 7))
     with pytest.raises(DataError, match="at least one row"):
-        find_sites(Residual(), torch.zeros(0, 3, 8, 8))
+        find_sites(residual(), torch.zeros(0, 3, 8, 8))
     with pytest.raises(ArgumentError, match="example inputs"):
-        find_sites(Residual())
+        find_sites(residual())
     with pytest.raises(ArgumentError, match="'element' or 'channel'"):
-        find_sites(Residual(), torch.zeros(1, 3, 8, 8), kind="pixel")
+        find_sites(residual(), torch.zeros(1, 3, 8, 8), kind="pixel")
 
 
 def test_examples_folded_into_another_axis() -> None:
