@@ -17,7 +17,7 @@ from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.derivatives import decompositions
 from latedrop.onnx_files.metadata import sealed
-from networks import mlp
+from networks import Net, mlp
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -91,24 +91,16 @@ def test_names_and_metadata(written: tuple[Any, Path]) -> None:
     assert whole["table"][0]["scale"] == list(uq.calibration.scales)
 
 
-class Odd(nn.Module):
-    """An operator without a translation after the last layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 0.0 * torch.special.bessel_j0(x)
-
-
-class Meeting(nn.Module):
-    """Rows that see each other."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - 0.5 * x.mean(0)
+ODD = Net(lambda net, x: x + 0.0 * torch.special.bessel_j0(x))
+"""An operator without a translation after the last layer."""
+MEETING = Net(lambda net, x: x - 0.5 * x.mean(0))
+"""Rows that see each other."""
 
 
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        (net(Odd()), DRAWS, "with the operator prims.bessel_j0, which torch.onnx cannot translate"),
+        (net(ODD), DRAWS, "with the operator prims.bessel_j0, which torch.onnx cannot translate"),
         (net(), {"method": latedrop.Sampling([0.3], 20, shared=False)}, "shared=False"),
         (net().bfloat16(), {"method": "linear"}, "bfloat16"),
         (net(), {"method": latedrop.Terms(["neighbours"])}, "nearest of other rows"),
@@ -125,7 +117,7 @@ def test_what_cannot_be_written_is_refused(model: nn.Module, options: Any, words
 
 
 def test_rows_that_meet_are_refused(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(3, 8), Meeting(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(3, 8), MEETING, nn.Linear(8, 1))
     with pytest.warns(latedrop.LatedropWarning, match="do not depend on each other"):
         uq = latedrop.calibrate(model, (X, Y), **DRAWS, progress=False)
     with pytest.raises(ArgumentError, match="whose rows affect each other"):
@@ -265,21 +257,12 @@ def test_rows_whose_output_is_not_finite_are_flagged(tmp_path: Path) -> None:
             predict(given[3:])
 
 
-class Kinds(nn.Module):
-    """A number, and one of four kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.first, self.last = nn.Embedding(4, 3), nn.Linear(6, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(torch.cat([x, self.table(kind)], 1))))
-
-
 def test_kinds_are_whole_numbers_of_the_table(tmp_path: Path) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Kinds()
+    def run(net: Net, x: Tensor, kind: Tensor) -> Tensor:
+        return net.last(torch.tanh(net.first(torch.cat([x, net.table(kind)], 1))))
+
+    torch.manual_seed(0)
+    model = Net(run, table=nn.Embedding(4, 3), first=nn.Linear(6, 8), last=nn.Linear(8, 1))
     kinds = torch.arange(60) % 4
     uq = latedrop.calibrate(model, ((X, kinds), Y), method="linear", progress=False)
     read = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", (X[:4], kinds[:4])))

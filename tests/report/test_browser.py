@@ -12,6 +12,7 @@ from torch import nn
 import latedrop
 from chromium import launch, needs_chromium
 from latedrop.report import write_report
+from networks import Net
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the report")
 pytestmark = needs_chromium
@@ -29,7 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         x = torch.randn(500, 3)
         with torch.no_grad():
             y = (net(x) + (0.1 + 0.2 * x[:, :1].abs()) * torch.randn(500, 2)) * factor
-        model = nn.Sequential(net, Times(factor))
+        model = Net(lambda model, x: model.net(x) * model.factor, net=net, factor=factor)
         uq = latedrop.calibrate(model, (x[:250], y[:250]), progress=False)
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(
@@ -44,15 +45,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reproduce={"command": "latedrop evaluate " + 20 * "a_very_long_word_without_any_break", "sha": 64 * "0"},
     )
     return path
-
-
-class Times(nn.Module):
-    def __init__(self, factor: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("factor", factor)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
 
 
 @pytest.fixture(scope="module")

@@ -159,26 +159,24 @@ class TestInACalibration:
         # A file keeps every digit, and the batch is the same.
         assert torch.equal(again.predict(x).std, uq.predict(x).std)
 
-    @pytest.mark.parametrize("value", [-1.0, float("nan")])
-    def test_a_term_that_is_no_variance_is_refused(self, value: float) -> None:
+    @pytest.mark.parametrize(
+        ("values", "match"),
+        [
+            (lambda rows: torch.full((rows,), -1.0), "'wrong' to be finite and not below 0"),
+            (lambda rows: torch.full((rows,), torch.nan), "'wrong' to be finite and not below 0"),
+            (lambda rows: torch.ones(rows, 7), "to give shape"),
+        ],
+        ids=["negative", "nan", "shape"],
+    )
+    def test_a_term_that_is_no_variance_is_refused(self, values: Callable[[int], Tensor], match: str) -> None:
         class Wrong(Term):
             name = "wrong"
 
             def values(self, rows: BatchContext) -> Tensor:
-                return torch.full((len(rows.x),), value)
+                return values(len(rows.x))
 
-        with pytest.raises(DataError, match="'wrong' to be finite and not below 0"):
+        with pytest.raises(DataError, match=match):
             calibrate(mlp(), data(), method=latedrop.Terms(["dropout", Wrong()]), progress=False)
-
-    def test_a_term_of_another_shape_is_refused(self) -> None:
-        class Wrong(Term):
-            name = "wrong"
-
-            def values(self, rows: BatchContext) -> Tensor:
-                return torch.ones(len(rows.x), 7)
-
-        with pytest.raises(DataError, match="to give shape"):
-            calibrate(mlp(), data(), method=latedrop.Terms([Wrong()]), progress=False)
 
     def test_a_variance_that_a_function_reads_is_given_again(self, tmp_path: Path) -> None:
         model, x = _head(), torch.randn(80, 3)
