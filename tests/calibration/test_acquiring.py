@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError
 from latedrop.prediction.acquiring import spread_out
+from networks import mlp
 
 
 def rows(count: int, seed: int) -> Tensor:
@@ -15,17 +16,13 @@ def rows(count: int, seed: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def uq() -> latedrop.Predictor:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1))
-    x = rows(80, 0)
+    net, x = mlp(3, 20, 20, 1, act=nn.ReLU), rows(80, 0)
     return latedrop.calibrate(net, (x, x.sum(1, keepdim=True)), reference=rows(80, 1), progress=False)
 
 
 @pytest.fixture(scope="module")
 def classes() -> latedrop.ClassPredictor:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 3))
-    x = rows(80, 0)
+    net, x = mlp(3, 20, 3, act=nn.ReLU), rows(80, 0)
     return latedrop.calibrate(net, (x, x.argmax(1)), reference=rows(80, 1), progress=False)
 
 

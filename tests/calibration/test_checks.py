@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,24 @@ from latedrop import LatedropWarning, Sampling, calibrate, load
 from networks import mlp, noisy
 
 
-def _in_place(model: nn.Sequential, x: Tensor) -> None:
-    model[0].weight.data.mul_(1)
-    with torch.no_grad():
-        model[0].weight.mul_(2)
-
-
 def _step(model: nn.Sequential, x: Tensor) -> None:
     model(x).sum().backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
 
 
-def _replaced(model: nn.Sequential, x: Tensor) -> None:
-    model[0].weight = nn.Parameter(2 * model[0].weight.detach())
+def _in_place(model: nn.Sequential, x: Tensor) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(2)
 
 
-def _loaded(model: nn.Sequential, x: Tensor) -> None:
-    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
-
-
-def _through_data(model: nn.Sequential, x: Tensor) -> None:
-    for parameter in model.parameters():
-        parameter.data.mul_(1.01)
-
-
-def _layer(model: nn.Sequential, x: Tensor) -> None:
-    model[0] = nn.Linear(3, 20)
+CHANGES: dict[str, Callable[[nn.Sequential, Tensor], Any]] = {
+    "in place": _in_place,
+    "step": _step,
+    "replaced": lambda model, x: setattr(model[0], "weight", nn.Parameter(2 * model[0].weight.detach())),
+    "loaded": lambda model, x: model.load_state_dict({name: 2 * v for name, v in model.state_dict().items()}),
+    "through data": lambda model, x: [parameter.data.mul_(1.01) for parameter in model.parameters()],
+    "layer": lambda model, x: setattr(model, "0", nn.Linear(3, 20)),
+}
 
 
 class TestWeights:
@@ -49,15 +42,13 @@ class TestWeights:
         x, y = noisy(model, 50)
         return model, calibrate(model, (x, y), method=Sampling(rates=[0.2], draws=20), progress=False), x
 
-    @pytest.mark.parametrize("change", [_in_place, _step, _replaced, _loaded, _through_data, _layer, None])
-    def test_new_weights_are_told_once(self, change: Any) -> None:
+    @pytest.mark.parametrize("change", [*CHANGES, "another model"])
+    def test_new_weights_are_told_once(self, change: str) -> None:
         model, uq, x = self.made()
         uq.predict(x)
-        if change is None:
-            uq.model = copy.deepcopy(model)
-            _replaced(uq.model, x)
-        else:
-            change(model, x)
+        if change == "another model":
+            uq.model = model = copy.deepcopy(model)
+        CHANGES.get(change, CHANGES["replaced"])(model, x)
         with pytest.warns(LatedropWarning, match="weights were changed after the calibration"):
             uq.predict(x)
         uq.predict(x)

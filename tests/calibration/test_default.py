@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+import networks
 from latedrop import calibrate, metrics
 from latedrop.calibration.cross_validation import CrossValidation, crossed
 from latedrop.calibration.verdict import judged
@@ -174,10 +175,8 @@ class TestVerdict:
 
 
 def test_a_verdict_on_another_scale_says_so() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-    x = torch.randn(120, 2)
-    y = net(x).detach() + 0.3 * torch.randn(120, 1)
+    net = mlp(2, 16, 1, act=nn.ReLU)
+    x, y = networks.noisy(net, 120, inputs=2)
     uq = latedrop.calibrate(net, (x[:80], y[:80]), progress=False)
     assert uq.calibration.verdict_of_other == ""
     relaxed = uq.scaled("relaxed").calibration

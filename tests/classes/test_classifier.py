@@ -98,20 +98,19 @@ class TestBadInput:
 
     def test_maps_and_options_of_regressions(self, net: nn.Module) -> None:
         x, y = torch.randn(30, 4), torch.arange(30) % 3
-        maps = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1))
+        maps, images = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1)), torch.randn(30, 1, 2, 2)
         with pytest.raises(OutputError, match=r"logits \(N, K\)"):
-            latedrop.calibrate(maps, (torch.randn(30, 1, 2, 2), y), task="classification", progress=False)
-        with pytest.raises(ArgumentError, match=r"for classes; found Sampling\(floor=\)"):
-            latedrop.calibrate(net, (x, y), method=latedrop.Sampling(floor=True))
-        with pytest.raises(ArgumentError, match="method"):
-            latedrop.calibrate(net, (x, y), method="propagate")
-        with pytest.raises(ArgumentError, match="names of 3 classes, as the model has; found 2"):
-            latedrop.calibrate(net, (x, y), task=latedrop.Classification(names=["a", "b"]), progress=False)
-        with pytest.raises(ArgumentError, match="expected task to be 'auto'"):
-            latedrop.calibrate(net, (x, y), task="classes")  # type: ignore[arg-type]
+            latedrop.calibrate(maps, (images, y), task="classification", progress=False)
         with pytest.raises(DataError, match="expected one label for each row"):
             latedrop.calibrate(net, (x, torch.randn(30, 3)), task=latedrop.Classification(names=["a", "b", "c"]))
         with pytest.raises(ArgumentError, match="expected different names of classes"):
             latedrop.Classification(["a", "a"])
-        with pytest.raises(ArgumentError, match="'leverage' and 'gradients' for classes"):
-            latedrop.calibrate(net, (x, y), method=latedrop.Terms(["size"]), progress=False)
+        for options, match in (
+            ({"method": latedrop.Sampling(floor=True)}, r"for classes; found Sampling\(floor=\)"),
+            ({"method": "propagate"}, "method"),
+            ({"method": latedrop.Terms(["size"])}, "'leverage' and 'gradients' for classes"),
+            ({"task": latedrop.Classification(names=["a", "b"])}, "names of 3 classes, as the model has; found 2"),
+            ({"task": "classes"}, "expected task to be 'auto'"),
+        ):
+            with pytest.raises(ArgumentError, match=match):
+                latedrop.calibrate(net, (x, y), progress=False, **options)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import latedrop
 from latedrop.cli.tables import Columns, Rows, choose, open_table, read_batches
@@ -62,13 +64,7 @@ class TestCsv:
 
 
 class TestParquet:
-    @pytest.fixture
-    def parquet(self) -> Any:
-        return pytest.importorskip("pyarrow.parquet")
-
-    def test_rows(self, tmp_path: Path, parquet: Any) -> None:
-        import pyarrow
-
+    def test_rows(self, tmp_path: Path) -> None:
         columns = {
             "id": ["r0", "r1", "r2"],
             "int": [1, 2, None],
@@ -85,15 +81,13 @@ class TestParquet:
         assert lines[0].inputs.tolist() == [[1, 1], [2, 0]]  # type: ignore[union-attr]
         assert [rows.finite.tolist() for rows in lines] == [[True, False], [False]]
 
-    def test_text(self, tmp_path: Path, parquet: Any) -> None:
-        import pyarrow
-
+    def test_text(self, tmp_path: Path) -> None:
         path = str(tmp_path / "data.parquet")
         parquet.write_table(pyarrow.table({"city": ["Oslo"]}), path)
         with pytest.raises(DataError, match=r"numbers in column 'city' .*its type is string.*--ignore city"):
             inputs_of(path, "city")
 
-    def test_another_file(self, tmp_path: Path, parquet: Any) -> None:
+    def test_another_file(self, tmp_path: Path) -> None:
         path = csv_file(tmp_path, name="data.parquet")
         with pytest.raises(FileError, match=r"expected a parquet file at .*damaged or another one"):
             open_table(path)

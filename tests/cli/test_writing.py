@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from latedrop.cli import writing
 from latedrop.cli.writing import check_output, write_rows
@@ -40,9 +42,6 @@ def test_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
     monkeypatch.setattr(writing, "_GROUP", 3)
     path = tmp_path / "out.parquet"
     ids = pyarrow.array([None, None, "x", None, None])

@@ -236,12 +236,13 @@ def test_a_wrong_collate_is_an_error() -> None:
     for wrong in (first_two, twice):
         with pytest.raises(OutputError, match=r"counts the 9 examples; found shape .*with collate=, a batch must"):
             sample(model, MIXED, 0.1, 5, sites=sites, collate=wrong)
-    with pytest.raises(DataError, match="collate= to make a batch with one output for each item"):
-        find_sites(model, MIXED, kind="channel", collate=first_two)
-    with pytest.raises(DataError, match="collate= to keep the order"):
-        find_sites(model, MIXED, kind="channel", collate=by_size)
-    with pytest.raises(DataError, match=r"collate= to make a batch of 3 items; it raised KeyError"):
-        find_sites(model, MIXED, kind="channel", collate=lambda items: [item["no"] for item in items])
+    for collate, match in (
+        (first_two, "collate= to make a batch with one output for each item"),
+        (by_size, "collate= to keep the order"),
+        (lambda items: [item["no"] for item in items], "collate= to make a batch of 3 items; it raised KeyError"),
+    ):
+        with pytest.raises(DataError, match=match):
+            find_sites(model, MIXED, kind="channel", collate=collate)
     with pytest.raises(DataError, match="a list of items with collate="):
         sample(model, MIXED[0], 0.1, 5, sites=sites, collate=one_batch)
     with pytest.raises(DataError, match="collate= to be a function"):
