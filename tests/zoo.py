@@ -190,12 +190,7 @@ ZOO = [
     Case("batchnorm_cnn", batchnorm_cnn, lambda: torch.randn(6, 3, 8, 8), ("4", "9")),
     Case("residual_cnn", residual, lambda: torch.randn(6, 3, 8, 8), ("conv1", "conv2", "head")),
     Case("unet", unet, lambda: torch.randn(6, 1, 8, 8), ("down2", "up", "merge", "out")),
-    Case(
-        "columns",
-        columns,
-        lambda: torch.randn(6, 1, 8, 8),
-        ("columns.0.3", "columns.1.3", "columns.2.3", "fuse"),
-    ),
+    Case("columns", columns, lambda: torch.randn(6, 1, 8, 8), ("columns.0.3", "columns.1.3", "columns.2.3", "fuse")),
     Case("lstm", forecaster, lambda: torch.randn(6, 2, 7), ("lstm", "head")),
     Case("time_major_gru", time_major, lambda: torch.randn(6, 7, 3), ("gru", "head")),
     Case(

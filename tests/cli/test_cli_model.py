@@ -43,10 +43,6 @@ class Parts(Net):
         hidden = self.first(x).tanh()
         return {"mean": self.second(hidden), "hidden": hidden}
 
-class Maps(Net):
-    def forward(self, x):
-        return self.second(self.first(x).tanh()).unflatten(1, (2, 2))
-
 class Fails(Net):
     def forward(self, x):
         raise KeyError("a bug of the user's")
@@ -61,9 +57,6 @@ def net():
 
 def two():
     return _seeded(Net, 2)
-
-def maps():
-    return _seeded(Maps, 4)
 
 def parts():
     return _seeded(Parts)
@@ -97,7 +90,7 @@ def folder(user_folder: Path) -> Path:
     for name in ("val", "test"):
         x = dice.normal(size=(60, 3)).astype(np.float32)
         y = x[:, 0] * x[:, 1] + 0.1 * dice.normal(size=60)
-        np.savez(f"{name}.npz", x=x, y=y[:, None], y2=np.stack([y, -y], 1), y4=np.zeros((60, 2, 2)) + y[:, None, None])
+        np.savez(f"{name}.npz", x=x, y=y[:, None], y2=np.stack([y, -y], 1))
         with open(f"{name}.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["id", "a", "b", "c", "y", "z"])
@@ -487,7 +480,7 @@ class TestVerbose:
         assert call(*words)[2] == ""
         once, twice, again = (call(*words, word)[2].splitlines() for word in ("-v", "-vv", "--verbose"))
         assert once[0].startswith("latedrop: model user_model:net: Net, on ")
-        assert once[1] == "latedrop: data val.npz: 60 rows, arrays x, y, y2, y4"
+        assert once[1] == "latedrop: data val.npz: 60 rows, arrays x, y, y2"
         assert once[-1] == "latedrop: written: cal.json"
         assert any(line.startswith("latedrop.terminal: calibrating: 60 rows in ") for line in twice)
         assert len(twice) > len(once) == len(again)

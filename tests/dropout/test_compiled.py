@@ -162,20 +162,11 @@ def test_draws_that_only_fill_up_a_chunk_do_not_count(uncompiled: None) -> None:
     assert_same_up_to_rounding(moments.mean, sample(model, x, 0.3, 9, seed, sites, root).mean)
 
 
+SMALL = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 HUGGING_FACE = {
-    "BertForSequenceClassification": {"num_attention_heads": 2, "intermediate_size": 16},
-    "LlamaForSequenceClassification": {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 16,
-        "pad_token_id": 0,
-    },
-    "ViTForImageClassification": {
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "image_size": 8,
-        "patch_size": 4,
-    },
+    "BertForSequenceClassification": {},
+    "LlamaForSequenceClassification": {"num_key_value_heads": 1, "pad_token_id": 0},
+    "ViTForImageClassification": {"image_size": 8, "patch_size": 4},
 }
 
 
@@ -184,7 +175,7 @@ HUGGING_FACE = {
 def test_models_of_hugging_face(name: str, uncompiled: None) -> None:
     library = pytest.importorskip("transformers")
     kind = getattr(library, name)
-    config = kind.config_class(vocab_size=40, hidden_size=8, num_hidden_layers=1, num_labels=1, **HUGGING_FACE[name])
+    config = kind.config_class(num_labels=1, **SMALL, **HUGGING_FACE[name])
     torch.manual_seed(0)
     model = kind(config).eval()
     x: Any = {"pixel_values": torch.randn(3, 3, 8, 8)}

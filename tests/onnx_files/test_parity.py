@@ -83,21 +83,15 @@ def assert_same(path: Path, uq: Any, x: Any) -> dict[str, np.ndarray]:
     return outputs
 
 
-def zoo(way: str) -> list[Any]:
-    return [pytest.param(name, marks=[] if name in QUICK[way] else pytest.mark.slow) for name in CASES]
+METHODS = {"first order": "linear", "draws": latedrop.Sampling(rates=[0.2], draws=8)}
+ZOO_BY_METHOD = [
+    pytest.param(way, name, marks=[] if name in QUICK[way] else pytest.mark.slow) for way in METHODS for name in CASES
+]
 
 
-@pytest.mark.parametrize("name", zoo("first order"))
-def test_first_order(name: str, tmp_path: Path) -> None:
-    uq, x = predictor_of(CASES[name], method="linear")
-    path = uq.to_onnx(tmp_path / "model.onnx", x)
-    for count in (1, 17):
-        assert_same(path, uq, rows_like(x, count))
-
-
-@pytest.mark.parametrize("name", zoo("draws"))
-def test_draws(name: str, tmp_path: Path) -> None:
-    uq, x = predictor_of(CASES[name], method=latedrop.Sampling(rates=[0.2], draws=8))
+@pytest.mark.parametrize(("way", "name"), ZOO_BY_METHOD)
+def test_the_zoo(way: str, name: str, tmp_path: Path) -> None:
+    uq, x = predictor_of(CASES[name], method=METHODS[way])
     path = uq.to_onnx(tmp_path / "model.onnx", x)
     for count in (1, 17):
         assert_same(path, uq, rows_like(x, count))
@@ -138,11 +132,9 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     assert_same(uq.to_onnx(tmp_path / "model.onnx", x), uq, x)
 
 
-@pytest.mark.parametrize(
-    "options", [{"method": "linear"}, {"method": latedrop.Sampling(rates=[0.2], draws=8)}], ids=["first order", "draws"]
-)
-def test_no_optimisation_takes_the_variance_away(options: dict[str, Any], tmp_path: Path) -> None:
-    uq, x = predictor_of(CASES["batchnorm_cnn"], **options)
+@pytest.mark.parametrize("way", METHODS)
+def test_no_optimisation_takes_the_variance_away(way: str, tmp_path: Path) -> None:
+    uq, x = predictor_of(CASES["batchnorm_cnn"], method=METHODS[way])
     path = uq.to_onnx(tmp_path / "model.onnx", x)
     kinds = {node.op_type for node in onnx.load(path).graph.node}
     assert not [kind for kind in kinds if kind in ("Dropout", "Bernoulli") or kind.startswith("Random")]
@@ -154,7 +146,7 @@ def test_no_optimisation_takes_the_variance_away(options: dict[str, Any], tmp_pa
 
 
 def test_layers_before_the_first_site_run_once(tmp_path: Path) -> None:
-    uq, x = predictor_of(CASES["residual_cnn"], method=latedrop.Sampling(rates=[0.2], draws=8))
+    uq, x = predictor_of(CASES["residual_cnn"], method=METHODS["draws"])
     graph = onnx.load(uq.to_onnx(tmp_path / "model.onnx", x)).graph
     readers = {node.op_type for node in graph.node if graph.input[0].name in node.input}
     assert "Conv" in readers  # on the rows as they come, not on eight times as many
@@ -253,10 +245,7 @@ def test_targets_that_were_transformed(unit: Any, learned: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "terms",
-    [
-        ["leverage", "size"],
-        pytest.param(["dropout"], marks=pytest.mark.slow),
-    ],
+    [["leverage", "size"], pytest.param(["dropout"], marks=pytest.mark.slow)],
     ids=lambda terms: "+".join(terms),
 )
 def test_other_terms(terms: list[str], tmp_path: Path, learned: Any) -> None:

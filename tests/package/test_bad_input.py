@@ -253,12 +253,7 @@ class TestData:
 
     @pytest.mark.parametrize(
         ("outputs", "readout", "shape"),
-        [
-            (1, lambda out: out[:, 0], (40, 1)),
-            (1, None, (40, 2)),
-            (2, None, (40, 3)),
-            (1, None, (40, 1, 1)),
-        ],
+        [(1, lambda out: out[:, 0], (40, 1)), (1, None, (40, 2)), (2, None, (40, 3)), (1, None, (40, 1, 1))],
     )
     def test_targets_of_another_shape(self, outputs: int, readout: Any, shape: tuple[int, ...]) -> None:
         pattern = r"\(" + ", ".join(map(str, shape)) + r",?\)"
@@ -364,10 +359,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("kind", "name"),
-        [
-            *((Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "floor")),
-            *((Propagation, "floor"), (Terms, "guard")),
-        ],
+        [(Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "floor"), (Propagation, "floor"), (Terms, "guard")],
     )
     @pytest.mark.parametrize("value", ["no", 1, None, torch.ones(2)])
     def test_flags(self, kind: type[Any], name: str, value: Any) -> None:

@@ -1,16 +1,18 @@
-"""Linux, macOS and Windows: what only some of them have is not taken for granted."""
+"""Linux, macOS and Windows, and devices: what only some machines have is not taken for granted."""
 
 import ast
 import hashlib
 import io
 import sys
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import torch
 
 import latedrop
 from latedrop import files
+from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError
 
 SOURCE = Path(latedrop.__file__).parent
@@ -90,3 +92,20 @@ def test_a_camera_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
         open_sources(["0"])
     monkeypatch.setattr(sys, "platform", "darwin")
     assert [source.name for source in open_sources(["0"])] == ["Camera 0"]
+
+
+def test_cpu_is_the_cpu() -> None:
+    assert chosen_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("gpu", ""), ("cuda:63", ""), ("cuda", "driver is too old")], ids=["name", "number", "driver"]
+)
+def test_one_that_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(f"{said}.\nCompile with TORCH_USE_CUDA_DSA")
+
+    if said:
+        monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(ArgumentError, match=f"--device auto.*found '{name}', which.*: {said}.*Use --device auto"):
+        chosen_device(name)

@@ -93,9 +93,7 @@ def test_it_fits_the_screen(browser: Any, report: Path, screen: dict[str, int], 
         assert opened.beyond() == 0
         verdict = opened.page.locator(".verdict").bounding_box()
         assert verdict["y"] + verdict["height"] < screen["height"]
-        paper, ink = (
-            opened.page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("background", "color")
-        )
+        paper, ink = (opened.page.evaluate(f"getComputedStyle(document.body).{css}") for css in ("background", "color"))
         dark, light = (sum(map(int, re.findall(r"\d+", text)[:3])) for text in (paper, ink))
         assert (dark < light) == (scheme == "dark")
 

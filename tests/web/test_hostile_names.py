@@ -240,9 +240,7 @@ def test_csv_files_of_a_day(tmp_path: Path) -> None:
         assert [row["zone"] for row in csv.DictReader(file)] == [EVIL, "'=1+1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "cell"), [(b"=1+1.png", "'=1+1.png"), (b"a\xff.png", r"a\udcff.png")], ids=["formula", "bytes"]
-)
+@pytest.mark.parametrize(("name", "cell"), [(b"=1+1.png", "'=1+1.png"), (b"a\xff.png", r"a\udcff.png")])
 def test_csv_files_of_counts(name: bytes, cell: str, tmp_path: Path, call: Callable[..., Any]) -> None:
     from PIL import Image
 
