@@ -13,22 +13,11 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+import latedrop
 import networks
-from latedrop import (
-    FirstOrder,
-    LatedropWarning,
-    Prediction,
-    Predictor,
-    Propagation,
-    Sampling,
-    calibrate,
-    find_sites,
-    load,
-    metrics,
-    sample,
-)
+from latedrop import Prediction, Predictor, Sampling, calibrate, find_sites, load, metrics, sample
 from latedrop.calibration.methods import checked_method
-from latedrop.errors import DataError
+from latedrop.errors import DataError, LatedropWarning
 from networks import mlp
 from quick import quick
 from rounding import assert_same_up_to_rounding
@@ -140,8 +129,8 @@ def test_intervals_and_quantiles_are_gaussian(fitted: tuple[Predictor, Tensor, T
     [
         {"method": Sampling((0.1,), scale="relaxed", draws=400)},
         {"method": Sampling((0.1,), scale="optimal", draws=400)},
-        {"method": FirstOrder(scale="relaxed")},
-        {"method": Propagation((0.1,), scale="optimal")},
+        {"method": latedrop.FirstOrder(scale="relaxed")},
+        {"method": latedrop.Propagation((0.1,), scale="optimal")},
     ],
     ids=["relaxed", "optimal", "linear", "propagate"],
 )

@@ -13,27 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import latedrop
 import networks
-from latedrop import (
-    Batches,
-    Classification,
-    FirstOrder,
-    LatedropError,
-    LatedropWarning,
-    Predictor,
-    Propagation,
-    Sampling,
-    Site,
-    Terms,
-    calibrate,
-    find_sites,
-    inject,
-    load,
-    load_boxes,
-    load_multilabel,
-    sample,
-)
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
+from latedrop import Batches, Predictor, Sampling, Site, Terms, calibrate, find_sites, inject, load, sample
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError, SiteError
 from networks import Net
 from quick import quick
 from rounding import assert_same_up_to_rounding
@@ -359,7 +342,13 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("kind", "name"),
-        [(Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "floor"), (Propagation, "floor"), (Terms, "guard")],
+        [
+            (Sampling, "floor"),
+            (Sampling, "shared"),
+            (latedrop.FirstOrder, "floor"),
+            (latedrop.Propagation, "floor"),
+            (Terms, "guard"),
+        ],
     )
     @pytest.mark.parametrize("value", ["no", 1, None, torch.ones(2)])
     def test_flags(self, kind: type[Any], name: str, value: Any) -> None:
@@ -375,7 +364,7 @@ class TestArguments:
             (lambda: Batches(collate=3), "collate to be a function or None; found 3"),  # type: ignore[arg-type]
             (lambda: Terms(features=3), "features to be a list of texts or None; found 3"),  # type: ignore[arg-type]
             (lambda: Terms(features="2"), "features to be a list of texts or None; found '2'"),
-            (lambda: Classification(names=3), "names to be a list of texts; found 3"),  # type: ignore[arg-type]
+            (lambda: latedrop.Classification(names=3), "names to be a list of texts; found 3"),  # type: ignore[arg-type]
             (lambda: Sampling(rates=[{3: 0.1}]), "mappings of names"),  # type: ignore[dict-item]
             (lambda: Sampling(scale=10**400), "expected scale .* found 1000.*000"),
             (lambda: Sampling(scale=10**5000), "expected scale .* found an object of type int"),
@@ -402,7 +391,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("name", "kind"),
-        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("mean", Terms)],
+        [("criterion", Sampling), ("mean", Sampling), ("mean", latedrop.Propagation), ("mean", Terms)],
     )
     @pytest.mark.parametrize("value", ["best", "", 1, ["scaled"]])
     def test_words(self, name: str, kind: type[Any], value: Any) -> None:
@@ -429,7 +418,7 @@ class TestArguments:
         with pytest.raises(ArgumentError, match="expected most, a number of units, to be 0 or more; found -1"):
             predictor.explain(X[:1], most=-1)
 
-    @pytest.mark.parametrize("read", [load, load_boxes, load_multilabel])
+    @pytest.mark.parametrize("read", [load, latedrop.load_boxes, latedrop.load_multilabel])
     def test_loading_with_arguments_swapped(self, read: Any) -> None:
         with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module; found str"):
             read(mlp(), "model.latedrop.json")
@@ -449,7 +438,7 @@ class TestArguments:
             lambda: Sampling(criterion="x"),  # type: ignore[arg-type]
             lambda: Sampling(draws=1),
             lambda: Sampling(rates=[2]),
-            lambda: FirstOrder(scale="x"),  # type: ignore[arg-type]
+            lambda: latedrop.FirstOrder(scale="x"),  # type: ignore[arg-type]
             lambda: Terms(["nobody"]),
         ):
             with pytest.raises(ArgumentError):

@@ -19,14 +19,7 @@ with contextlib.suppress(ImportError):
 pytest.importorskip("torch_geometric", reason="not installed: torch_geometric")
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    NNConv,
-    SchNet,
-    global_add_pool,
-    global_mean_pool,
-)
+from torch_geometric.nn import GATConv, GCNConv, NNConv, SchNet, global_add_pool, global_mean_pool
 
 
 def graphs(count: int, fewest: int = 2, most: int = 8, seed: int = 0) -> list[Data]:

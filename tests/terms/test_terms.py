@@ -15,14 +15,7 @@ import networks
 from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.network.network import Network
-from latedrop.terms import (
-    BatchContext,
-    Leverage,
-    Neighbours,
-    Size,
-    Term,
-    VarianceHead,
-)
+from latedrop.terms import BatchContext, Leverage, Neighbours, Size, Term, VarianceHead
 from latedrop.terms.features import Features
 from networks import Net
 from rounding import assert_same_up_to_rounding
