@@ -22,6 +22,12 @@ def as_many_threads() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test begins with the same random numbers of torch, alone or after others."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress is told, however slow the machine; what a test compares on stderr does not depend on time."""
     monkeypatch.setattr("latedrop.terminal._EVERY", float("inf"))

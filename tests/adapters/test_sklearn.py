@@ -55,7 +55,6 @@ EXPECTED_FAILED = {
 def test_what_applies_of_scikit_learns_checks(estimator: Callable[[], Any]) -> None:
     from sklearn.utils.estimator_checks import check_estimator
 
-    torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(estimator(), expected_failed_checks=EXPECTED_FAILED, on_fail=None)

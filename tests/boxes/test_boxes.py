@@ -278,25 +278,23 @@ def test_detectors_of_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.import_module("torchvision.ops.boxes"), "nms", _nms)
     pooling = importlib.import_module("torchvision.ops.roi_align")  # its Python function, without compiling it
     monkeypatch.setattr(pooling, "_roi_align", pooling._roi_align.__wrapped__)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = (nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU())
-        body: Any = nn.Sequential(*layers)
-        body.out_channels = 32
-        sizes = ((16,),) if name == "FCOS" else ((16, 32),)
-        sides: dict[str, Any] = {"anchor_generator": anchors(sizes, ((1.0,),))}
-        if name == "FasterRCNN":
-            sides = {"rpn_anchor_generator": anchors(sizes, ((1.0,),)), "box_score_thresh": 0.0}
-            sides["box_roi_pool"] = importlib.import_module("torchvision.ops").MultiScaleRoIAlign(["0"], 3, 2)
-            sides |= {"rpn_post_nms_top_n_test": 20, "rpn_pre_nms_top_n_test": 50, "box_detections_per_img": 10}
-        else:
-            sides |= {"score_thresh": 0.0, "detections_per_img": 10, "topk_candidates": 30}
-        net = getattr(detection, name)(body, num_classes=3, min_size=64, max_size=96, **sides).eval()
-        images = [torch.rand(3, 64, 64 + 16 * (i // 5 % 2)) for i in range(20)]
-        with torch.no_grad():
-            targets = [
-                {"boxes": out["boxes"] + torch.tensor([-2.0, -2, 2, 2]), "labels": out["labels"]} for out in net(images)
-            ]
+    layers = (nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU())
+    body: Any = nn.Sequential(*layers)
+    body.out_channels = 32
+    sizes = ((16,),) if name == "FCOS" else ((16, 32),)
+    sides: dict[str, Any] = {"anchor_generator": anchors(sizes, ((1.0,),))}
+    if name == "FasterRCNN":
+        sides = {"rpn_anchor_generator": anchors(sizes, ((1.0,),)), "box_score_thresh": 0.0}
+        sides["box_roi_pool"] = importlib.import_module("torchvision.ops").MultiScaleRoIAlign(["0"], 3, 2)
+        sides |= {"rpn_post_nms_top_n_test": 20, "rpn_pre_nms_top_n_test": 50, "box_detections_per_img": 10}
+    else:
+        sides |= {"score_thresh": 0.0, "detections_per_img": 10, "topk_candidates": 30}
+    net = getattr(detection, name)(body, num_classes=3, min_size=64, max_size=96, **sides).eval()
+    images = [torch.rand(3, 64, 64 + 16 * (i // 5 % 2)) for i in range(20)]
+    with torch.no_grad():
+        targets = [
+            {"boxes": out["boxes"] + torch.tensor([-2.0, -2, 2, 2]), "labels": out["labels"]} for out in net(images)
+        ]
     data = list(zip(images, targets, strict=True))
     options: dict[str, Any] = {"overlap": 0.05, "draws": 3}
     uq = latedrop.calibrate_boxes(net, data, progress=False, **options)

@@ -155,7 +155,6 @@ class Two(nn.Module):
 
 
 def test_inputs_go_by_their_names(rows: tuple[Tensor, Tensor]) -> None:
-    torch.manual_seed(0)
     x, y = rows
     batch = {"mask": (x > 0).float(), "values": x, "labels": y, "row": torch.arange(40)}
     model = Two()

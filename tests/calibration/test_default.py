@@ -95,7 +95,6 @@ class TestBatches:
     """A prediction does not depend on the rest of its batch, nor do the features that it is made of."""
 
     def test_padded_items(self) -> None:
-        torch.manual_seed(0)
         model = Net(_bag, first=nn.Linear(3, 16), second=nn.Linear(16, 16), head=nn.Linear(16, 1))
         items = [torch.randn(6 - i % 6, 3) for i in range(60)]
         y = model(*_padded(items)).detach() + 0.3 * torch.randn(60, 1)

@@ -17,13 +17,6 @@ from latedrop.evaluation.judgement import judge, parsed_requirements
 from latedrop.metrics.groups import Inputs, Outcomes, by_deviation, by_input
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def predicted(outputs: int = 1, rows: int = 200, **settings: Any) -> tuple[latedrop.Prediction, torch.Tensor]:
     net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
 

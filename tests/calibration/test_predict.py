@@ -226,9 +226,7 @@ def test_a_file_keeps_the_name_of_a_readout_and_asks_for_a_function(tmp_path: Pa
 
 
 def test_a_map_without_a_channel_axis_takes_any_size() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.Flatten(1, 2))
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.Flatten(1, 2))
     x = torch.randn(12, 1, 6, 7, generator=torch.Generator().manual_seed(0))
     predictor = quietly(model, (x, model(x).detach() + 0.1))
     assert len(predictor.calibration.scales) == 1

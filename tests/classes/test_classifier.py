@@ -71,7 +71,6 @@ class TestDigits:
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     x = torch.randn(400, 3)
     y = torch.bernoulli(torch.sigmoid(2 * x[:, 0])).long()
 

@@ -12,6 +12,7 @@ from torch import nn
 import latedrop
 from latedrop.calibration.class_record import ClassSets, Score, at_most, rejection, scores_of
 from latedrop.errors import ArgumentError, DataError
+from networks import mlp
 from rounding import rounding
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -56,9 +57,7 @@ def test_sets_per_class_hold_every_class() -> None:
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
 def test_sets_of_novel_rows_hold_what_their_probabilities_ask_for(score: Score) -> None:
     """Probabilities near 1/3 lie on both sides of the threshold of usual rows: LAC alone gives such a row one class."""
-    torch.manual_seed(0)
-    x = torch.randn(400, 3)
-    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+    net, x = mlp(3, 16, 3, act=nn.ReLU), torch.randn(400, 3)
     y = net(x).argmax(1).where(torch.rand(400) < 0.8, torch.randint(3, (400,)))
     uq = latedrop.calibrate(net, (x[:200], y[:200]), progress=False).conformal((x[200:], y[200:]), score)
     p = uq.predict(torch.cat([x, 100 * x[:50]]))
@@ -71,7 +70,7 @@ def test_sets_of_novel_rows_hold_what_their_probabilities_ask_for(score: Score) 
 
 def test_sets_per_class_need_every_class_when_they_are_made() -> None:
     x, y = torch.randn(120, 3, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = mlp(3, 8, 3)
     uq = latedrop.calibrate(model, (x[:60], y[:60]), method=latedrop.Terms(["leverage"]), progress=False)
     new, labels = x[60:], y[60:]
     with pytest.raises(DataError, match="expected rows of every class for sets per class; found none of class 1"):

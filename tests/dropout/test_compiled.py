@@ -109,7 +109,6 @@ def test_predictions_of_classes(uncompiled: None) -> None:
 @pytest.mark.filterwarnings("ignore:nothing is known of")
 @pytest.mark.parametrize("value", [1e10, 3e38])
 def test_absurd_rows_are_left_to_the_steps(value: float, uncompiled: None) -> None:
-    torch.manual_seed(0)
     model, x = mlp(), torch.randn(40, 5)
     fast, usual = (calibrate(model, (x, x[:, :1]), engine=name, progress=False) for name in ("compiled", "auto"))
     fast.predict(x)
@@ -144,7 +143,6 @@ def test_bad_input_is_told_as_ever(uncompiled: None) -> None:
 
 
 def test_draws_that_only_fill_up_a_chunk_do_not_count(uncompiled: None) -> None:
-    torch.manual_seed(0)
     model, x = mlp(), torch.randn(3, 5)
     sites = find_sites(model, x)
     for seed in range(100):
@@ -176,7 +174,6 @@ def test_models_of_hugging_face(name: str, uncompiled: None) -> None:
     library = pytest.importorskip("transformers")
     kind = getattr(library, name)
     config = kind.config_class(num_labels=1, **SMALL, **HUGGING_FACE[name])
-    torch.manual_seed(0)
     model = kind(config).eval()
     x: Any = {"pixel_values": torch.randn(3, 3, 8, 8)}
     if name != "ViTForImageClassification":

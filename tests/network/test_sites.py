@@ -136,7 +136,6 @@ def neighbours(net: Net, x: Tensor, edges: Tensor) -> Tensor:
 
 
 def test_rows_that_depend_on_each_other_are_warned_about() -> None:
-    torch.manual_seed(0)
     x = torch.randn(7, 4)
     with pytest.warns(LatedropWarning, match=r"examples that do not depend on each other.*method='linear' is wrong"):
         assert names(find_sites(headed(centred), x)) == ["head"]

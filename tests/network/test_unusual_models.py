@@ -51,7 +51,6 @@ def writes_into_hidden(net: Net, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("run", [writes_into_input, writes_into_hidden])
 def test_draws_are_those_of_inject(run: Callable[..., Tensor], rows: int, engine: Any) -> None:
-    torch.manual_seed(0)
     model, rate = Net(run, a=nn.Linear(8, 16), b=nn.Linear(16, 16), c=nn.Linear(16, 1)), 0.3
     x = torch.randn((rows, 8), generator=torch.Generator().manual_seed(1))
     before, sites = x.clone(), find_sites(model, x)

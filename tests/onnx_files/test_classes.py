@@ -55,11 +55,9 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
 
 
 def test_images(tmp_path: Path) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = [nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU()]
-        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 3)).eval()
-        x = torch.randn(120, 1, 6, 6)
+    layers = [nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 3)).eval()
+    x = torch.randn(120, 1, 6, 6)
     uq = latedrop.calibrate(model, (x[:100], torch.arange(100) % 3), progress=False)
     assert uq.calibration.guard.terms == ("gradients", "leverage")
     same(uq, tmp_path / "model.onnx", 3 * x[100:])

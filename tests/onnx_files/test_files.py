@@ -261,7 +261,6 @@ def test_kinds_are_whole_numbers_of_the_table(tmp_path: Path) -> None:
     def run(net: Net, x: Tensor, kind: Tensor) -> Tensor:
         return net.last(torch.tanh(net.first(torch.cat([x, net.table(kind)], 1))))
 
-    torch.manual_seed(0)
     model = Net(run, table=nn.Embedding(4, 3), first=nn.Linear(6, 8), last=nn.Linear(8, 1))
     kinds = torch.arange(60) % 4
     uq = latedrop.calibrate(model, ((X, kinds), Y), method="linear", progress=False)

@@ -183,7 +183,6 @@ def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> Non
 
 def test_more_features_than_are_kept(tmp_path: Path) -> None:
     """They are narrowed by a random matrix, whose numbers have to be in the file."""
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.ReLU(), torch.nn.Linear(300, 1))
     x = torch.randn(200, 4)
     y = model(x).detach() + 0.1 * (1 + x[:, :1].abs()) * torch.randn(200, 1)
@@ -221,7 +220,6 @@ def twice(layers: torch.nn.Sequential, x: Tensor) -> Tensor:
     ids=["remainders", "twice", "any number of entries"],
 )
 def test_odd_models(function: Any, inputs: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
     model, x = Odd(function, inputs), torch.randn(80, 3)
     uq = latedrop.calibrate(model, (x, x[:, :1] + 0.3 * torch.randn(80, 1)), method="linear", progress=False)
     path = uq.to_onnx(tmp_path / "model.onnx", x[:5].abs())

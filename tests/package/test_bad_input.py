@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
 import networks
-from latedrop import Batches, Predictor, Sampling, Site, Terms, calibrate, find_sites, inject, load, sample
+from latedrop import Batches, Predictor, Sampling, Terms, calibrate, find_sites, inject, load, sample
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError, SiteError
 from networks import Net
 from quick import quick
@@ -45,11 +44,6 @@ Y = X.sum(1, keepdim=True)
 def three_layers(run: Callable[..., Any]) -> nn.Module:
     layers = {"first": (3, 20), "second": (20, 20), "third": (20, 1)}
     return seeded(lambda: Net(run, **{name: nn.Linear(*sizes) for name, sizes in layers.items()}))
-
-
-def bypassed() -> nn.Module:
-    """Use the weights of the second layer without calling it."""
-    return three_layers(lambda net, x: net.third(F.linear(net.first(x).tanh(), net.second.weight).tanh()))
 
 
 def branching() -> nn.Module:
@@ -127,18 +121,6 @@ class TestSites:
         for sites in (None, "third"):
             with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
                 quietly(branching(), (X, Y), sites=sites)
-
-    def test_a_site_whose_weights_are_used_directly(self) -> None:
-        model = bypassed()
-        assert [site.name for site in find_sites(model, X)] == ["second.weight", "third"]
-        sites = [Site("second", "element", "Linear", (20,))]
-        with (
-            pytest.raises(OutputError, match="an output that varies under dropout"),
-            pytest.warns(LatedropWarning, match=r"sites \['second'\] did not run in this batch"),
-        ):
-            quietly(model, (X, Y), sites=sites)
-        with pytest.warns(LatedropWarning, match=r"\['second'\] did not run"), inject(model, sites, 0.1):
-            model(X)
 
 
 class TestOutputs:
@@ -454,13 +436,6 @@ class TestArguments:
 
 
 class TestConformal:
-    @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
-    def test_too_few_rows_for_the_level(self) -> None:
-        predictor = quietly(mlp(), (X, Y)).conformal((X[:9], Y[:9]))
-        predictor.predict(X).interval(0.9)
-        with pytest.raises(ArgumentError, match=r"at least 19 conformal rows for an interval at level 0\.95; found 9"):
-            predictor.predict(X).interval(0.95)
-
     def test_data_that_give_no_intervals(self) -> None:
         predictor = quietly(mlp(), (X, Y))
         for data, match in (
@@ -485,10 +460,6 @@ def saved(tmp_path: Path) -> Path:
 
 
 class TestFiles:
-    def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(FileError, match=r"expected a calibration file at .*gone\.json; the system says"):
-            load(tmp_path / "gone.json", mlp())
-
     @pytest.mark.parametrize(
         "build",
         [

@@ -222,7 +222,6 @@ def test_experts_that_choose_among_the_rows_are_warned_about(how: str) -> None:
         chosen = best.tolist()
         return net.leave(torch.stack([net.expert(row) if i in chosen else row for i, row in enumerate(h)]))
 
-    torch.manual_seed(0)
     model, x = Net(choose, enter=nn.Linear(4, 8), expert=nn.Linear(8, 8), leave=nn.Linear(8, 1)), rows()
     x[:3, 1] = torch.tensor([9.0, 8.0, 7.0])
     with pytest.warns(LatedropWarning, match="the output of a row changes with the rows beside it"):

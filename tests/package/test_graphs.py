@@ -148,7 +148,6 @@ def shared_shift(net: Net, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [9, 10, 33])
 def test_entries_that_serve_all_rows_count_for_each(rows: int, kind: Kind) -> None:
     """Their mean number of a row is a whole one where there is an odd number of rows."""
-    torch.manual_seed(0)
     layers = {"make": nn.Linear(4, 8), "shift": nn.Linear(8, 5), "enter": nn.Linear(5, 1)}
     model, x = Net(shared_shift, weights=nn.Parameter(torch.randn(3, 4)), **layers), torch.randn(rows, 5)
     sites = find_sites(model, x, kind=kind)

@@ -447,7 +447,6 @@ def remembers(net: Net, x: Tensor) -> Tensor:
 
 
 def test_threads_take_turns_where_a_model_writes_into_itself() -> None:
-    torch.manual_seed(0)
     model, x = Net(remembers, a=nn.Linear(5, 64), b=nn.Linear(64, 64), c=nn.Linear(64, 1)), torch.randn(64, 5)
     uq = calibrate(model, (x, x[:, :1]), progress=False)
     batches = [x[i : i + 8] for i in range(0, 64, 8)]

@@ -31,13 +31,6 @@ fine_cases = pytest.mark.parametrize("case", [c for c in ZOO if c.name not in RE
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def pair_of(shape, dtype=DOUBLE):
     return torch.randn(shape, dtype=dtype), torch.rand(shape, dtype=dtype)
 

@@ -28,13 +28,6 @@ VOID = {"meta", "img", "br", "input"}
 pytestmark = pytest.mark.filterwarnings("ignore:the best rate, 0.05, is the smallest")
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def data(rows: int = 120, outputs: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, 3)
     return x, x[:, :1].sin().repeat(1, outputs) + 0.3 * torch.randn(rows, outputs)

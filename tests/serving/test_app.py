@@ -83,25 +83,18 @@ def test_gathered_requests_equal_single_ones(kind: str, exact: bool, request: py
                 assert_same_up_to_rounding(answer.columns[name], values.numpy())
 
 
-def test_classes(classes: Any) -> None:
-    with running(classes) as client:
-        answer = client.post("/predict", json=asked(ROWS)).json()
+@pytest.mark.parametrize("onnx", [False, True])
+def test_classes(onnx: bool, classes: Any, tmp_path: Path) -> None:
     wanted = classes.predict(ROWS)
-    assert answer["name"] == wanted.names
-    assert answer["label"] == wanted.label.tolist()
-    assert_same_up_to_rounding(answer["probabilities"], wanted.probabilities.numpy())
-    assert np.array_equal(answer["prediction_set"], wanted.prediction_set(0.9).numpy())
-
-
-def test_classes_of_an_onnx_file(classes: Any, tmp_path: Path) -> None:
-    wanted = classes.predict(ROWS)
-    with running(load_onnx(classes.to_onnx(tmp_path / "classes.onnx", ROWS[:2]))) as client:
+    served = load_onnx(classes.to_onnx(tmp_path / "classes.onnx", ROWS[:2])) if onnx else classes
+    with running(served) as client:
         answer = client.post("/predict", json=asked(ROWS, level=0.8)).json()
         assert client.post("/predict", json=asked(ROWS, level=0.9999)).status_code == 422
         assert client.post("/predict", json=asked(ROWS.astype(float) * 1e300)).status_code == 422
     assert answer["name"] == wanted.names
-    assert np.array_equal(answer["prediction_set"], wanted.prediction_set(0.8).numpy())
+    assert answer["label"] == wanted.label.tolist()
     assert_same_up_to_rounding(answer["probabilities"], wanted.probabilities.numpy())
+    assert np.array_equal(answer["prediction_set"], wanted.prediction_set(0.8).numpy())
 
 
 def test_refusals_are_json_and_leave_it_healthy(regression: Any) -> None:
