@@ -69,8 +69,7 @@ def test_labels_that_are_all_right(classes: int) -> None:
 @pytest.mark.parametrize("size", [1, 40])
 def test_a_sigmoid_is_refused(size: int) -> None:
     model, x, _ = case(4.0, 1)
-    with torch.no_grad():
-        y = (torch.sigmoid(model(x)[:, 0]) > torch.rand(len(x), generator=torch.Generator().manual_seed(0))).long()
+    y = (torch.sigmoid(model(x)[:, 0]) > torch.rand(len(x), generator=torch.Generator().manual_seed(0))).long()
     ended, loader = nn.Sequential(model, nn.Sigmoid()), DataLoader(TensorDataset(x, y), batch_size=size)
     with pytest.raises(OutputError, match="before a sigmoid"):
         calibrated(ended, loader, task="classification")

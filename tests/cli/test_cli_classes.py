@@ -71,8 +71,7 @@ PYTHON = re.compile(r"\w=|lambda|\(\)|labels\.|uq\b|_names|None")
 def arrays_of(model: Any, rows: int, seed: int) -> tuple[Any, Any]:
     dice = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 4, generator=dice)
-    with torch.no_grad():
-        z = model(x)
+    z = model(x).detach()
     z = z if z.shape[1] > 1 else torch.cat([torch.zeros_like(z), z], 1)
     noise = -torch.log(-torch.log(torch.rand(z.shape, generator=dice)))
     return x.numpy(), (z * 0.8 + noise).argmax(1).numpy()

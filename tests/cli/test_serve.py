@@ -1,7 +1,9 @@
-"""Wrong options of `latedrop serve` are one line."""
+"""Wrong options of `latedrop serve` and of `latedrop predict --ray` are one line; inputs go by their names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +15,67 @@ import latedrop
 from rounding import assert_same_up_to_rounding
 from saved import save_calibrated
 
-CODE = (
-    "import torch\ntorch.manual_seed(0)\nserved = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))\n"
-)
+CODE = "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("served")
-    save_calibrated(where, "served_code", CODE, "served", 3)
+    x = save_calibrated(where, "served_code", CODE, "net", 3)
+    (where / "rows.csv").write_text("a,b,c\n1,2,3\n")
+    np.savez(where / "rows.npz", x=x)
+    (where / "there").mkdir()
     return where
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--host", "0.0.0.0"], "expected a token for 0.0.0.0"),
-        (["--token-file", "nowhere"], "expected a token at nowhere"),
-        (["--batch-rows", "0"], "expected batch_rows to be 1 or more"),
-        (["--level", "2"], "expected a probability inside"),
-        (["--port", "99999"], "expected a port from 0 to 65535"),
-        (["--host", "127.0.0.1.2"], "expected a token for 127.0.0.1.2"),
-        (["--transform", "size=x"], "expected size=224"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
-)
-def test_wrong_options_are_one_line(folder: Path, monkeypatch: Any, call: Any, options: list[str], said: str) -> None:
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a command on the network and its calibration in their folder."""
     monkeypatch.chdir(folder)
     monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
     monkeypatch.syspath_prepend(str(folder))
-    code, out, err = call("serve", "served_code:served", "cal.json", *options)
-    assert code in (1, 2)
-    assert out == ""
-    assert said in err.replace("\n", " ")
+    return lambda command, words: call(command, "served_code:net", "cal.json", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--host 0.0.0.0", "expected a token for 0.0.0.0"),
+        ("--token-file nowhere", "expected a token at nowhere"),
+        ("--batch-rows 0", "expected batch_rows to be 1 or more"),
+        ("--level 2", "expected a probability inside"),
+        ("--port 99999", "expected a port from 0 to 65535"),
+        ("--host 127.0.0.1.2", "expected a token for 127.0.0.1.2"),
+        ("--transform size=x", "expected size=224"),
+    ],
+)
+def test_wrong_options_are_one_line(run: Callable[..., Any], words: str, said: str) -> None:
+    code, out, err = run("serve", words)
+    assert (code in (1, 2), out, said in " ".join(err.split())) == (True, "", True)
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--data rows.csv", "expected -o with a folder"),
+        ("--data rows.csv -o out.csv", "expected -o with a folder"),
+        ("--data rows.csv -o there", "expected no there yet"),
+        ("--data rows.csv -o nowhere/out", "expected the folder of nowhere/out"),
+        ("--data rows.npz -o out", "expected csv or parquet with --ray"),
+        ("--data rows.csv -o out --images there", "expected --images without --ray"),
+        ("--data rows.csv -o out --keep d", "expected column 'd'"),
+    ],
+)
+def test_wrong_words_about_a_cluster_are_one_line(run: Callable[..., Any], words: str, said: str) -> None:
+    code, out, err = run("predict", f"--ray local {words}")
+    assert (code in (1, 2), out, said in " ".join(err.split())) == (True, "", True)
+
+
+def test_without_ray_the_extra_is_named(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latedrop.terminal.find_spec", lambda name: None if name == "ray" else find_spec(name))
+    code, _, err = run("predict", "--ray local --data rows.csv -o out")
+    assert (code, "latedrop[ray]" in err) == (1, True)
 
 
 TWO = """
@@ -76,9 +106,8 @@ def test_inputs_go_by_their_names_and_kinds(tmp_path: Path, monkeypatch: Any, ca
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
         exec(TWO, names)
-    dice = torch.Generator().manual_seed(0)
-    x, more = torch.randn(60, 3, generator=dice), torch.randn(60, 2, generator=dice)
-    uq = latedrop.calibrate(names["two"], ((x, more), torch.randn(60, 1, generator=dice)), progress=False)
+    x, more = torch.randn(60, 3), torch.randn(60, 2)
+    uq = latedrop.calibrate(names["two"], ((x, more), torch.randn(60, 1)), progress=False)
     uq.save(tmp_path / "cal.json")
     uq.to_onnx(tmp_path / "two.onnx", (x[:2], more[:2]))
     monkeypatch.chdir(tmp_path)

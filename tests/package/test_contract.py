@@ -26,8 +26,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def targets(model: nn.Module, x: object, case: Case) -> torch.Tensor:
-    with torch.no_grad():
-        output = read(call(model, x), case.readout, row_count(x))
+    output = read(call(model, x), case.readout, row_count(x)).detach()
     return output + torch.linspace(0.5, 1, output.numel()).reshape(output.shape)
 
 

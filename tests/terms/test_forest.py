@@ -160,8 +160,7 @@ def test_predictions_do_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch, t
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     x, error = rows_of(200)
     table = torch.from_numpy(x).float()
-    with torch.no_grad():
-        y = net(table) + torch.from_numpy(error).float()
+    y = net(table).detach() + torch.from_numpy(error).float()
     uq = latedrop.calibrate(net, (table, y), progress=False)
     assert "forest" in uq.calibration.terms.choice
     uq.save(tmp_path / "uq.json")

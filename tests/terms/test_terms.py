@@ -94,8 +94,7 @@ class TestOthers:
     )
     def test_a_variance_that_the_model_gives(self, term: VarianceHead, expected: Callable[[Any], Tensor]) -> None:
         model, x = _head(), torch.randn(6, 3)
-        with torch.no_grad():
-            output = model(x)
+        output = tuple(part.detach() for part in model(x))
         assert_same_up_to_rounding(term.values(rows_of(model, x, readout=0)), expected(output))
 
     def test_a_given_variance_below_0_is_refused(self) -> None:
@@ -138,11 +137,9 @@ class Night(Term):
 
 class TestInACalibration:
     def test_a_term_of_ones_own(self, tmp_path: Path) -> None:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(400, 3, generator=generator)
+        x = torch.randn(400, 3)
         model = mlp()
-        with torch.no_grad():
-            y = model(x) + (0.1 + (x[:, :1] > 0)) * torch.randn(400, 1, generator=generator)
+        y = model(x).detach() + (0.1 + (x[:, :1] > 0)) * torch.randn(400, 1)
         uq = calibrate(model, (x, y), method=latedrop.Terms([Night()]), progress=False)
         assert uq.calibration.terms.shares["night"] > 0.4
         uq.save(tmp_path / "c.json")
