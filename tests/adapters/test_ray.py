@@ -47,8 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("ray")
     (where / "ray_code.py").write_text(CODE)
     names: dict[str, Any] = {"__file__": str(where / "ray_code.py")}
-    with torch.random.fork_rng():
-        exec(CODE, names)
+    exec(CODE, names)
     dice = np.random.default_rng(0)
     x = dice.normal(size=(200, 3))
     with torch.no_grad():

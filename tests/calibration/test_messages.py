@@ -104,9 +104,8 @@ def test_every_result_is_one_line() -> None:
     numbers = latedrop.calibrate(mlp(), (X, Y), reference=X + 0.1, progress=False)
     classes = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False)
     images, pixels = torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4, 8, 8))
-    maps = latedrop.calibrate(
-        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)), (images, pixels), progress=False
-    )
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    maps = latedrop.calibrate(net, (images, pixels), progress=False)
     for result in (
         numbers,
         numbers.calibration,

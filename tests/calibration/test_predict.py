@@ -184,8 +184,7 @@ def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None
 def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, method: str) -> None:
     model = mlp(3, 40, 2)
     x, y = data_for(model)
-    options: dict[str, Any] = {} if method == "terms" else {"floor": True, "scale": 1.7}
-    named = replace(checked_method(method), **options)
+    named = replace(checked_method(method), floor=True, scale=1.7)
     if kind == "conformal":
         predictor = quietly(model, (x, y), method=named).conformal(data_for(model, count=30, seed=2))
     else:

@@ -163,9 +163,6 @@ def test_tradeoff_goes_from_one_scale_to_the_other(shape: tuple[int, ...]) -> No
     assert_same_doubles(ratios, ratios[:1].repeat(10, 0))
 
 
-EVERY = pytest.mark.parametrize("function", [optimal_scale, relaxed_scale, fit_floor])
-
-
 @pytest.mark.parametrize("function", [optimal_scale, relaxed_scale])
 def test_a_variance_of_zero_needs_a_floor(function) -> None:
     mean, variance, target = make(10)
@@ -174,7 +171,7 @@ def test_a_variance_of_zero_needs_a_floor(function) -> None:
         function(mean, variance, target)
 
 
-@EVERY
+@pytest.mark.parametrize("function", [optimal_scale, relaxed_scale, fit_floor])
 def test_no_errors_no_scale(function) -> None:
     mean, variance, _ = make(10)
     with pytest.raises(DataError, match="found every prediction equal to its target"):

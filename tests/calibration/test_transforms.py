@@ -29,8 +29,6 @@ METHODS: list[dict[str, Any]] = [
     {"method": latedrop.Propagation(rates=[0.1, 0.3])},
     {"method": latedrop.Sampling(rates=[0.1, 0.3], draws=10)},
 ]
-NUMBERS = st.floats(-3, 3)
-VARIANCES = st.floats(0.01, 1.5)
 
 
 def network(outputs: int = 1) -> nn.Module:
@@ -47,7 +45,7 @@ def calibrated(model: nn.Module, y: Tensor, target: Transform | None, **options:
 
 
 @settings(deadline=None)
-@given(m=NUMBERS, v=VARIANCES)
+@given(m=st.floats(-3, 3), v=st.floats(0.01, 1.5))
 def test_log_is_a_log_normal(m: float, v: float) -> None:
     mean, variance = Log().moments(torch.tensor([m], dtype=torch.float64), torch.tensor([v], dtype=torch.float64))
     exact = stats.lognorm(math.sqrt(v), scale=math.exp(m))

@@ -133,9 +133,8 @@ def test_the_same_labels_in_any_form(call: Run, words: str) -> None:
     assert (code, err) == (0, "")
     with np.load("val.npz") as arrays:
         rows = arrays["x"], arrays["y"]
-    expected = latedrop.calibrate(
-        sys.modules["user_classes"].net(), rows, method=latedrop.Terms(["leverage"]), progress=False
-    ).calibration
+    net, method = sys.modules["user_classes"].net(), latedrop.Terms(["leverage"])
+    expected = latedrop.calibrate(net, rows, method=method, progress=False).calibration
     record = record_in("cal.json")
     assert record.fit.temperature == pytest.approx(expected.fit.temperature, rel=rounding())
     assert record.names == (() if target in ("code", "y") else NAMES)

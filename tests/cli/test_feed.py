@@ -20,10 +20,9 @@ from latedrop.prediction.predictor import Predictor
 
 
 def calibrated(outputs: int, dtype: torch.dtype) -> Predictor:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
-        x = torch.randn(60, 2, dtype=dtype)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
+    x = torch.randn(60, 2, dtype=dtype)
     return latedrop.calibrate(net, (x, x[:, :outputs] ** 2), method=latedrop.Sampling(rates=[0.3], draws=10))
 
 

@@ -104,8 +104,7 @@ def test_inputs_go_by_their_names_and_kinds(tmp_path: Path, monkeypatch: Any, ca
 
     (tmp_path / "two_code.py").write_text(TWO)
     names: dict[str, Any] = {}
-    with torch.random.fork_rng():
-        exec(TWO, names)
+    exec(TWO, names)
     x, more = torch.randn(60, 3), torch.randn(60, 2)
     uq = latedrop.calibrate(names["two"], ((x, more), torch.randn(60, 1)), progress=False)
     uq.save(tmp_path / "cal.json")

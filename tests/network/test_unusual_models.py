@@ -23,9 +23,6 @@ pytestmark = [
 TINY = 1e-9  # a rate that is as good as none
 
 
-ENGINES = pytest.mark.parametrize("engine", ["auto", "loop"])
-
-
 def drawn(model: nn.Module, x: Any, sites: Any, rate: Any, draws: int) -> Tensor:
     """One pass after the other, as the user would."""
     outputs = []
@@ -47,7 +44,7 @@ def writes_into_hidden(net: Net, x: Tensor) -> Tensor:
     return net.c(net.b(h).relu())
 
 
-@ENGINES
+@pytest.mark.parametrize("engine", ["auto", "loop"])
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("run", [writes_into_input, writes_into_hidden])
 def test_draws_are_those_of_inject(run: Callable[..., Tensor], rows: int, engine: Any) -> None:

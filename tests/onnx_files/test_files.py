@@ -93,8 +93,6 @@ def test_names_and_metadata(written: tuple[Any, Path]) -> None:
 
 ODD = Net(lambda net, x: x + 0.0 * torch.special.bessel_j0(x))
 """An operator without a translation after the last layer."""
-MEETING = Net(lambda net, x: x - 0.5 * x.mean(0))
-"""Rows that see each other."""
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_what_cannot_be_written_is_refused(model: nn.Module, options: Any, words
 
 
 def test_rows_that_meet_are_refused(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(3, 8), MEETING, nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(3, 8), Net(lambda net, x: x - 0.5 * x.mean(0)), nn.Linear(8, 1))
     with pytest.warns(latedrop.LatedropWarning, match="do not depend on each other"):
         uq = latedrop.calibrate(model, (X, Y), **DRAWS, progress=False)
     with pytest.raises(ArgumentError, match="whose rows affect each other"):

@@ -87,11 +87,7 @@ def test_rates_wait_once_each() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "x"),
-    [(layers(512), torch.randn(1024, 5)), (MCNN(), torch.rand(2, 1, 64, 96))],
-    ids=["mlp", "mcnn"],
-)
+@pytest.mark.parametrize(("model", "x"), [(layers(512), torch.randn(1024, 5)), (MCNN(), torch.rand(2, 1, 64, 96))])
 def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
     sites, network = find_sites(model, x), Network(model)
     most = max(fitting_chunk(network, x, sites, draws) for draws in range(2, 100))

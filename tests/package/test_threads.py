@@ -126,12 +126,7 @@ def predictor(model: nn.Module, x: Tensor, y: Tensor, name: str, engine: str = "
     return quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
 
 
-WORKS: dict[str, Work] = {
-    "sample": method("sample"),
-    "loop": method("sample", "loop"),
-    "linear": method("linear"),
-    "propagate": method("propagate"),
-}
+WORKS = {name: method(name) for name in ("sample", "linear", "propagate")} | {"loop": method("sample", "loop")}
 CASES = {
     case.name: case for case in ZOO if case.name in ("mlp", "batchnorm_cnn", "residual_cnn", "lstm", "transformer")
 }

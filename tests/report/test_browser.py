@@ -23,15 +23,14 @@ WIDE, PHONE = {"width": 1100, "height": 900}, {"width": 360, "height": 740}
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page about a model with two outputs, of long names and very different units."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
-        factor = torch.tensor([1e6, 1e-6])
-        x = torch.randn(500, 3)
-        with torch.no_grad():
-            y = (net(x) + (0.1 + 0.2 * x[:, :1].abs()) * torch.randn(500, 2)) * factor
-        model = Net(lambda model, x: model.net(x) * model.factor, net=net, factor=factor)
-        uq = latedrop.calibrate(model, (x[:250], y[:250]), progress=False)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
+    factor = torch.tensor([1e6, 1e-6])
+    x = torch.randn(500, 3)
+    with torch.no_grad():
+        y = (net(x) + (0.1 + 0.2 * x[:, :1].abs()) * torch.randn(500, 2)) * factor
+    model = Net(lambda model, x: model.net(x) * model.factor, net=net, factor=factor)
+    uq = latedrop.calibrate(model, (x[:250], y[:250]), progress=False)
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(
         path,

@@ -37,11 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("deployed")
     code = "from torch import nn\n\ndef Net():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
     (where / "my_model.py").write_text(code)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
-        x = torch.randn(80, 3)
-        uq = latedrop.calibrate(net, (x, net(x).detach() + 0.1 * torch.randn(80, 1)), progress=False)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(80, 3)
+    uq = latedrop.calibrate(net, (x, net(x).detach() + 0.1 * torch.randn(80, 1)), progress=False)
     uq.save(where / "cal.json")
     save_file(net.state_dict(), where / "net.safetensors")
     return where

@@ -190,10 +190,8 @@ def test_no_page_runs_a_name(tmp_path: Path) -> None:
             for button in page.locator("button:visible, summary:visible").all()[:12]:
                 button.click(timeout=2000, force=True, no_wait_after=True)
             page.wait_for_timeout(300)
-            assert page.evaluate("[typeof window.pwned, document.querySelectorAll('.evil').length]") == [
-                "undefined",
-                0,
-            ], made.address
+            actual = page.evaluate("[typeof window.pwned, document.querySelectorAll('.evil').length]")
+            assert actual == ["undefined", 0], made.address
             assert not [text for text in wrong if "Content Security Policy" in text], wrong
             page.close()
 
