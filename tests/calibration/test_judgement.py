@@ -146,8 +146,6 @@ class TestRequirements:
         with pytest.raises(ArgumentError, match=r"expected (a measure to require among coverage90|requirements)"):
             parsed_requirements(text)
 
-
-class TestLeftOutRows:
     def test_a_floor_alone_does_not_rank_the_rows_that_it_leaves_out(self) -> None:
         # Each fold's floor is smaller where its own errors are large; that is no ranking, neither right nor wrong.
         error = torch.randn(12, 1)

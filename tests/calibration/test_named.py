@@ -169,8 +169,6 @@ class TestWeights:
         with pytest.raises(LatedropError, match=r"expected safetensors .*latedrop\[safetensors\]"):
             load_model("user_code:Net", "net.safetensors")
 
-
-class TestPickled:
     def test_code_in_a_file_does_not_run(self) -> None:
         class Evil:
             def __reduce__(self) -> tuple[Any, ...]:

@@ -289,7 +289,6 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
         ("net", "val.csv", "kind --inputs a,b", "Its input was columns a, b of val.csv: see --inputs."),
         ("net", "val.csv", "kind --target-log", "found --target-mean, --target-std or --target-log."),
     ],
-    ids=range(19),
 )
 def test_wrong_input_is_one_line(call: Run, model: str, file: str, words: str, message: str) -> None:
     Path("single.csv").write_text(SINGLE)

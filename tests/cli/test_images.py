@@ -130,7 +130,6 @@ def deepen(name: str) -> None:
         (lambda: None, "size=8 --images none", "expected a folder of images at none; there is none."),
         (lambda: None, "size=8 --data val.npz", "expected a table with names of images, csv or parquet"),
     ],
-    ids=range(10),
 )
 def test_each_wrong_input_is_one_line(call: Run, place: Path, wrong: Any, words: str, message: str) -> None:
     np.savez("val.npz", x=np.zeros((3, 2)), y=np.zeros(3))

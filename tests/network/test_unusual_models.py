@@ -20,8 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),
 ]
 
-TINY = 1e-9  # a rate that is as good as none
-
 
 def drawn(model: nn.Module, x: Any, sites: Any, rate: Any, draws: int) -> Tensor:
     """One pass after the other, as the user would."""
@@ -61,7 +59,7 @@ def test_draws_are_those_of_inject(run: Callable[..., Tensor], rows: int, engine
     own_output(model, x)
     assert torch.equal(x, before)
     if expected is None:
-        torch.testing.assert_close(sample(model, x, TINY, 5, sites=sites).mean, model(x.clone()).detach())
+        torch.testing.assert_close(sample(model, x, 1e-9, 5, sites=sites).mean, model(x.clone()).detach())
 
 
 def test_rows_of_a_prediction_are_let_go() -> None:
