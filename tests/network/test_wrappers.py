@@ -129,7 +129,7 @@ def test_copies_on_several_devices_are_refused() -> None:
 def test_a_model_without_its_weights_is_refused(group: None) -> None:
     offload = pytest.importorskip("accelerate").cpu_offload
     with pytest.raises(ArgumentError, match=r"expected weights in memory; found 'head' and 4 others.*Load the whole"):
-        find_sites(offload(Net(), execution_device=torch.device("cpu")), torch.randn(3, 4))
-    sharded = fully_shard(Net(), mesh=init_device_mesh("cpu", (1,)))
+        find_sites(offload(made(), execution_device=torch.device("cpu")), torch.randn(3, 4))
+    sharded = fully_shard(made(), mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(SiteError, match="expected a model that can be copied"):
         find_sites(sharded, torch.randn(3, 4))
