@@ -58,7 +58,7 @@ class TestDefault:
     def test_reference_rows_may_come_in_batches_with_targets(self) -> None:
         model = network()
         x, y = noisy(model, 100)
-        reference = torch.randn(90, 3)
+        reference = torch.randn(90, 3) + 0.1
         whole = default(model, (x, y), reference=reference).predict(x).variance
         loader = [(part, torch.zeros(len(part), 1)) for part in reference.split(40)]
         assert_same_up_to_rounding(default(model, (x, y), reference=loader).predict(x).variance, whole)

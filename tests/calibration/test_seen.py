@@ -129,7 +129,7 @@ CHANGES: dict[str, Callable[[nn.Sequential, Tensor], Any]] = {
     "replaced": lambda model, x: setattr(model[0], "weight", nn.Parameter(2 * model[0].weight.detach())),
     "loaded": lambda model, x: model.load_state_dict({name: 2 * v for name, v in model.state_dict().items()}),
     "through data": lambda model, x: [parameter.data.mul_(1.01) for parameter in model.parameters()],
-    "layer": lambda model, x: setattr(model, "0", nn.Linear(3, 20)),
+    "layer": lambda model, x: setattr(model, "0", mlp(3, 20, seed=1)[0]),
 }
 
 
