@@ -51,8 +51,10 @@ print(f"the 95 % prediction set has one class for {(sizes == 1).float().mean():.
 # people too.
 
 # %%
-answers = zip(p.label.tolist(), p.confidence.tolist(), y[new].tolist(), strict=True)
-captions = [f"says {answer} ({confidence:.0%}), is {truth}" for answer, confidence, truth in answers]
-ax = plots.doubtful_images(x[new], 1 - p.confidence, captions, most=12)
+figure = plots.new_figure(6.4, 3)
+for ax, row in zip(figure.subplots(2, 6).flat, p.confidence.argsort(), strict=False):
+    ax.imshow(x[new][row, 0], cmap="gray")
+    ax.set_title(f"says {p.label[row]} ({p.confidence[row]:.0%}), is {y[new][row]}", size=7)
+    ax.axis("off")
 Path("output").mkdir(exist_ok=True)
-ax.figure.savefig("output/digits.png", dpi=160)
+figure.savefig("output/digits.png", dpi=160)

@@ -17,13 +17,10 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 
 LEVELS = np.array([0.25, 0.5, 0.75])
 X = np.array([2.0, 0.0, 1.0])
-IMAGES = np.linspace(0, 1, 3 * 64).reshape(3, 8, 8)
 
 DRAW = {
     "calibration_curves": lambda ax=None: plots.calibration_curves({"raw": (LEVELS, LEVELS**2)}, ax),
     "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
-    "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
-    "doubtful_images": lambda ax=None: plots.doubtful_images(IMAGES, LEVELS, ax=ax),
 }
 every_plot = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
 
@@ -128,13 +125,6 @@ def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
     assert ax.has_data()
 
 
-def test_doubtful_images_come_in_order_of_doubt(ax):
-    plots.doubtful_images(IMAGES, [0.1, 0.9, 0.5], ["a", "b", "c"], ax, most=2)
-    assert texts(ax) == ["b", "c"]
-    shown = ax.images[0].get_array()[:, :8, 0][-8:]
-    np.testing.assert_allclose(shown, (IMAGES[1] - IMAGES[1].min()) / np.ptp(IMAGES[1]))
-
-
 @pytest.mark.parametrize(
     ("draw", "error", "match"),
     [
@@ -144,10 +134,7 @@ def test_doubtful_images_come_in_order_of_doubt(ax):
         (lambda: plots.intervals(X, X, {0.9: (X, X)}, X), ArgumentError, "low as dict and high as ndarray"),
         (lambda: plots.intervals(X, X, {}), ArgumentError, "at least one band"),
         (lambda: plots.intervals(X, X[:2], X, X), DataError, r"found mean of shape \(2,\), x of shape \(3,\)"),
-        (lambda: plots.doubtful_images(IMAGES, X[:2]), DataError, "expected images"),
-        (lambda: plots.doubtful_images(IMAGES, X, ["a"]), ArgumentError, "expected 3 captions"),
-        (lambda: plots.reliability_diagram({}), ArgumentError, "at least one curve"),
-        (lambda: plots.reliability_diagram({"a": ([], [])}), DataError, r"one axis of one length, not empty"),
+        (lambda: plots.calibration_curves({"a": ([], [])}), DataError, r"one axis of one length, not empty"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_a_figure_is_made(draw, error, match):

@@ -41,59 +41,15 @@ if TYPE_CHECKING:
     from latedrop.propagation.propagate import propagate
     from latedrop.weights import fingerprint
 
-__all__ = [
-    "AdaptedPrediction",
-    "AdaptedPredictor",
-    "Batches",
-    "BoxCalibration",
-    "BoxPrediction",
-    "BoxPredictor",
-    "Calibration",
-    "ClassCalibration",
-    "ClassPrediction",
-    "ClassPredictor",
-    "Classification",
-    "Explanation",
-    "FirstOrder",
-    "JointPrediction",
-    "JointPredictor",
-    "LatedropError",
-    "LatedropWarning",
-    "Linearization",
-    "Log",
-    "Moments",
-    "MultiLabelCalibration",
-    "MultiLabelPrediction",
-    "MultiLabelPredictor",
-    "Network",
-    "Prediction",
-    "Predictor",
-    "Propagation",
-    "Region",
-    "Sampling",
-    "Site",
-    "Sites",
-    "Standardized",
-    "Terms",
-    "calibrate",
-    "calibrate_boxes",
-    "calibrate_cross_fitted",
-    "calibrate_multilabel",
-    "find_sites",
-    "fingerprint",
-    "inject",
-    "linearize",
-    "load",
-    "load_boxes",
-    "load_multilabel",
-    "load_onnx",
-    "load_program",
-    "metrics",
-    "optimal_scale",
-    "propagate",
-    "relaxed_scale",
-    "sample",
-]
+__all__ = ["calibrate", "calibrate_boxes", "calibrate_cross_fitted", "calibrate_multilabel"]
+__all__ += ["load", "load_boxes", "load_multilabel", "load_onnx", "load_program"]
+__all__ += ["Batches", "Classification", "FirstOrder", "Log", "Propagation", "Sampling", "Standardized", "Terms"]
+__all__ += ["AdaptedPredictor", "BoxPredictor", "ClassPredictor", "JointPredictor", "MultiLabelPredictor", "Predictor"]
+__all__ += ["AdaptedPrediction", "BoxPrediction", "ClassPrediction", "JointPrediction", "MultiLabelPrediction"]
+__all__ += ["Explanation", "Prediction", "Region"]
+__all__ += ["BoxCalibration", "Calibration", "ClassCalibration", "MultiLabelCalibration"]
+__all__ += ["Linearization", "Moments", "Network", "Site", "Sites", "find_sites", "inject", "linearize", "propagate"]
+__all__ += ["LatedropError", "LatedropWarning", "fingerprint", "metrics", "optimal_scale", "relaxed_scale", "sample"]
 
 __version__ = "0.3.0"
 

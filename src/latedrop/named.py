@@ -28,7 +28,7 @@ from latedrop.programs import load_program
 from latedrop.terminal import listed
 from latedrop.weights import weight_marks
 
-__all__ = ["as_arguments", "example_inputs", "input_names", "load_function", "load_model", "readout_of"]
+__all__ = ["as_arguments", "input_names", "load_function", "load_model", "readout_of"]
 
 _log = logging.getLogger(__name__)
 _NESTED = ("state_dict", "model_state_dict", "model")
@@ -71,8 +71,10 @@ def readout_of(text: str | int | None) -> Any:
     return load_function(text) if ":" in text else int(text) if text.removeprefix("-").isdecimal() else text
 
 
-def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
-    """Return named inputs as arguments: one alone, several by name if the model has these names, else in order."""
+def as_arguments(model: nn.Module, arrays: Any) -> Any:
+    """Return inputs as arguments: of those by name one alone, several by name if the model has these, else in order."""
+    if not isinstance(arrays, Mapping):
+        return arrays
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     program = getattr(model, "_in_spec", None)
@@ -92,26 +94,6 @@ def input_names(model: nn.Module) -> tuple[str, ...]:
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return ()
     return tuple(p.name for p in parameters)
-
-
-def example_inputs(model: nn.Module) -> Any:
-    """Return inputs of three rows with the shapes of an exported program; None for other models."""
-    if not isinstance(model, torch.fx.GraphModule):
-        return None
-    inputs = {str(node.target): node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"}
-    values = [value for value in inputs.values() if isinstance(value, Tensor)]
-    if not values or len(values) < len(inputs) or any(value.dim() == 0 for value in values):
-        return None
-    if not all(isinstance(size, int) for value in values for size in value.shape[1:]):
-        return None
-    return as_arguments(model, {name: _random(3, value) for name, value in inputs.items()})
-
-
-def _random(rows: int, like: Tensor) -> Tensor:
-    shape = (rows, *like.shape[1:])
-    if not like.is_floating_point():
-        return torch.zeros(shape, dtype=like.dtype)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.dtype)
 
 
 def _from_code(name: str, *, trained: bool) -> nn.Module:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from latedrop.errors import FileError
+from latedrop.files import readable
 from latedrop.torch_private import operator_of
 
 __all__ = ["load_program"]
@@ -73,10 +74,8 @@ def _by_position(names: list[str], _: nn.Module, args: tuple[Any, ...], kwargs: 
 
 
 def _read(path: Path) -> torch.export.ExportedProgram:
-    try:
+    with readable(path, "an exported program"):
         content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"expected an exported program at {path}; the system says: {error}.") from error
     try:
         names = ZipFile(BytesIO(content)).namelist()
     except BadZipFile:

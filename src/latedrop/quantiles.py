@@ -6,6 +6,7 @@ They need neither torch nor numpy, so that intervals can be made where neither i
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
@@ -16,8 +17,8 @@ from latedrop.errors import ArgumentError
 from latedrop.records import Limits, match, record
 
 __all__ = [
-    *("ConformalScores", "IsotonicKnots", "checked_level", "conformal_quantile", "conformal_score"),
-    *("first_beyond", "isotonic_quantile", "normal_quantile", "student_quantile"),
+    *("ConformalScores", "IsotonicKnots", "checked_level", "conformal_score", "first_beyond", "normal_quantile"),
+    "student_quantile",
 ]
 
 _LARGEST = 1e300  # of a variance or a residual in a file: what is larger overflows when it is used
@@ -52,7 +53,7 @@ class IsotonicKnots:
 
     def quantiles(self, q: float) -> list[float]:
         """The standardised quantile of each output."""
-        return [isotonic_quantile(*pair, q) for pair in zip(self.knots, self.observed, strict=True)]
+        return [_isotonic_quantile(*pair, q) for pair in zip(self.knots, self.observed, strict=True)]
 
     def checked(self) -> IsotonicKnots:
         """Check lengths and order after reading."""
@@ -87,8 +88,8 @@ class ConformalScores:
         return len(self.scores)
 
     def quantiles(self, q: float) -> list[float]:
-        """The standardised quantile of each output."""
-        return [conformal_quantile(scores, q) for scores in self.scores]
+        """The standardised quantile of each output: an end of the central interval that ends at q."""
+        return [math.copysign(conformal_score(scores, abs(2 * q - 1)), q - 0.5) for scores in self.scores]
 
     def checked(self) -> ConformalScores:
         """Check lengths and order after reading."""
@@ -158,17 +159,16 @@ def _student_upper(t: float, degrees: float) -> float:
     return (1 - total) / 2
 
 
-def isotonic_quantile(knots: Sequence[float], observed: Sequence[float], q: float) -> float:
-    """Where the frequency `observed` at the standardised residuals `knots` reaches q."""
+def _isotonic_quantile(knots: Sequence[float], observed: Sequence[float], q: float) -> float:
+    """Where the frequency `observed` reaches q: linear between `knots`, in the middle of flat stretches."""
     inside = min(max(q, observed[0]), observed[-1])
     # Beyond the outermost knot the data say nothing: a Gaussian tail goes on from there.
     tail = 0.0 if inside == q else normal_quantile(q) - normal_quantile(inside)
-    return _interpolated(inside, observed, knots) + tail
-
-
-def conformal_quantile(scores: Sequence[float], q: float) -> float:
-    """`± s`, with `s` the score of the central interval that ends at q."""
-    return math.copysign(1.0, q - 0.5) * conformal_score(scores, abs(2 * q - 1))
+    below, above = bisect_right(observed, inside) - 1, bisect_left(observed, inside)
+    if observed[above] <= observed[below]:
+        return (knots[below] + knots[above]) / 2 + tail
+    step = (knots[above] - knots[below]) * (inside - observed[below]) / (observed[above] - observed[below])
+    return knots[below] + step + tail
 
 
 def conformal_score(
@@ -204,12 +204,3 @@ def first_beyond(
         if total > most:
             return value
     return otherwise
-
-
-def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Piecewise linear, in the middle of the flat stretches of `xs`."""
-    below = max(i for i, value in enumerate(xs) if value <= x)
-    above = min(i for i, value in enumerate(xs) if value >= x)
-    if xs[above] <= xs[below]:
-        return (ys[below] + ys[above]) / 2
-    return ys[below] + (ys[above] - ys[below]) * (x - xs[below]) / (xs[above] - xs[below])

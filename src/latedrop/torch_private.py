@@ -9,6 +9,7 @@
 - `_torchdynamo_orig_callable` is the function that `torch.compile` was given.
 - `_is_exporting_flag` and `_is_compiling_flag` tell models that they are traced.
 - `_set_grad_enabled` is what a mode of torch functions sees of `no_grad`.
+- `DisableTorchFunction` runs what no mode of torch functions is to see.
 - `_functorch` finds the tensor inside the transforms of `torch.func`, whose graph is that of the caller.
 - `_call_impl` and `_compiled_call_impl` let calls of a module go elsewhere, whether it is compiled or not.
 - `_orig_mod` is the module inside one that `torch.compile` made.
@@ -32,28 +33,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "Operator",
-    "Watching",
-    "bare",
-    "being_exported",
-    "being_traced",
-    "decompositions_of",
-    "draws_numbers",
-    "is_wrapper",
-    "operator_of",
-    "plain_call",
-    "plain_function",
-    "plain_kernels",
-    "plain_names",
-    "reroute_calls",
-    "restore_calls",
-    "set_grad",
-    "traced",
-    "uncompiled",
-    "unwrapped",
-    "version_of",
-    "without_cudnn",
-    "wrapper_tensor",
+    *("Operator", "Watching", "bare", "being_traced", "decompositions_of", "draws_numbers", "operator_of"),
+    *("plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls", "restore_calls", "set_grad"),
+    *("traced", "uncompiled", "unseen_by_modes", "unwrapped", "version_of", "without_cudnn", "wrapper_tensor"),
 ]
 
 plain_function = torch._C._disabled_torch_function_impl
@@ -66,24 +48,21 @@ class Operator:
 
     Attributes:
         name: without its namespace.
-        arguments, defaults: the names of its arguments, in order; the defaults of some.
-        tensors: the places of the arguments that are tensors.
+        arguments: their names, in order, with the defaults of some; None of others.
         written: the names of the arguments that it changes.
         overload: the name of the variant.
         random: whether it may draw from a global generator.
     """
 
     name: str
-    arguments: tuple[str, ...]
-    defaults: Mapping[str, Any]
-    tensors: tuple[int, ...]
+    arguments: Mapping[str, Any]
     written: tuple[str, ...]
     overload: str
     random: bool
 
     def values(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """Return all arguments of a call by name."""
-        return {**self.defaults, **dict(zip(self.arguments, args, strict=False)), **kwargs}
+        return {**self.arguments, **dict(zip(self.arguments, args, strict=False)), **kwargs}
 
 
 @cache
@@ -92,13 +71,10 @@ def operator_of(func: Any) -> Operator | None:
     declared = getattr(func, "_schema", None)
     if declared is None:
         return None
-    arguments = declared.arguments
     return Operator(
         name=declared.name.partition("::")[2],
-        arguments=tuple(argument.name for argument in arguments),
-        defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
-        tensors=tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type)),
-        written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        arguments={a.name: a.default_value for a in declared.arguments},
+        written=tuple(a.name for a in declared.arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
@@ -197,13 +173,11 @@ def _tracing(*, exporting: bool) -> Iterator[None]:
 
 
 being_traced = _TRACING.get
-"""Returns what a function is traced for while `traced` runs in this thread: values are not to be looked at then."""
+"""Return what `traced` traces a function of this thread for, "program" or (ONNX) "file"; values are not read then."""
 
 
-def being_exported() -> bool:
-    """Return True while `traced` runs in this thread for an ONNX file."""
-    return _TRACING.get() == "file"
-
+unseen_by_modes = torch._C.DisableTorchFunction
+"""Returns a context in which no mode of torch functions sees what is called."""
 
 set_grad = torch._C._set_grad_enabled
 """The function that `no_grad` and its relatives call, as a mode of torch functions sees it."""
@@ -250,9 +224,6 @@ class _Route:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.route(self.module, self.call, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return plain_call(memo.get(id(self.module), self.module))
-
     def __reduce__(self) -> Any:
         return plain_call, (self.module,)
 
@@ -267,11 +238,6 @@ def bare(model: nn.Module) -> nn.Module:
     while (attribute := _wrapped_attribute(type(model))) is not None:
         model = getattr(model, attribute)
     return model
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """Return True for a module that only calls another one."""
-    return _wrapped_attribute(type(module)) is not None
 
 
 def plain_names(model: nn.Module) -> Callable[[str], str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 from warnings import warn
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from latedrop.errors import LatedropWarning
 from latedrop.torch_private import plain_names, version_of
 
-__all__ = ["Weights", "fingerprint", "weight_marks"]
+__all__ = ["Weights", "fingerprint", "states", "weight_marks"]
 
 _COMPARED, _LOOKED = 1024, 8
 
@@ -50,12 +49,12 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, digest: str) -> None:
-        self._digest, self._last, self._few = digest, _marks(model), _few_values(model)
+        self._digest, self._last, self._few = digest, states(model), _few_values(model)
         self._values = [part.tobytes() for part in self._few]
 
     def are_same(self, model: nn.Module) -> bool:
         """Return True if nothing was changed since the last look."""
-        return _marks(model) == self._last and [part.tobytes() for part in self._few] == self._values
+        return states(model) == self._last and [part.tobytes() for part in self._few] == self._values
 
     def check(self, model: nn.Module) -> None:
         """Look again after a change, and warn if the weights are others."""
@@ -82,8 +81,8 @@ def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
     return views
 
 
-def _marks(model: nn.Module) -> list[Any]:
-    """Return where each weight is, how often it was changed in place, and where its numbers lie."""
+def states(model: nn.Module) -> list[tuple[int, int, int]]:
+    """Return what each weight is, how often it was changed in place, and where its numbers lie."""
     # `model.parameters()` would put their names together, too, which takes long before each prediction.
     parts = [part for m in model.modules() for part in (*m._parameters.values(), *m._buffers.values())]
     tensors = [part for part in parts if part is not None]

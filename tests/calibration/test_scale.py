@@ -150,8 +150,8 @@ def test_tradeoff_goes_from_one_scale_to_the_other(shape: tuple[int, ...]) -> No
     per_output = len(shape) > 1
     optimal, relaxed = (f(*data, per_output=per_output) for f in (optimal_scale, relaxed_scale))
     zero = torch.zeros_like(optimal)
-    path = tradeoff(*data, (optimal, zero), (relaxed, zero), steps=11)
-    assert len(path) == 11
+    path = tradeoff(*data, (optimal, zero), (relaxed, zero))
+    assert len(path) == 21
     assert all(isinstance(point, TradeoffPoint) for point in path)
     assert_same_up_to_rounding(torch.tensor(path[0].scale), optimal.float(), terms=1)
     assert_same_up_to_rounding(torch.tensor(path[-1].scale), relaxed.float(), terms=1)
@@ -160,7 +160,7 @@ def test_tradeoff_goes_from_one_scale_to_the_other(shape: tuple[int, ...]) -> No
     assert scores == sorted(scores)
     assert path[-1].ma < path[0].ma
     ratios = np.diff(np.log([point.scale for point in path]), axis=0)
-    assert_same_doubles(ratios, ratios[:1].repeat(10, 0))
+    assert_same_doubles(ratios, ratios[:1].repeat(20, 0))
 
 
 @pytest.mark.parametrize("function", [optimal_scale, relaxed_scale])

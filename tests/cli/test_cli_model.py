@@ -411,22 +411,6 @@ class TestEvaluate:
         assert Path("page.html").exists()
         assert call(*arguments, "rows>=60")[0] == 0
 
-    def test_a_folder_is_evaluated_as_one_file(self, call: Run, calibrated: str, lines: list[list[object]]) -> None:
-        Path("parts").mkdir()
-        written("parts/p1.csv", lines[:20])
-        written("parts/p2.csv", lines[20:])
-        asked = ("evaluate", "user_model:net", calibrated, "--json", "--report", "page.html", "--data")
-        code, out, err = call(*asked, "parts")
-        assert (code, err) == (0, "")
-        record, whole = json.loads(out), json.loads(call(*asked, "test.csv")[1])
-        assert record["measures"] == whole["measures"]
-        lines = [row["row"] for row in whole["worst"]]
-        assert [row["row"] for row in record["worst"]] == [
-            f"p1.csv:{line}" if line <= 21 else f"p2.csv:{line - 20}" for line in lines
-        ]
-        assert record["read"]["data"]["path"] == "parts"
-        assert len(record["read"]["data"]["sha256"]) == 64
-
     def test_one_line(self, call: Run, calibrated: str) -> None:
         Path("head.csv").write_text("a,b,c,y\n")
         for words, status, message in (

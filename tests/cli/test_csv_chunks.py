@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latedrop.cli import writing
-from latedrop.cli.tables import Columns, arrow_files, open_table, read_batches
+from latedrop.cli.tables import Columns, open_table, read_batches, rows
 from latedrop.errors import LatedropError
 
 COLUMNS = Columns(("a", "b"), kept=("t",))
@@ -139,7 +139,7 @@ def test_a_column_may_be_read_as_numbers_and_carried_along(tmp_path: Path) -> No
 def test_plain_cells_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("a,b,t\n" + "1,NA,x\n" * 1000)
-    monkeypatch.setattr(arrow_files, "_numbers", None)
+    monkeypatch.setattr(rows, "_number_of", None)
     assert sum(map(len, read_batches(open_table(str(path)), COLUMNS, 64))) == 1000
 
 

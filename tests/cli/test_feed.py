@@ -13,6 +13,7 @@ from torch import nn
 import latedrop
 from held import Held
 from latedrop.cli.feed import Source
+from latedrop.cli.options import Tabled
 from latedrop.cli.predicting import predicted
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
@@ -60,7 +61,7 @@ class TestMemory:
     ROWS, SIZE = 2000, 50
 
     def run(self, uq: Predictor, path: str, out: Path) -> None:
-        source = Source.of(path, ["b", "a"] if not path.endswith("npz") else ["x"])
+        source = Source.of(path, Tabled("x" if path.endswith("npz") else "b,a"))
         with write_rows(str(out)) as append:
             for rows in read_batches(source.table, source.columns, self.SIZE):
                 append(predicted(uq, rows, 0.9, flat=out.suffix != ".npz"))
@@ -96,7 +97,7 @@ class TestMemory:
 class TestPredicted:
     def test_float64(self, tmp_path: Path) -> None:
         double = calibrated(2, torch.float64)
-        source = Source.of(csv_file(tmp_path, 4, bad=(0, 1)), ["b", "a"])
+        source = Source.of(csv_file(tmp_path, 4, bad=(0, 1)), Tabled("b,a"))
         first, second = (
             predicted(double, rows, 0.9, flat=False) for rows in read_batches(source.table, source.columns, 2)
         )

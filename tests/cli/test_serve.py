@@ -1,9 +1,8 @@
-"""Wrong options of `latedrop serve` and of `latedrop predict --ray` are one line; inputs go by their names."""
+"""Wrong options of `latedrop serve` are one line; inputs go by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ CODE = "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Sequential(torch.nn.L
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("served")
-    x = save_calibrated(where, "served_code", CODE, "net", 3)
-    (where / "rows.csv").write_text("a,b,c\n1,2,3\n")
-    np.savez(where / "rows.npz", x=x)
-    (where / "there").mkdir()
+    save_calibrated(where, "served_code", CODE, "net", 3)
     return where
 
 
@@ -46,36 +42,12 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any])
         ("--level 2", "expected a probability inside"),
         ("--port 99999", "expected a port from 0 to 65535"),
         ("--host 127.0.0.1.2", "expected a token for 127.0.0.1.2"),
-        ("--transform size=x", "expected size=224"),
+        ("--transform size=8", "expected --transform as package.module:function"),
     ],
 )
 def test_wrong_options_are_one_line(run: Callable[..., Any], words: str, said: str) -> None:
     code, out, err = run("serve", words)
     assert (code in (1, 2), out, said in " ".join(err.split())) == (True, "", True)
-
-
-@pytest.mark.usefixtures("ray")
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--data rows.csv", "expected -o with a folder"),
-        ("--data rows.csv -o out.csv", "expected -o with a folder"),
-        ("--data rows.csv -o there", "expected no there yet"),
-        ("--data rows.csv -o nowhere/out", "expected the folder of nowhere/out"),
-        ("--data rows.npz -o out", "expected csv or parquet with --ray"),
-        ("--data rows.csv -o out --images there", "expected --images without --ray"),
-        ("--data rows.csv -o out --keep d", "expected column 'd'"),
-    ],
-)
-def test_wrong_words_about_a_cluster_are_one_line(run: Callable[..., Any], words: str, said: str) -> None:
-    code, out, err = run("predict", f"--ray local {words}")
-    assert (code in (1, 2), out, said in " ".join(err.split())) == (True, "", True)
-
-
-def test_without_ray_the_extra_is_named(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latedrop.terminal.find_spec", lambda name: None if name == "ray" else find_spec(name))
-    code, _, err = run("predict", "--ray local --data rows.csv -o out")
-    assert (code, "latedrop[ray]" in err) == (1, True)
 
 
 TWO = """

@@ -71,7 +71,7 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
     assert_same_up_to_rounding(rows.linear.mean, first.mean)
     rows.x = None  # what follows needs no other pass
-    assert_same_up_to_rounding(rows.features, wanted.of(Network(model), x, sites))
+    assert_same_up_to_rounding(rows.features, wanted.of(Network(model), x, sites)[0])
 
 
 def test_a_prediction_runs_the_network_once() -> None:

@@ -57,10 +57,10 @@ class TestFeatures:
         model, x = make().eval(), torch.randn(6, *shape)
         sites = find_sites(model, x)
         where = Features.all(sites)
-        vectors = where.of(Network(model), x, sites)
+        vectors, _ = where.of(Network(model), x, sites)
         assert vectors.shape == (6, features)
         assert_same_up_to_rounding(
-            torch.cat([where.of(Network(model), x[i : i + 1], sites) for i in range(6)]), vectors
+            torch.cat([where.of(Network(model), x[i : i + 1], sites)[0] for i in range(6)]), vectors
         )
 
     def test_wide_features_are_projected_and_stay_apart(self) -> None:

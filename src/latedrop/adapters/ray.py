@@ -216,7 +216,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ArgumentError(f"expected a cluster of Ray at {address}; {error}. Pass another --ray.") from error
+        raise ArgumentError(f"expected a cluster of Ray at {address}; {error}. Pass another address.") from error
     try:
         yield ray
     finally:

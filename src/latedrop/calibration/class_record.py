@@ -37,8 +37,7 @@ from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
 __all__ = [
-    *("CLASSES", "ClassCalibration", "ClassSets", "ClassVerdict", "Rejection", "Score", "checked_score", "rejection"),
-    "scores_of",
+    *("CLASSES", "ClassCalibration", "ClassSets", "ClassVerdict", "Rejection", "Score", "rejection", "scores_of"),
 ]
 
 _BINS = 15  # of the calibration error
@@ -92,16 +91,14 @@ class ClassVerdict:
         return mean * (1 + 1.645 * 0.76 / math.sqrt(_BINS))
 
     def __str__(self) -> str:
-        words = {True: "better than one temperature by", False: "worse than one temperature by"}
-        size = f"{abs(self.gain):.4f} nats (± {self.gain_error:.4f})"
-        worth = f"no better than one temperature ({self.gain:+.4f} ± {self.gain_error:.4f} nats)"
-        if self.better is not None:
-            worth = f"{words[self.better]} {size}"
+        if self.better is None:
+            worth = f"no better than one temperature ({self.gain:+.4f} ± {self.gain_error:.4f} nats)"
+        else:
+            way = "better" if self.better else "worse"
+            worth = f"{way} than one temperature by {abs(self.gain):.4f} nats (± {self.gain_error:.4f})"
         error = f"calibration error {self.ece:.1%} (by chance up to {self.ece_by_chance:.1%})"
-        return (
-            f"{worth}; NLL {self.nll:.4f}, accuracy {self.accuracy:.1%}, {error} on {self.rows} {self.unit} "
-            f"{said_of_rows(self.fitted)}"
-        )
+        rows = f"{self.rows} {self.unit} {said_of_rows(self.fitted)}"
+        return f"{worth}; NLL {self.nll:.4f}, accuracy {self.accuracy:.1%}, {error} on {rows}"
 
 
 @record
@@ -126,6 +123,8 @@ class ClassSets:
     @classmethod
     def fit(cls, probabilities: Tensor, labels: Tensor, score: Score, *, per_class: bool) -> ClassSets:
         """Store the scores of the true classes, from probabilities `(N, K)` and labels."""
+        if score not in get_args(Score):
+            raise ArgumentError(f"expected a score of {', '.join(get_args(Score))}; found {score!r}.")
         true_scores = scores_of(probabilities, score).gather(1, labels[:, None])[:, 0]
         parts = [true_scores[labels == k] for k in range(probabilities.shape[1])] if per_class else [true_scores]
         absent = [str(k) for k, part in enumerate(parts) if per_class and not len(part)]
@@ -287,13 +286,6 @@ CLASSES = Format(
 )
 
 
-def checked_score(score: object) -> Score:
-    """Return one of the scores, or raise `ArgumentError`."""
-    if score not in get_args(Score):
-        raise ArgumentError(f"expected a score of {', '.join(get_args(Score))}; found {score!r}.")
-    return score  # type: ignore[return-value]
-
-
 def scores_of(probabilities: Tensor, score: Score) -> Tensor:
     """Return the score of every class, `(N, K)`; the random numbers of APS come from the row's probabilities."""
     p = probabilities.double()
@@ -324,7 +316,7 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
     # With m rows and no error (1 - risk)^m must be small enough. The first test gets more rows, as one chance error
     # among few would end it all.
     least = max(math.ceil(math.log(1 - probability) / math.log(1 - risk)), min(math.ceil(_FIRST / risk), n // 4))
-    best: tuple[float, int, int] | None = None
+    rule = Rejection(math.inf, risk, probability, 0.0, 0.0, n)
     for threshold in _THRESHOLDS:
         keep = sure >= threshold
         rows, errors = int(keep.sum()), int(wrong[keep].sum())
@@ -332,11 +324,8 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
             continue
         if at_most(errors, rows, risk) > 1 - probability:  # so few errors would be no surprise at this risk
             break
-        best = threshold, rows, errors
-    if best is None:
-        return Rejection(math.inf, risk, probability, 0.0, 0.0, n)
-    threshold, rows, errors = best
-    return Rejection(threshold, risk, probability, rows / n, errors / rows, n)
+        rule = Rejection(threshold, risk, probability, rows / n, errors / rows, n)
+    return rule
 
 
 def at_most(errors: int, rows: int, rate: float) -> float:

@@ -35,7 +35,6 @@ _PENALTIES = tuple(10.0 ** (i / 2) for i in range(9))
 _TREE_ROWS = 4_000  # maximum subsample of a tree
 _FOLDS = 5
 _Floats: TypeAlias = npt.NDArray[np.float64]
-_Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @record
@@ -105,17 +104,17 @@ def fit_correction(
     trees: list[Trees | None] = []
     gains, errors = [], []
     for k in range(outputs):
-        one = _Residuals(x, directions[k].double().cpu().numpy(), residual[:, k], counts / spread[:, k])
+        rows = x, directions[k].double().cpu().numpy(), residual[:, k], counts / spread[:, k]
         raw = np.zeros(count)
         for number in range(_FOLDS):
             out = fold == number
-            slope, grown = one.fit(~out)
-            raw[out] = one.phi[out] @ slope + grown.sums(torch.from_numpy(x[out]).float())[:, 0].numpy()
-        factor, gain, deviation = one.worth(raw)
+            slope, grown = _fit(*(part[~out] for part in rows))
+            raw[out] = rows[1][out] @ slope + grown.sums(torch.from_numpy(x[out]).float())[:, 0].numpy()
+        factor, gain, deviation = _worth(raw, *rows[2:])
         factor = factor if gain > _ERRORS * deviation else 0.0
         added[:, k] = factor * raw
         if factor:
-            slopes[k], grown = one.fit(np.ones(count, bool), factor)
+            slopes[k], grown = _fit(*rows, factor)
         trees.append(grown if factor else None)
         gains.append(gain)
         errors.append(deviation)
@@ -123,28 +122,22 @@ def fit_correction(
     return correction, torch.from_numpy(added)
 
 
-@dataclass(frozen=True)
-class _Residuals:
-    """Hold the residuals `(n,)` of one output, their predictors `x` and `phi`, and row weights `counts`."""
+def _fit(
+    x: npt.NDArray[Any], phi: _Floats, residual: _Floats, counts: _Floats, factor: float = 1.0
+) -> tuple[_Floats, Trees]:
+    """Fit slope `(D,)` and trees to residuals of one output, and multiply both by `factor`."""
+    slope, left_out = _ridge(phi, residual, counts)
+    return factor * slope, _boosted(x, residual - left_out, counts, factor)
 
-    x: npt.NDArray[Any]
-    phi: _Floats
-    residual: _Floats
-    counts: _Floats
 
-    def fit(self, rows: _Bools, factor: float = 1.0) -> tuple[_Floats, Trees]:
-        """Fit slope `(D,)` and trees to the rows of a mask, and multiply both by `factor`."""
-        slope, left_out = _ridge(self.phi[rows], self.residual[rows], self.counts[rows])
-        return factor * slope, _boosted(self.x[rows], self.residual[rows] - left_out, self.counts[rows], factor)
-
-    def worth(self, raw: _Floats) -> tuple[float, float, float]:
-        """Return the best factor for corrections `raw`, the share of squared error removed, and its standard error."""
-        weight = self.counts / self.counts.mean()
-        size = float(np.mean(weight * raw**2))
-        factor = float(np.clip(np.mean(weight * raw * self.residual) / size, 0, 1)) if size > 0 else 0.0
-        better = weight * (self.residual**2 - (self.residual - factor * raw) ** 2)
-        whole = max(float(np.mean(weight * self.residual**2)), float(np.finfo(np.float64).tiny))
-        return factor, float(better.mean()) / whole, float(better.std()) / np.sqrt(len(raw)) / whole
+def _worth(raw: _Floats, residual: _Floats, counts: _Floats) -> tuple[float, float, float]:
+    """Return the best factor for corrections `raw`, the share of squared error removed, and its standard error."""
+    weight = counts / counts.mean()
+    size = float(np.mean(weight * raw**2))
+    factor = float(np.clip(np.mean(weight * raw * residual) / size, 0, 1)) if size > 0 else 0.0
+    better = weight * (residual**2 - (residual - factor * raw) ** 2)
+    whole = max(float(np.mean(weight * residual**2)), float(np.finfo(np.float64).tiny))
+    return factor, float(better.mean()) / whole, float(better.std()) / np.sqrt(len(raw)) / whole
 
 
 def _ridge(phi: _Floats, target: _Floats, weight: _Floats) -> tuple[_Floats, _Floats]:

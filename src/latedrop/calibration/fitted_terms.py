@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -34,17 +34,7 @@ from latedrop.data.arrays import constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import Limits, Tagged, Via, match, record
 from latedrop.streams.monitor import Usual
-from latedrop.terms import (
-    BatchContext,
-    Dropout,
-    ErrorForest,
-    GradientLeverage,
-    Leverage,
-    Neighbours,
-    Size,
-    Term,
-    VarianceHead,
-)
+from latedrop.terms import BatchContext, Dropout, ErrorForest, GradientLeverage, Kind, Leverage, Term
 from latedrop.terms.features import Features
 from latedrop.terms.term import Missing
 from latedrop.torch_private import being_traced
@@ -55,9 +45,8 @@ __all__ = [
 ]
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
-_Kind: TypeAlias = Dropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead
-KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(_Kind)}
-_Stored: TypeAlias = Annotated[_Kind | Missing, Tagged("name", otherwise=Missing)]
+KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(Kind)}
+_Stored: TypeAlias = Annotated[Kind | Missing, Tagged("name", otherwise=Missing)]
 _Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
 _Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
 
@@ -306,13 +295,7 @@ def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
 def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
     """Return each term's share of the variance, `(N,)`, averaged over outputs, from its parts `(parts, N, ...)`."""
     each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
-    terms, places = _grouped(tuple(names))
-    sums = (
-        each
-        if len(terms) == len(names)
-        else each.new_zeros(len(terms), each.shape[1]).index_add(0, torch.tensor(places, device=each.device), each)
-    )
-    return dict(zip(terms, sums.unbind(), strict=True))
+    return by_term(dict(zip(names, each, strict=True)))
 
 
 def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -321,13 +304,6 @@ def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, column in columns.items():
         columns_of.setdefault(term_of(name), []).append(column)
     return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in columns_of.items()}
-
-
-@cache
-def _grouped(columns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the terms of columns, and the place of each column's term among them."""
-    terms = tuple(dict.fromkeys(map(term_of, columns)))
-    return terms, tuple(terms.index(term_of(column)) for column in columns)
 
 
 def is_site(column: str) -> bool:

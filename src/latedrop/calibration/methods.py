@@ -78,8 +78,17 @@ class Terms:
         return tuple(self.terms or ())  # type: ignore[arg-type]
 
 
+class _Scaled:
+    """Check the options of a method that scales one variance."""
+
+    def __post_init__(self) -> None:
+        checks = {"rates": _checked_rates, "draws": checked_draws, "scale": checked_choice}
+        _set(self, **{name: check(getattr(self, name)) for name, check in checks.items() if hasattr(self, name)})
+        check_options(self)
+
+
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(_Scaled):
     """The paper's procedure: draw thinned networks at several rates and scale the variance of the best one.
 
     Attributes:
@@ -107,13 +116,9 @@ class Sampling:
     chunk: Annotated[int, AtLeast(1)] | None = None
     name: ClassVar[Literal["sample"]] = "sample"
 
-    def __post_init__(self) -> None:
-        _set(self, rates=_checked_rates(self.rates), draws=checked_draws(self.draws), scale=checked_choice(self.scale))
-        check_options(self)
-
 
 @dataclass(frozen=True)
-class FirstOrder:
+class FirstOrder(_Scaled):
     """The variance to first order in the masks, for all rates at once and without draws.
 
     Attributes:
@@ -127,13 +132,9 @@ class FirstOrder:
     mean: ClassVar[_Mean] = "model"
     seed: ClassVar[int] = 0
 
-    def __post_init__(self) -> None:
-        check_options(self)
-        _set(self, scale=checked_choice(self.scale))
-
 
 @dataclass(frozen=True)
-class Propagation:
+class Propagation(_Scaled):
     """Mean and variance carried through the layers in one pass, for dense outputs.
 
     Attributes:
@@ -149,10 +150,6 @@ class Propagation:
     scale: Choice = "optimal"
     name: ClassVar[Literal["propagate"]] = "propagate"
     seed: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale))
 
 
 Method: TypeAlias = Terms | Sampling | FirstOrder | Propagation

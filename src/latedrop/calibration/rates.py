@@ -22,6 +22,7 @@ from latedrop.calibration.measure import validation_batches
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import Choice, RateRow
 from latedrop.calibration.scale import (
+    Fitted,
     TradeoffPoint,
     along_outputs,
     apply_scale,
@@ -34,7 +35,7 @@ from latedrop.calibration.scale import (
     residuals,
     tradeoff,
 )
-from latedrop.calibration.targets import Transform, as_output, check_rows, check_shapes, warn_of_poor_fit
+from latedrop.calibration.targets import as_output, check_rows, check_shapes, warn_of_poor_fit
 from latedrop.dropout.first_order import linearize
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -59,26 +60,26 @@ class ScaleFit:
     mean: Tensor  # (N, ...), as variance and target, in the model's unit
     variance: Tensor  # raw, with `least` in the place of zeros
     target: Tensor
+    plan: Plan
     per_output: bool  # whether each index of axis 1 has its own scale and floor
     zeros: int  # how many raw variances were 0
     least: Tensor  # the smallest positive raw variance, one value or one for each output
-    optimal: tuple[Tensor, Tensor]  # scales and floors of least NLL
-    relaxed: tuple[Tensor, Tensor]  # those that balance the calibration curve
-    unit: Transform | None = None  # how the targets were transformed for training
-    weights: Tensor | None = None  # (N,), with mean 1; None where all count the same
+    optimal: Fitted  # scales and floors of least NLL
+    relaxed: Fitted  # those that balance the calibration curve
 
     def row(self, rate: Rate) -> RateRow:
         """Return the metrics of the raw, the scaled and the relaxed variance at a rate, in the original unit."""
-        shift, values = self._nll_shift(), {}
-        ideal = metrics.ideal_nll(self.mean, None, self.target, weights=self.weights)
+        shift, values, weights = self._nll_shift(), {}, self.plan.weights
+        values["nll_ideal"] = float(metrics.ideal_nll(self.mean, None, self.target, weights=weights)) + shift
         for name, variance in self._variances().items():
             rows = self.mean, variance, self.target
-            values[f"nll_{name}"] = float(metrics.nll(*rows, weights=self.weights)) + shift
-            values[f"ma_{name}"] = float(metrics.miscalibration_area(*rows, weights=self.weights))
+            values[f"nll_{name}"] = float(metrics.nll(*rows, weights=weights)) + shift
+            values[f"ma_{name}"] = float(metrics.miscalibration_area(*rows, weights=weights))
+        scaled = self.left_out(apply_scale(self.variance.double(), *self.optimal))  # outputs may have different units
+        rmse = metrics.rmse(scaled.mean, None, scaled.target, per_output=self.per_output, weights=weights)
         return RateRow(
             rate=dict(rate) if isinstance(rate, Mapping) else float(rate),
-            rmse=self._rmse(),
-            nll_ideal=float(ideal) + shift,
+            rmse=tuple(rmse.tolist()) if self.per_output else float(rmse),
             scale=tuple(self.optimal[0].tolist()),
             floor=tuple(self.optimal[1].tolist()),
             relaxed_scale=tuple(self.relaxed[0].tolist()),
@@ -105,15 +106,15 @@ class ScaleFit:
 
     def left_out(self, variance: Tensor) -> CrossValidated:
         """Return the rows with variances `(N, ...)` from fits to the rows of other folds."""
-        mean, variance, target = self.mean.double(), variance.double(), self.target.double()
-        if self.unit is not None:
-            (mean, variance), target = self.unit.moments(mean, variance), self.unit.inverse(target)
+        mean, variance, target, unit = self.mean.double(), variance.double(), self.target.double(), self.plan.target
+        if unit is not None:
+            (mean, variance), target = unit.moments(mean, variance), unit.inverse(target)
         return CrossValidated(mean, variance, target)
 
     def path(self) -> tuple[TradeoffPoint, ...]:
         """Return steps from the optimal to the relaxed scale."""
-        steps = tradeoff(self.mean, self.variance, self.target, self.optimal, self.relaxed, weights=self.weights)
-        shift = self._nll_shift()
+        rows, shift = (self.mean, self.variance, self.target), self._nll_shift()
+        steps = tradeoff(*rows, self.optimal, self.relaxed, weights=self.plan.weights)
         return tuple(replace(step, nll=step.nll + shift) for step in steps)
 
     def curves(self) -> dict[str, tuple[float, ...]]:
@@ -121,7 +122,7 @@ class ScaleFit:
         curves: dict[str, tuple[float, ...]] = {}
         constant = torch.zeros_like(self.mean) + along_outputs(self.constant(), self.mean)
         for name, variance in {**self._variances(), "constant": constant}.items():
-            levels, observed = metrics.calibration_curve(self.mean, variance, self.target, weights=self.weights)
+            levels, observed = metrics.calibration_curve(self.mean, variance, self.target, weights=self.plan.weights)
             curves |= {"levels": tuple(levels.tolist()), name: tuple(observed.tolist())}
         return curves
 
@@ -135,19 +136,14 @@ class ScaleFit:
 
     @property
     def _left(self) -> CrossValidation:
-        return CrossValidation(self.weights)
-
-    def _rmse(self) -> float | tuple[float, ...]:
-        """Return a number, or one for each of several outputs, which may have different units."""
-        rows = self.left_out(apply_scale(self.variance.double(), *self.optimal))
-        rmse = metrics.rmse(rows.mean, None, rows.target, per_output=self.per_output, weights=self.weights)
-        return tuple(rmse.tolist()) if self.per_output else float(rmse)
+        return CrossValidation(self.plan.weights)
 
     def _nll_shift(self) -> float:
         """Return by how much the NLL in the original unit is larger."""
-        if self.unit is None:
+        unit = self.plan.target
+        if unit is None:
             return 0.0
-        slopes = self.unit.log_slope(self.unit.inverse(self.target.double()))
+        slopes = unit.log_slope(unit.inverse(self.target.double()))
         return -float(self._left.mean(slopes.reshape(len(slopes), -1).mean(1)))
 
     def _variances(self) -> dict[str, Tensor]:
@@ -159,13 +155,7 @@ class ScaleFit:
 
 
 def fit_scale(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    plan: Plan,
-    per_output: bool,
-    *,
-    optimal: tuple[Tensor, Tensor] | None = None,
+    mean: Tensor, variance: Tensor, target: Tensor, plan: Plan, per_output: bool, *, optimal: Fitted | None = None
 ) -> ScaleFit:
     """Fit scale, floor (if the method has one) and relaxed scale to a variance that is not 0 everywhere.
 
@@ -179,12 +169,12 @@ def fit_scale(
     total = apply_scale(variance.double(), *optimal)
     factor = relaxed_scale(mean, total, target, per_output=per_output, weights=weights)
     relaxed = (optimal[0] * factor, optimal[1] * factor)
-    return ScaleFit(mean, variance, target, per_output, zeros, least, optimal, relaxed, plan.target, weights)
+    return ScaleFit(mean, variance, target, plan, per_output, zeros, least, optimal, relaxed)
 
 
 def _likeliest(
     mean: Tensor, variance: Tensor, target: Tensor, floor: bool, per_output: bool, weights: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Fitted:
     """Return scale and floor of least NLL."""
     if floor:
         return fit_floor(mean, variance, target, per_output=per_output, weights=weights)

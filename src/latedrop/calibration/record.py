@@ -35,6 +35,7 @@ Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-3
 Columns: TypeAlias = dict[str, Annotated[tuple[str, ...], Limits(1)]]
 """The names of the inputs and targets."""
 
+_BY_OUTPUT = ("scale", "floor", "relaxed_scale", "relaxed_floor")  # in parts of a record: one per output, or for all
 _MOST_ENTRIES = 2**31  # of one output
 _Shape: TypeAlias = tuple[Annotated[int, Limits(1, _MOST_ENTRIES)], ...]
 _Curve: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1)], ...], Limits(1)]
@@ -143,20 +144,16 @@ class Calibration:
         match(bool(shape) or not self.per_output, "per_output", "false, as there is one output", True)
         count = shape[0] if self.per_output else 1
         lengths: dict[str, Any] = {"least_variance": self.least_variance, "constant": self.constant}
-        steps = {f"path[{i}]": step for i, step in enumerate(self.path)}
-        steps |= {"choice": self.choice} if isinstance(self.choice, TradeoffPoint) else {}
-        for place, step in steps.items():
-            lengths |= {f"{place}.scale": step.scale, f"{place}.floor": step.floor}
-        for i, row in enumerate(self.table):
-            values = {"scale": row.scale, "relaxed_scale": row.relaxed_scale, "rmse": row.rmses}
-            values |= {"floor": row.floor, "relaxed_floor": row.relaxed_floor}
-            lengths |= {f"table[{i}].{name}": value for name, value in values.items()}
+        parts: dict[str, Any] = {f"path[{i}]": step for i, step in enumerate(self.path)} | {"choice": self.choice}
+        parts |= {f"table[{i}]": row for i, row in enumerate(self.table)} | {"intervals": self.intervals}
+        for place, part in parts.items():
+            lengths |= {f"{place}.{name}": getattr(part, name) for name in _BY_OUTPUT if hasattr(part, name)}
+        lengths |= {f"table[{i}].rmse": row.rmses for i, row in enumerate(self.table)}
         if self.terms is not None:
             lengths["terms.floors"] = self.terms.floors
             looked = () if self.terms.features is None else self.terms.features.sites
             match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
         if self.intervals is not None:
-            lengths["intervals.scale"] = self.intervals.scale
             outputs = self.intervals.outputs
             match(outputs in (count, *shape[:1]), "intervals", f"those of {count} outputs", f"{outputs} of them")
         for name, values in lengths.items():

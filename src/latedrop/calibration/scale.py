@@ -35,14 +35,17 @@ from latedrop.quantiles import ConformalScores, IsotonicKnots
 from latedrop.records import Limits, Tagged, record
 
 __all__ = [
-    *("Floors", "Intervals", "Scales", "TradeoffPoint", "along_outputs", "apply_scale", "conformal", "fit_floor"),
-    *("isotonic", "least_positive", "lifted", "optimal_scale", "refuse_no_errors", "relaxed_scale", "residuals"),
-    "tradeoff",
+    *("Fitted", "Floors", "Intervals", "Scales", "TradeoffPoint", "along_outputs", "apply_scale", "conformal"),
+    *("fit_floor", "isotonic", "least_positive", "lifted", "optimal_scale", "refuse_no_errors", "relaxed_scale"),
+    *("residuals", "tradeoff"),
 ]
 
 _LEVELS, _BALANCED = 99, 1e-4  # of the curve that a relaxed scale balances
 _NO_ERROR = 1e-10  # of the root mean square: errors below it count as 0 where a curve is balanced
-_KNOTS = 200
+_KNOTS, _STEPS = 200, 21
+
+Fitted: TypeAlias = tuple[Tensor, Tensor]
+"""A scale and a floor, `(1,)` or `(K,)` each."""
 
 Scales: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 3.4e38)], ...], Limits(1)]
 """One per output, or one for all; in a file, what float32 can hold."""
@@ -95,7 +98,7 @@ def relaxed_scale(
 
 def fit_floor(
     mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> Fitted:
     """Return scale and floor, both `>= 0` and `(1,)` or `(K,)`, of least NLL for `scale · variance + floor`.
 
     `floor = 0` with the optimal scale is among the candidates, so the fit is never worse than without a floor.
@@ -133,18 +136,11 @@ def along_outputs(values: Tensor, like: Tensor) -> Tensor:
 
 
 def tradeoff(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    start: tuple[Tensor, Tensor],
-    end: tuple[Tensor, Tensor],
-    *,
-    steps: int = 21,
-    weights: Tensor | None = None,
+    mean: Tensor, variance: Tensor, target: Tensor, start: Fitted, end: Fitted, *, weights: Tensor | None = None
 ) -> tuple[TradeoffPoint, ...]:
     """Return the path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
     points = []
-    for t in torch.linspace(0, 1, steps, dtype=torch.float64):
+    for t in torch.linspace(0, 1, _STEPS, dtype=torch.float64):
         scale, floor = (_between(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
         fitted = apply_scale(variance, scale, floor)
         measured = (float(score(mean, fitted, target, weights=weights)) for score in (nll, miscalibration_area))

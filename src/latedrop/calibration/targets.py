@@ -78,11 +78,8 @@ def check_rows(rows: int, *, stacklevel: int) -> None:
     if rows < 2:
         raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
     if rows < _FEW_ROWS:
-        warn(
-            f"only {rows} validation rows: the scale and the intervals will be rough.",
-            LatedropWarning,
-            stacklevel=stacklevel + 1,
-        )
+        text = f"only {rows} validation rows: the scale and the intervals will be rough."
+        warn(text, LatedropWarning, stacklevel=stacklevel + 1)
 
 
 def check_shapes(shapes: Iterable[tuple[int, ...]]) -> None:
@@ -115,7 +112,8 @@ def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: boo
         if bool((y == y[0, 0]).all()):
             same.append(f"{name}{float(y[0, 0]):g}")
         elif _is_poor(m, y):
-            worse.append(f"{name}RMSE {_rms(y - m):.4g} against {_rms(y - y.mean()):.4g}")
+            own, constant = (float(off.square().mean().sqrt()) for off in (y - m, y - y.mean()))
+            worse.append(f"{name}RMSE {own:.4g} against {constant:.4g}")
     if same:
         warn(
             f"the targets of all {len(target)} {rows} are the same: {_some(same)}. Nothing can be said from them about "
@@ -142,10 +140,6 @@ def _is_poor(mean: Tensor, target: Tensor) -> bool:
     tiny = torch.finfo(x.dtype).tiny
     explained = (x * y).sum().square() / x.square().sum().clamp_min(tiny) / y.square().sum().clamp_min(tiny)
     return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (explained > _HALF)))
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
 
 
 def _some(texts: list[str]) -> str:

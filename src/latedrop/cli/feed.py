@@ -15,17 +15,14 @@ from torch import nn
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.methods import Classification
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.targets import as_logits
 from latedrop.calibration.verdict import Verdict
 from latedrop.cli.options import Classes, Tabled, split
 from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, distinct, open_images, open_table, read_batches
 from latedrop.data.arrays import place
-from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import readable
-from latedrop.named import as_arguments, example_inputs
-from latedrop.network.network import Readout
-from latedrop.prediction.predictor import ClassPredictor, Predictor, explain_failure
+from latedrop.named import as_arguments
+from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.terminal import listed
 
 __all__ = [
@@ -35,15 +32,15 @@ __all__ = [
     "TableBatches",
     "conformal_rows",
     "example",
-    "model_inputs",
-    "opened",
     "remembering",
     "task_of",
 ]
 
 _SHOWN, _LABELS = 5, 12  # names, and labels, that a message quotes at most
 _AT_ONCE = 4096
+_OF_CLASSES = "expected labels from", "expected labels of at least", "expected names of"
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
+_ALL = Tabled()
 
 
 class Pictures(NamedTuple):
@@ -66,36 +63,39 @@ class Source:
     def of(
         cls,
         path: str,
-        inputs: Sequence[str] = (),
+        options: Tabled = _ALL,
         targets: Sequence[str] = (),
-        carried: Sequence[str] = (),
-        ignored: Sequence[str] = (),
         *,
         labelled: bool = False,
+        carried: Sequence[str] = (),
         record: Calibration | ClassCalibration | None = None,
-        images: Pictures | None = None,
-        labels: Labels | None = None,
     ) -> Source:
-        """Open a table; columns that are not given are taken from `record`, or chosen by `choose`.
+        """Open a table; what options do not name is as `record` remembers, or chosen by `choose`.
 
-        With `labelled` there must be targets; their class labels come from `labels`, or from the record of a
-        classifier. With `images`, the inputs are the image files that a column names.
+        With `labelled` there must be targets; the labels of classes are those that the record of a classifier has.
         """
-        table = open_table(path)
         remembered = (record.columns if record is not None else None) or {}
+        images, table = _pictures(options, remembered.get("images")), open_table(path)
         input_key, target_key = _KEYS[table.arrays]
         if labelled:
             targets = targets or remembered.get(target_key, ()) or (["y"] if table.arrays else ())
             if not targets:
                 raise ArgumentError(f"expected --target, the column of {path} that is to be predicted; found none.")
+        inputs: Sequence[str] = split(options.inputs)
         if images is not None:
-            if inputs and list(inputs) != [images.column]:
+            if inputs and inputs != [images.column]:
                 raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
             table, inputs = open_images(table, *images), [images.column]
-        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, ignored)
+        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, carried, split(options.ignore))
         if labelled and isinstance(record, ClassCalibration):
-            labels = Labels(_only_target(chosen), record.names, sure=True)
-        return cls(table, replace(chosen, labels=labels), images)
+            chosen = replace(chosen, labels=Labels(_only_target(chosen), record.names))
+        return cls(table, chosen, images)
+
+    def another(self, path: str, *, labelled: bool) -> Source:
+        """Open another file with the same columns; without `labelled` its targets are not read."""
+        table = open_table(path) if self.images is None else open_images(open_table(path), *self.images)
+        columns = choose(table, self.columns.inputs, self.columns.targets if labelled else ())
+        return Source(table, replace(columns, labels=self.columns.labels if labelled else None), self.images)
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names that a calibration stores: those of columns, of arrays, or of images."""
@@ -112,18 +112,18 @@ class Source:
         inputs = replace(self, columns=replace(self.columns, targets=(), labels=None))
         for rows in inputs.read(8):
             if rows.finite.any():
-                return place(model_inputs(model, rows.where(rows.finite).inputs), model)
+                return place(as_arguments(model, rows.where(rows.finite).inputs), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
 
-    def with_labels(self, network: nn.Module, options: Classes, readout: Readout) -> Source:
+    def with_labels(self, options: Classes) -> Source:
         """Read the target column as class labels if it may hold classes.
 
         Text is read as classes, in alphabetical order or in that of `--class-names`. Whether whole numbers are classes
-        is decided by `latedrop.calibrate` from the shape of the model's output.
+        is decided by `latedrop.calibrate` from the shape of the model's output, and it compares the number of names.
         """
         names, sure = tuple(split(options.class_names)), options.task == "classification"
         several = options.task == "auto" and len(self.columns.targets) > 1
-        labels: Any = False
+        labels: tuple[str, ...] | bool = False
         if options.task != "regression" and not several:
             labels = names or distinct(_only_target(self.columns), self._values(_only_target(self.columns)))
         elif names:
@@ -131,52 +131,28 @@ class Source:
         options.check(classes=labels is not False or sure)
         if labels is False and not sure:
             return self
-        (column,) = self.columns.targets
-        if isinstance(labels, bool):
-            return self._labelled(Labels(column, sure=sure))
-        output = self._output(network, readout)
-        if not names and not sure and output[0].numel() == 1 and len(labels) != 2:
-            return self  # reading the values will then refuse text that is no number
-        classes = as_logits(output).shape[1]
-        if names and (len(names) != classes or len(set(names)) != classes):
-            raise ArgumentError(
-                f"expected --class-names with {classes} different names, as the model has {classes} classes; found "
-                f"{', '.join(names)}. Name each class once, in the order of the model's outputs."
-            )
-        if len(labels) != classes:
-            raise DataError(
-                f"expected labels of {classes} classes in {column!r} of {self.table.path}, as the model has that many; "
-                f"found {len(labels)}: {listed(labels, _LABELS, quote=True)}. Name all classes in the order of the "
-                "model's outputs: --class-names."
-            )
-        return self._labelled(Labels(column, labels, sure=True))
-
-    def _labelled(self, labels: Labels) -> Source:
-        return replace(self, columns=replace(self.columns, labels=labels))
+        read = Labels(_only_target(self.columns), () if isinstance(labels, bool) else labels)
+        return replace(self, columns=replace(self.columns, labels=read))
 
     def _values(self, column: str) -> Iterator[Any]:
         """Yield the values of a column, some rows at a time."""
         with readable(self.table.path, "data"):
-            for _, _, carried in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
-                yield carried[column]
-
-    def _output(self, network: nn.Module, readout: Readout) -> Any:
-        """Run the model on the first rows."""
-        x = self.example(network)
-        with self.explained():
-            try:
-                return own_output(network, x, readout)
-            except Exception as error:
-                explain_failure(error, x, network)
-                raise
+            for _, values in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
+                yield values[column]
 
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Say what inputs and targets were, where the model fails on them, or its output has another shape."""
         try:
             yield
-        except DataError as error:
-            message = str(error).rstrip(".")
+        except (DataError, ArgumentError) as error:
+            message, labels = str(error).rstrip("."), self.columns.labels
+            if labels is not None and labels.names and message.startswith(_OF_CLASSES):
+                raise type(error)(
+                    f"{message}. The classes in {labels.column!r} of {self.table.path} are, from 0 on, "
+                    f"{listed(labels.names, _LABELS, quote=True)}. Name all, in the order of the model's outputs: "
+                    "--class-names."
+                ) from error
             if message.startswith("expected at least one row to predict"):
                 raise DataError(f"expected rows to evaluate in {self.table.path}; found none.") from error
             if "it raised" in message:
@@ -190,28 +166,18 @@ class Source:
         return f"{self.table.word}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
 
 
-def opened(
-    options: Tabled,
-    path: str,
-    targets: Sequence[str] = (),
-    *,
-    record: Calibration | ClassCalibration | None = None,
-    **others: Any,
-) -> Source:
-    """Open a table; columns and images that options do not name are those that `record` remembers, or all others."""
-    pictures = None
-    remembered = ((record.columns if record is not None else None) or {}).get("images")
+def _pictures(options: Tabled, remembered: Sequence[str] | None) -> Pictures | None:
+    """Return the images that options name; what these leave out is as a calibration remembers."""
     if options.images is not None:
         column, transform = remembered or ("file", "")
-        pictures = Pictures(options.images, options.column or column, options.transform or transform)
-    elif remembered:
+        return Pictures(options.images, options.column or column, options.transform or transform)
+    if remembered:
         raise ArgumentError(
             "expected --images, the folder of the images, as the calibration was made with images; found none."
         )
-    elif options.column or options.transform:
+    if options.column or options.transform:
         raise ArgumentError("expected --images, a folder, with --column and --transform; found none.")
-    inputs, ignored = split(options.inputs), split(options.ignore)
-    return Source.of(path, inputs, targets, ignored=ignored, record=record, images=pictures, **others)
+    return None
 
 
 def example(
@@ -222,26 +188,20 @@ def example(
     record: Any = None,
     target: str | None = None,
 ) -> Any:
-    """Return rows to run a network on: of a file, random ones, or those of an exported program."""
+    """Return rows to run a network on: of a file, or random ones."""
     if data is not None and shapes:
         raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
     if data is not None:
-        return opened(options, data, split(target), record=record).example(network)
-    rows = _random_rows(shapes) if shapes else example_inputs(network)
-    if rows is None:
+        return Source.of(data, options, split(target), record=record).example(network)
+    if not shapes:
         raise ArgumentError("expected --data or --input-shape, rows to run the model on; found none.")
-    return place(rows, network)
-
-
-def _random_rows(shapes: Sequence[str]) -> Any:
-    dice = torch.Generator().manual_seed(0)
-    made = []
+    dice, made = torch.Generator().manual_seed(0), []
     for text in shapes:
         sizes = [int(part) for part in split(text) if part.isdecimal()]
         if len(sizes) != len(split(text)) or not sizes or min(sizes) < 1:
             raise ArgumentError(f"expected --input-shape as the sizes of one row, such as 3,224,224; found {text!r}.")
-        made.append(torch.randn(3, *sizes, generator=dice).numpy())
-    return tuple(made) if len(made) > 1 else made[0]
+        made.append(torch.randn(3, *sizes, generator=dice))
+    return place(tuple(made) if len(made) > 1 else made[0], network)
 
 
 def _only_target(columns: Columns) -> str:
@@ -287,7 +247,7 @@ class TableBatches:
             if not len(rows):
                 continue
             self.notice(rows)
-            x, y = model_inputs(self.model, rows.inputs), rows.target
+            x, y = as_arguments(self.model, rows.inputs), rows.target
             if y is not None and self.source.columns.labels is not None:
                 # Classes are told from other numbers by their type.
                 whole = y.ndim == 1 and bool(((y == np.round(y)) & (np.abs(y) < 2**53)).all())
@@ -303,9 +263,7 @@ class TableBatches:
 def conformal_rows(rows: TableBatches, path: str | None, *, halve: bool) -> tuple[TableBatches, TableBatches | None]:
     """Return rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
-        columns = rows.source.columns
-        about: dict[str, Any] = {"labelled": True, "images": rows.source.images, "labels": columns.labels}
-        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, **about))
+        return rows, replace(rows, source=rows.source.another(path, labelled=True))
     return (replace(rows, part="fit"), replace(rows, part="held")) if halve else (rows, None)
 
 
@@ -354,7 +312,7 @@ class Places:
 
     unit: str
     count: int = 0
-    first: list[int | str] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
 
     def add(self, rows: Rows) -> Places:
         """Count the rows that are not finite."""
@@ -366,8 +324,3 @@ class Places:
     def __str__(self) -> str:
         plural = {"line": "lines", "index": "indices"}[self.unit] if len(self.first) > 1 else self.unit
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
-
-
-def model_inputs(model: nn.Module, inputs: Any) -> Any:
-    """Return the inputs of rows as the model takes them."""
-    return as_arguments(model, inputs) if isinstance(inputs, dict) else inputs

@@ -80,7 +80,7 @@ def calibrate(
     """Fit the variance, or the probabilities of classes, to rows not used for training; say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Source, TableBatches, conformal_rows, opened, remembering, task_of
+        from latedrop.cli.feed import Source, TableBatches, conformal_rows, remembering, task_of
         from latedrop.cli.predicting import write_page
         from latedrop.cli.writing import check_outputs
         from latedrop.named import readout_of
@@ -90,13 +90,12 @@ def calibrate(
         if conformal_data is not None and intervals not in (None, "conformal"):
             raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
         network, readout = loading.load(model), readout_of(loading.readout)
-        source = opened(table, data, split(target), labelled=True).with_labels(network, classes, readout)
+        source = Source.of(data, table, split(target), labelled=True).with_labels(classes)
         rows = TableBatches(source, network, batch_size, drop_nan, seed=seed)
         used, held_out = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         usual = None
         if reference is not None:
-            training = Source.of(reference, source.columns.inputs, images=source.images)
-            usual = TableBatches(training, network, batch_size, drop_nan)
+            usual = TableBatches(source.another(reference, labelled=False), network, batch_size, drop_nan)
         with source.explained():
             uq: Any = latedrop.calibrate(
                 network,
@@ -138,7 +137,6 @@ def predict(
         int | None, opt.in_data("Rows at once; 8192 of tables, 256 of arrays and images.", min=1)
     ] = None,
     loading: opt.Loading,
-    ray: Annotated[str | None, option("On Ray: local, auto or an address; writes parquet.", "--ray")] = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -148,29 +146,22 @@ def predict(
     nothing in these columns, and is warned of; --drop-nan leaves it out.
     """
     with command(debug) as out:
-        from latedrop.cli.feed import Places, opened
-        from latedrop.cli.predicting import check_ray, checked_sets, on_ray, write_predictions
+        from latedrop.cli.feed import Source
+        from latedrop.cli.predicting import checked_sets, write_predictions
         from latedrop.cli.writing import ROW_FILES, check_outputs
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
         read = loading.files(model, calibration, data=data)
-        if ray is not None:
-            check_ray(output, images=table.images is not None, drop=drop_nan)
-        elif output == _STANDARD and as_json:
+        if output == _STANDARD and as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
-        check_outputs({"--output": output}, read, None if ray is not None else ROW_FILES)
+        check_outputs({"--output": output}, read, ROW_FILES)
         uq = loading.load_calibrated(model, calibration, batch_size or _SOME)
-        source = opened(table, data, record=uq.calibration, carried=split(*keep or ()))
+        source = Source.of(data, table, record=uq.calibration, carried=split(*keep or ()))
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         level = checked_sets(uq.calibration, level)
-        if ray is not None:
-            given = {**loading._asdict(), "model": model, "calibration": calibration}
-            count = on_ray(ray, uq, source, output, level, batch_size, **given)
-            empty, names = Places("index"), list[str]()
-        else:
-            count, empty, names = write_predictions(uq, source, output, out, level, drop=drop_nan)
+        count, empty, names = write_predictions(uq, source, output, out, level, drop=drop_nan)
         if as_json:
             summary: dict[str, Any] = {"rows": count, "empty": 0 if drop_nan else empty.count}
             summary |= {"dropped": empty.count if drop_nan else 0, "level": level, "columns": names, "file": output}
@@ -202,7 +193,7 @@ def evaluate(
 ) -> None:
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
-        from latedrop.cli.feed import TableBatches, opened
+        from latedrop.cli.feed import Source, TableBatches
         from latedrop.cli.predicting import checked_sets, judged, write_page
         from latedrop.cli.writing import check_outputs
         from latedrop.evaluation.judgement import parsed_requirements
@@ -216,7 +207,7 @@ def evaluate(
         if unit is not None and hasattr(uq.calibration, "classes"):
             raise ArgumentError("expected options that classes have; found --unit. Leave it out.")
         level = checked_sets(uq.calibration, level)
-        source = opened(table, data, split(target), record=uq.calibration, labelled=True)
+        source = Source.of(data, table, split(target), record=uq.calibration, labelled=True)
         rows = TableBatches(source, uq.model, batch_size, drop_nan)
         judgement, page = judged(uq, rows, level, split(unit))
         requirements = () if require is None else judgement.require(require)
@@ -243,8 +234,8 @@ def export(
 ) -> None:
     """Write one ONNX file that gives mean, std, low and high; it runs without torch.
 
-    Sizes other than the number of rows are those of an example: --data, --input-shape, the columns that the calibration
-    knows, or what a .pt2 file was exported with.
+    Sizes other than the number of rows are those of an example: --data, --input-shape, or the columns that the
+    calibration knows.
     """
     with command(debug) as out:
         need("onnx", "onnx", "onnxruntime")

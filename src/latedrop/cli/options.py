@@ -21,7 +21,7 @@ LEVEL = 0.9
 """Of intervals, where no level is given."""
 in_model, in_data, in_output = (partial(option, rich_help_panel=name) for name in ("Model", "Data", "Output"))
 
-FILES = "csv, parquet, npz, or a folder of these"
+FILES = "csv, parquet or npz"
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
@@ -50,7 +50,7 @@ Verbose = Annotated[
 Debug = Annotated[bool, in_output("Show the traceback of an error.", "--debug")]
 ImageTransform = Annotated[
     str | None,
-    in_data("From image to input: size=224,normalize=imagenet; or package.module:function."),
+    in_data("From image to input: package.module:function; RGB from 0 to 1 by default."),
 ]
 
 

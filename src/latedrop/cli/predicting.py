@@ -1,4 +1,4 @@
-"""Rows of a file predicted and written, or judged by their targets, a batch at a time; or by a cluster's workers.
+"""Rows of a file predicted and written, or judged by their targets, a batch at a time.
 
 Predictions are columns: one value per row and column, or with `flat=False` one array per name. Rows that are not finite
 have no prediction: NaN, or nothing in columns of text.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,21 +17,21 @@ import torch
 
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.cli.feed import Places, Source, TableBatches, model_inputs
+from latedrop.cli.feed import Places, Source, TableBatches
 from latedrop.cli.options import LEVEL
 from latedrop.cli.tables import Rows
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.judgement import ClassJudgement, Judgement, judge, judge_classes
 from latedrop.metrics.groups import Inputs
+from latedrop.named import as_arguments
 from latedrop.prediction.predictor import ClassPredictor, Predictor
 from latedrop.report import write_class_report, write_report
-from latedrop.terminal import need, progress, say
+from latedrop.terminal import progress, say
 
-__all__ = ["check_ray", "checked_sets", "judged", "on_ray", "predicted", "write_page", "write_predictions"]
+__all__ = ["checked_sets", "judged", "predicted", "write_page", "write_predictions"]
 
 _MOST_VALUES, _MOST_COLUMNS = 20_000_000, 200  # of inputs that are remembered for the slices of a judgement
-_RAY_ROWS = 1024  # that a worker runs at once
 
 
 def checked_sets(c: Calibration | ClassCalibration, level: float | None) -> float | None:
@@ -56,7 +54,7 @@ def predicted(
     and the probability of each.
     """
     c, empty = uq.calibration, ~rows.finite
-    result: Any = uq.predict(model_inputs(uq.model, _filled(rows)))
+    result: Any = uq.predict(as_arguments(uq.model, _filled(rows)))
     dtype = np.float64 if any(p.dtype == torch.float64 for p in uq.model.parameters()) else np.float32
     columns: dict[str, npt.NDArray[Any]] = {}
     arrays = result.columns(level) if flat and isinstance(c, Calibration) else result.to_dict(level)
@@ -135,41 +133,6 @@ def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
         )
 
 
-def check_ray(output: str, *, images: bool, drop: bool) -> None:
-    """Raise, before the work, unless the output can be a folder and the other options go with Ray."""
-    need("ray", "ray", "pyarrow")
-    wrong = [name for name, given in {"--drop-nan": drop, "--images": images}.items() if given]
-    if wrong:
-        raise ArgumentError(f"expected {wrong[0]} without --ray; found both. Predict these on one machine.")
-    if output == "-" or Path(output).suffix:
-        raise ArgumentError(f"expected -o with a folder for parquet files, as Ray writes several; found {output!r}.")
-
-
-def on_ray(
-    address: str, uq: Any, source: Source, output: str, level: float | None, size: int | None, **model: Any
-) -> int:
-    """Predict the rows of a source and write a folder; returns how many there were."""
-    from latedrop.adapters.ray import Asked, predict_folder
-
-    if not isinstance(uq, Predictor):
-        raise ArgumentError("expected a regression with --ray; found a calibration of classes. Leave --ray out.")
-    if source.table.arrays:
-        raise ArgumentError(f"expected csv or parquet with --ray; found {source.table.path}, which holds arrays.")
-    local = address == "local"
-    if local:  # workers have folders of their own
-        paths = ("calibration", "weights", *(["model"] if Path(model["model"]).exists() else []))
-        model |= {name: str(Path(model[name]).absolute()) for name in paths if model[name] is not None}
-    asked = Asked(
-        **model,
-        inputs=source.columns.inputs,
-        keep=source.columns.kept,
-        level=LEVEL if level is None else level,
-        folder=os.getcwd() if local else None,
-        batch_size=_RAY_ROWS if size is None else size,
-    )
-    return predict_folder(asked, source.table.path, output, address=address)
-
-
 class _Noticed:
     """The places of rows in their file, and their inputs if these are columns of numbers.
 
@@ -191,9 +154,9 @@ class _Noticed:
                 self._inputs, self._step = [np.concatenate(self._inputs)[::2]], 2 * self._step
         self._count += len(rows)
 
-    def places(self) -> list[int | str]:
-        """Return the line or index of every row in its file; in a folder both the file and its line."""
-        places: list[int | str] = np.concatenate(self._places).tolist()
+    def places(self) -> list[int]:
+        """Return the line or index of every row in its file."""
+        places: list[int] = np.concatenate(self._places).tolist()
         return places
 
     def inputs(self) -> Inputs:

@@ -47,15 +47,15 @@ def check_output(path: str, *suffixes: str) -> None:
 
 
 def check_outputs(
-    outputs: Mapping[str, str | None], inputs: Mapping[str, str | None], endings: Sequence[str] | None = ()
+    outputs: Mapping[str, str | None], inputs: Mapping[str, str | None], endings: Sequence[str] = ()
 ) -> None:
     """Check before the work starts that every output can be written, and is not one of the inputs.
 
-    Keys are names of options. `endings` are the allowed endings of --output; None if it is a folder.
+    Keys are names of options. `endings` are the allowed endings of --output.
     """
     for name, path in outputs.items():
         suffixes = endings if name == "--output" else (".html", ".htm")
-        if path is not None and suffixes is not None and not (path == STANDARD and suffixes is ROW_FILES):
+        if path is not None and not (path == STANDARD and suffixes is ROW_FILES):
             check_output(path, *suffixes)
     written = {name: _file_of(path, sys.__stdout__) for name, path in outputs.items()}
     check_apart(written, {name: _file_of(path, sys.stdin) for name, path in inputs.items()})
@@ -169,23 +169,13 @@ def _parquet_writer(part: Path) -> Iterator[_Append]:
 
         def append(columns: Mapping[str, Any]) -> None:
             _check_flat(columns)
-            rows = pyarrow.table({name: pyarrow.array(value) for name, value in columns.items()})
-            before = writer or next(iter(waiting), rows)
-            waiting.append(_as_before(rows, before.schema))
+            waiting.append(pyarrow.table({name: pyarrow.array(value) for name, value in columns.items()}))
             if sum(map(len, waiting)) >= _GROUP:
                 flush()
 
         yield append
         if waiting:
             flush()
-
-
-def _as_before(rows: Any, schema: Any) -> Any:
-    """Cast rows to the types of the first ones, because the files of a folder may differ in types."""
-    try:
-        return rows.cast(schema)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"expected values of one kind in every column; found others: {error}. Write csv.") from error
 
 
 @contextmanager

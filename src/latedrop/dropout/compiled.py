@@ -95,8 +95,14 @@ class _Recorded:
                 graph(*self._inputs)
             # Other threads may allocate meanwhile.
             with torch.cuda.graph(self._recorded, stream=stream, capture_error_mode="thread_local"):
-                self._results: Sequence[Tensor] = graph(*self._inputs)
+                results: Sequence[Tensor] = graph(*self._inputs)
+                kinds = dict.fromkeys(result.dtype for result in results)
+                # Joined by dtype, as each is copied in every call.
+                self._joined = [torch.cat([r.flatten() for r in results if r.dtype == kind]) for kind in kinds]
         torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._shapes = [[result.shape for result in results if result.dtype == kind] for kind in kinds]
+        order = [i for kind in kinds for i, result in enumerate(results) if result.dtype == kind]
+        self._places = sorted(range(len(order)), key=order.__getitem__)  # of each result among those joined
 
     def __call__(self, inputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of the results, which the next call overwrites."""
@@ -109,9 +115,12 @@ class _Recorded:
                 place.copy_(value)
             self._fixed = fixed
         self._recorded.replay()
-        results = [result.clone() for result in self._results]
+        results = []
+        for joined, shapes in zip(self._joined, self._shapes, strict=True):
+            parts = joined.clone().split([shape.numel() for shape in shapes])
+            results += [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         self._last.record(stream)
-        return results
+        return [results[place] for place in self._places]
 
 
 def _fold_constants(graph: fx.GraphModule) -> None:

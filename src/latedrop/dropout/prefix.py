@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from latedrop.data.rows import copied, operands, repeated, row_count, tensors
 from latedrop.dropout.moments import Sampling
 from latedrop.network.network import Network, Pass, read
 from latedrop.network.sites import Site
-from latedrop.torch_private import version_of
+from latedrop.torch_private import unseen_by_modes, version_of
 
 __all__ = ["REMEMBERED", "Copying", "Prefix", "drawn_output", "worth_it"]
 
@@ -74,6 +75,20 @@ class Copying(Pass):
         if prefix.results and versions != prefix.versions:
             raise ValueError("a draw writes into what comes before the first site")
         prefix.results, prefix.versions = results, versions
+
+    def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a layer; attention unseen by the mode, as torch takes its fast kernels only then."""
+        attention = isinstance(layer, nn.MultiheadAttention)
+        return super().run(name, layer, partial(self._unseen, forward) if attention else forward, args, kwargs)
+
+    def _unseen(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of rows that all have copies, which then need not be followed inside."""
+        if any(vars(value).get(_MARK) is not self.mode.mark for value in operands(args, kwargs)):
+            return forward(*args, **kwargs)
+        with unseen_by_modes():
+            result = forward(*args, **kwargs)
+        _mark(tensors(result), self.mode.mark)
+        return result
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         """Thin an input, after copying rows that have no copies yet; see `Pass`."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from latedrop.errors import DataError
 
 __all__ = [
-    *("Array", "Options", "align_target", "average", "by_output", "checked_weights", "columns", "scored", "weights_of"),
+    *("Array", "Options", "align_target", "average", "by_output", "checked_weights", "columns", "scored"),
 ]
 
 Array = Tensor | npt.ArrayLike
@@ -89,18 +89,12 @@ def columns(
     _refuse(var < 0, "variance is below 0", "pass variances, not log-variances or errors")
     if positive:
         _refuse(var == 0, "variance is 0", "add a floor to it, or take more draws")
-    errors, variances = (by_output(part, per_output) for part in (error, var))
-    outputs = zip(errors, variances, weights_of(weights, mean, per_output), strict=True)
-    return [(e.flatten(), v.flatten(), w) for e, v, w in outputs]
-
-
-def weights_of(weights: Array | None, mean: Tensor, per_output: bool) -> list[Tensor | None]:
-    """Return the weight of every entry, flat, one tensor for all or for each output; None where all count the same."""
-    if weights is None:
-        return [None] * len(by_output(mean, per_output))
-    by_row = checked_weights(weights, len(mean)).to(mean.device)
-    full = by_row.reshape(-1, *[1] * (mean.dim() - 1)).expand(mean.shape)
-    return [values.flatten() for values in by_output(full, per_output)]
+    entries = [error, var]
+    if weights is not None:
+        by_row = checked_weights(weights, len(mean)).to(mean.device)
+        entries.append(by_row.reshape(-1, *[1] * (mean.dim() - 1)).expand(mean.shape))
+    outputs = zip(*(by_output(values, per_output) for values in entries), strict=True)
+    return [(e.flatten(), v.flatten(), w[0].flatten() if w else None) for e, v, *w in outputs]
 
 
 def checked_weights(weights: Array, rows: int) -> Tensor:

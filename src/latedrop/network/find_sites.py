@@ -383,8 +383,7 @@ class Probe:
         if isinstance(x, Graphs):  # passes are over graphs in either case
             x, self.nodes = Graphs(x.graphs), x.nodes
             x.batch(network.copy)  # checks all of them, and passes are over some
-        if row_count(x) == 0:
-            raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
+        some_rows(x)
         self._network, self._reached = network, set[str]()
         self.orders: tuple[Runs, Runs] | None = None
         self.together = self.random = self.structured = False

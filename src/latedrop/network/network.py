@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from threading import RLock
@@ -34,6 +34,7 @@ from latedrop.network.functional import Place, WeightCall, WeightCalls, replaced
 from latedrop.network.private_copy import private_copy
 from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites
 from latedrop.torch_private import Watching, draws_numbers, version_of
+from latedrop.weights import states
 
 __all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "check_module", "part_of", "read"]
 
@@ -220,7 +221,7 @@ class Network:
         self.writes: bool | None = None
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
-        self._marks = _marks(model)
+        self._places = [state[::2] for state in states(model)]
         self.watched = set[str]()
         self._turn = RLock()
         for name, layer in self.layers.items():
@@ -238,7 +239,7 @@ class Network:
 
     def current(self) -> Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
-        return self if _marks(self.model) == self._marks else Network(self.model)
+        return self if [state[::2] for state in states(self.model)] == self._places else Network(self.model)
 
     def watch(self, sites: Sequence[Site]) -> None:
         """Let no other thread run the layers of sites; raise where the model lacks one."""
@@ -332,9 +333,6 @@ class Network:
                     generator.set_state(state)
         return result
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Network:
-        return Network(deepcopy(self.model, memo))
-
     def __reduce__(self) -> Any:
         return Network, (self.model,)
 
@@ -390,11 +388,6 @@ def _contents(model: nn.Module) -> list[Any]:
         for name, value in vars(module).items()
         if name != "forward"
     ] + [version_of(buffer) for buffer in model.buffers()]
-
-
-def _marks(model: nn.Module) -> list[tuple[int, int]]:
-    """Return which tensors a model holds, and where their numbers lie."""
-    return [(id(t), t.data_ptr() if t.layout is torch.strided else 0) for t in (*model.parameters(), *model.buffers())]
 
 
 def call(model: nn.Module, x: Any) -> Any:

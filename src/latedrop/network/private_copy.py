@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from latedrop.data.rows import tensors
+from latedrop.data.rows import operands, tensors
 from latedrop.errors import SiteError
-from latedrop.torch_private import bare, is_wrapper, set_grad, uncompiled
+from latedrop.torch_private import bare, set_grad, uncompiled
 
 __all__ = ["Guard", "private_copy"]
 
@@ -57,7 +57,7 @@ def private_copy(model: nn.Module, *, gradients: bool = False, buffers: bool = T
         memo = _memo(model, gradients, buffers)
         try:
             for module in reversed(list(model.modules())):
-                if is_wrapper(module):
+                if bare(module) is not module:
                     memo[id(module)] = copy.deepcopy(bare(module), memo)
             made: nn.Module = copy.deepcopy(model, memo)
             for graph in graphs:
@@ -206,16 +206,15 @@ class Guard(TorchFunctionMode):
             return None
         if self._follows and func in (Tensor.detach, torch.detach) and args[0].requires_grad:
             return args[0].view_as(args[0])
-        for value in (*args, *kwargs.values()):
-            for tensor in value if type(value) in (list, tuple) else (value,):
-                if id(tensor) in self._names and isinstance(tensor, Tensor):
-                    owner, _, last = self._names[id(tensor)].rpartition(".")
-                    raise SiteError(
-                        "expected a model that reaches its layers through its own attributes; its forward pass used "
-                        f"{last!r} of {owner or 'the model'} past them, as through a global variable or an object that "
-                        "holds the original. latedrop runs a private copy, in which that layer would be the original's."
-                        " Store it as an attribute of the model (self.layer = ...), or wrap the model in a module."
-                    )
+        for tensor in operands(args, kwargs):
+            if id(tensor) in self._names:
+                owner, _, last = self._names[id(tensor)].rpartition(".")
+                raise SiteError(
+                    "expected a model that reaches its layers through its own attributes; its forward pass used "
+                    f"{last!r} of {owner or 'the model'} past them, as through a global variable or an object that "
+                    "holds the original. latedrop runs a private copy, in which that layer would be the original's. "
+                    "Store it as an attribute of the model (self.layer = ...), or wrap the model in a module."
+                )
         name = getattr(func, "__name__", "").partition(".")[0]
         if name in _DECIDING:
             self.deeds |= {"reads", *(["decides"] if args[0].requires_grad else [])}

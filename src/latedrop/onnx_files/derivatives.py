@@ -8,7 +8,7 @@ constant matrices along each axis, and so are their gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, NoReturn
 
@@ -54,19 +54,8 @@ def _rule(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @_rule(aten.convolution_backward.default)
-def _convolution_backward(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    _: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor, None, None]:
+def _convolution_backward(gradient: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, None, None]:
+    _, stride, padding, dilation, transposed, _, groups, mask = options
     if mask[1] or mask[2]:
         refuse("that differentiates with respect to weights (convolution_backward)")
     stride, padding, dilation = (_each(sizes, weight.dim() - 2) for sizes in (stride, padding, dilation))
@@ -91,16 +80,8 @@ def _max_pool_backward(gradient: Tensor, x: Tensor, *options: Any) -> Tensor:
 
 
 @_rule(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
-def _avg_pool_backward(
-    gradient: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
+def _avg_pool_backward(gradient: Tensor, x: Tensor, kernel: Sequence[int], *options: Any) -> Tensor:
+    stride, padding, ceil_mode, count_include_pad, divisor = options
     axes = x.dim() - 2
     kernel, stride, padding = (_each(sizes, axes) for sizes in (kernel, stride or kernel, padding))
     if ceil_mode or divisor is not None or (any(padding) and not count_include_pad):
@@ -117,19 +98,12 @@ def _adaptive_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
     return _transposed(gradient, x.shape, lambda x: aten._adaptive_avg_pool2d(x, gradient.shape[2:]))
 
 
-@_rule(aten.upsample_nearest2d_backward.default)
-def _nearest_backward(gradient: Tensor, size: Any, shape: Sequence[int], *scales: Any) -> Tensor:
-    return _transposed(gradient, shape, lambda x: aten.upsample_nearest2d(x, size, *scales))
+def _resize_backward(resize: Any, gradient: Tensor, size: Any, shape: Sequence[int], *options: Any) -> Tensor:
+    return _transposed(gradient, shape, lambda x: resize(x, size, *options))
 
 
-@_rule(aten._upsample_nearest_exact2d_backward.default)
-def _nearest_exact_backward(gradient: Tensor, size: Any, shape: Sequence[int], *scales: Any) -> Tensor:
-    return _transposed(gradient, shape, lambda x: aten._upsample_nearest_exact2d(x, size, *scales))
-
-
-@_rule(aten.upsample_bilinear2d_backward.default)
-def _bilinear_backward(gradient: Tensor, size: Any, shape: Sequence[int], corners: bool, *scales: Any) -> Tensor:
-    return _transposed(gradient, shape, lambda x: aten.upsample_bilinear2d(x, size, corners, *scales))
+for _name in ("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d"):
+    _RULES[getattr(aten, f"{_name}_backward").default] = partial(_resize_backward, getattr(aten, _name))
 
 
 def _transposed(gradient: Tensor, shape: Sequence[int], resize: Callable[[Tensor], Tensor]) -> Tensor:

@@ -175,10 +175,6 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     import onnx_ir
 
     free = {value.shape[0] for value in graph.inputs if value.shape.is_dynamic()}
-    for value, name in zip(graph.inputs, inputs, strict=True):
-        value.name = name
-        if value.shape.is_dynamic():
-            value.shape = onnx_ir.Shape(["rows", *value.shape[1:]])
     for number, node in enumerate(graph):
         node.name = None
         node.metadata_props.clear()
@@ -186,12 +182,9 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
             value.name = f"/v/{number}/{place}"  # which no argument of a function is called
     for number, value in enumerate(list(graph.initializers.values())):
         value.name = f"/c/{number}"
-    for place, (value, name) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
-        node = onnx_ir.node("Identity", [value])
-        graph.append(node)
+    for value, name in zip((*graph.inputs, *graph.outputs), (*inputs, *outputs), strict=True):
         sizes = ["rows" if size in free else size if isinstance(size, int) else None for size in value.shape]
-        node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, onnx_ir.Shape(sizes), value.type
-        graph.outputs[place] = node.outputs[0]
+        value.name, value.shape = name, onnx_ir.Shape(sizes)
 
 
 def _serialized(model: Any) -> bytes:

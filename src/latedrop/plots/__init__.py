@@ -12,18 +12,6 @@ This package imports top-level modules of latedrop, and none of its other packag
 """
 
 from latedrop.plots.canvas import new_figure, png
-from latedrop.plots.figures import (
-    calibration_curves,
-    doubtful_images,
-    intervals,
-    reliability_diagram,
-)
+from latedrop.plots.figures import calibration_curves, intervals
 
-__all__ = [
-    "calibration_curves",
-    "doubtful_images",
-    "intervals",
-    "new_figure",
-    "png",
-    "reliability_diagram",
-]
+__all__ = ["calibration_curves", "intervals", "new_figure", "png"]

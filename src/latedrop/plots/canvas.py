@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("COLOURS", "GREY", "SKY", "Array", "Floats", "as_array", "axes_or_new", "band", "new_figure"),
+    *("COLOURS", "GREY", "SKY", "Array", "Floats", "axes_or_new", "band", "new_figure"),
     *("not_empty", "png", "same_length", "style_of"),
 ]
 
@@ -59,11 +59,11 @@ def _matplotlib(part: str) -> Any:
         ) from None
 
 
-def axes_or_new(ax: Axes | None, height: float = 4.8) -> Axes:
-    """Return the axes given, or those of a new figure of this height in inches."""
+def axes_or_new(ax: Axes | None) -> Axes:
+    """Return the axes given, or those of a new figure."""
     if ax is not None:
         return ax
-    axes: Axes = _matplotlib("pyplot").figure(figsize=(6.4, height), layout="constrained").add_subplot()
+    axes: Axes = _matplotlib("pyplot").figure(figsize=(6.4, 4.8), layout="constrained").add_subplot()
     return axes
 
 
@@ -90,17 +90,12 @@ def not_empty(series: Mapping[Any, Any], noun: str) -> Mapping[Any, Any]:
     return series
 
 
-def as_array(values: Array) -> Floats:
-    """Return an array in double precision, on the CPU."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, dtype=np.float64)
-
-
 def same_length(columns: Mapping[str, Array]) -> list[Floats]:
     """Return the columns as arrays, all `(N,)`; what a network with one output gives, `(N, 1)`, is flattened."""
-    arrays = {name: as_array(values) for name, values in columns.items()}
-    arrays = {name: a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a for name, a in arrays.items()}
+    arrays: dict[str, Floats] = {}
+    for name, values in columns.items():
+        array = np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
+        arrays[name] = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     first = next(iter(arrays))
     for name, array in arrays.items():
         if array.ndim != 1 or not len(array) or len(array) != len(arrays[first]):

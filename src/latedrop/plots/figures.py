@@ -1,30 +1,19 @@
-"""Draw curves of calibration, intervals along an input, and the images in most doubt."""
+"""Draw curves of calibration, and intervals along an input."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latedrop.errors import ArgumentError, DataError
-from latedrop.plots.canvas import (
-    COLOURS,
-    GREY,
-    SKY,
-    Array,
-    as_array,
-    axes_or_new,
-    band,
-    not_empty,
-    same_length,
-    style_of,
-)
+from latedrop.errors import ArgumentError
+from latedrop.plots.canvas import COLOURS, GREY, SKY, Array, axes_or_new, band, not_empty, same_length, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["calibration_curves", "doubtful_images", "intervals", "reliability_diagram"]
+__all__ = ["calibration_curves", "intervals"]
 
 
 def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
@@ -32,7 +21,7 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | Non
 
     Args:
         curves: For each label the levels `(L,)` and the observed frequencies `(L,)`, as from
-            `metrics.calibration_curve`.
+            `metrics.calibration_curve`; of classes mean confidence and accuracy, from `metrics.classes.reliability`.
         ax: Where to draw.
 
     Example:
@@ -40,34 +29,12 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | Non
         >>> ax.get_xlabel()
         'interval level'
     """
-    ax = _beside_bisector(curves, ax, "calibrated", "underconfident", "overconfident")
-    ax.set(xlabel="interval level", ylabel="observed frequency")
-    return ax
-
-
-def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
-    """Draw the share of rows that are right against their mean confidence, a curve for each label.
-
-    Below the diagonal the probabilities are too sure. `latedrop.metrics.classes.reliability` gives both columns.
-
-    >>> reliability_diagram({"softmax": ([0.5, 0.7, 0.9], [0.4, 0.6, 0.7])}).get_xlabel()
-    'confidence'
-    """
-    ax = _beside_bisector(curves, ax, "exact", "not sure enough", "too sure")
-    ax.set(xlabel="confidence", ylabel="share of rows that are right")
-    return ax
-
-
-def _beside_bisector(
-    curves: Mapping[str, tuple[Array, Array]], ax: Axes | None, exact: str, above: str, below: str
-) -> Axes:
-    """Draw curves in the unit square, its diagonal, and what it means to lie above or below it."""
     series = {
         label: same_length({f"the abscissae of {label!r}": x, "its ordinates": y})
         for label, (x, y) in not_empty(curves, "curve").items()
     }
     ax = axes_or_new(ax)
-    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, label=exact, zorder=1)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated", zorder=1)
     for index, (label, (x, y)) in enumerate(series.items()):
         ax.plot(x, y, label=label, markevery=max(1, len(x) // 10), **style_of(index))
     region: dict[str, Any] = {
@@ -77,9 +44,9 @@ def _beside_bisector(
         "transform": ax.transAxes,
         "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
     }
-    ax.text(0.03, 0.97, above, ha="left", va="top", **region)
-    ax.text(0.97, 0.03, below, ha="right", va="bottom", **region)
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.text(0.03, 0.97, "underconfident", ha="left", va="top", **region)
+    ax.text(0.97, 0.03, "overconfident", ha="right", va="bottom", **region)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="interval level", ylabel="observed frequency")
     # The square leaves room beside it, and curves may run anywhere inside it.
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", handlelength=1.8)
     return ax
@@ -146,54 +113,3 @@ def _bands(low: Array | Mapping[float, tuple[Array, Array]], high: Array | None)
         levels = sorted(not_empty(low, "band"), reverse=True)
         return {f"{100 * level:.4g} % interval": low[level] for level in levels}
     return {"interval": (low, high)}  # type: ignore[dict-item]
-
-
-def doubtful_images(
-    images: Array,
-    doubt: Array,
-    captions: Sequence[str] = (),
-    ax: Axes | None = None,
-    *,
-    most: int = 18,
-    columns: int = 6,
-) -> Axes:
-    """Draw the images of the largest doubt side by side, the most doubtful first.
-
-    Args:
-        images: `(N, H, W)`, or `(N, C, H, W)` with 1 or 3 channels; each is shown from its darkest to its lightest.
-        doubt: `(N,)`, such as `1 - p.confidence`, `p.entropy` or `p.novelty`.
-        captions: a line for each of the N images; by default its row and doubt.
-        ax: where to draw.
-        most: how many.
-        columns: how many side by side.
-
-    >>> len(doubtful_images(np.zeros((5, 8, 8)), [0.1, 0.9, 0.3, 0.2, 0.8], most=3).texts)
-    3
-    """
-    pictures, score = as_array(images), as_array(doubt).ravel()
-    if pictures.ndim == 3:
-        pictures = pictures[:, None]
-    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or len(pictures) != len(score) or not len(score):
-        raise DataError(
-            f"expected images (N, H, W) or (N, C, H, W) of 1 or 3 channels, and one doubt for each; found "
-            f"{pictures.shape} and {score.shape}."
-        )
-    if captions and len(captions) != len(score):
-        raise ArgumentError(f"expected {len(score)} captions, one for each image; found {len(captions)}.")
-    chosen = np.argsort(-score, kind="stable")[:most]
-    height, width = pictures.shape[2:]
-    lines = -(-len(chosen) // columns)
-    gap, head = max(1, width // 10), max(2, round(height * 0.45))
-    canvas = np.ones((lines * (height + head), columns * (width + gap) - gap, 3))
-    ax = axes_or_new(ax, 1.3 * lines + 0.3)
-    for place, row in enumerate(chosen):
-        top, left = (place // columns) * (height + head) + head, (place % columns) * (width + gap)
-        one = pictures[row].transpose(1, 2, 0)
-        span = one.max() - one.min()
-        canvas[top : top + height, left : left + width] = (one - one.min()) / (span if span > 0 else 1)
-        caption = captions[row] if captions else f"{row}: {score[row]:.2g}"
-        ax.text(left + width / 2, top - head * 0.15, caption, ha="center", va="bottom", fontsize=7)
-    ax.imshow(canvas, interpolation="nearest")
-    ax.set(xticks=[], yticks=[], xlabel="from the most doubtful on", ylabel="images")
-    ax.spines[:].set_visible(False)
-    return ax

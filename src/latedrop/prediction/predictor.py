@@ -23,7 +23,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.class_record import CLASSES, ClassCalibration, ClassSets, Score, checked_score, rejection
+from latedrop.calibration.class_record import CLASSES, ClassCalibration, ClassSets, Score, rejection
 from latedrop.calibration.fit_classes import entropy, information
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.guard import LARGEST
@@ -543,7 +543,7 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
             unpack: from a batch to `(inputs, labels)`.
         """
         prediction, labels = self._unseen(data, unpack)
-        sets = ClassSets.fit(prediction.probabilities, labels, checked_score(score), per_class=per_class)
+        sets = ClassSets.fit(prediction.probabilities, labels, score, per_class=per_class)
         return self._as(ClassPredictor, calibration=replace(self.calibration, sets=sets))
 
     def reject(

@@ -329,19 +329,16 @@ def _piecewise_linear(op: Any, x: Pair, *slopes: Any) -> Pair:
     return Pair(*piecewise_linear(lambda m: op(m, *slopes), x.m, x.v, slope))
 
 
-@_rule("clamp", "clamp_min", "clamp_max", "hardtanh", elementwise=True)
+@_rule("clamp", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid", elementwise=True)
 def _clamp(op: Any, x: Pair, *limits: Any) -> Pair:
+    if op is aten.hardsigmoid.default:
+        return Pair(*clamped(x.m / 6 + 0.5, x.v / 36, 0.0, 1.0))
     if any(isinstance(limit, Tensor) for limit in limits):
         raise NoRule(f"the operator {op}")
     if op is aten.hardtanh.default:
         limits = (*limits, *(-1, 1)[len(limits) :])
     low, high = (None, *limits) if op is aten.clamp_max.default else (*limits, None)[:2]
     return Pair(*clamped(x.m, x.v, None if low == -inf else low, None if high == inf else high))
-
-
-@_rule("hardsigmoid", elementwise=True)
-def _hardsigmoid(op: Any, x: Pair) -> Pair:
-    return Pair(*clamped(x.m / 6 + 0.5, x.v / 36, 0.0, 1.0))
 
 
 @_rule(

@@ -28,9 +28,9 @@ class Figure:
     legend: Mapping[str, str]
 
 
-def light(grade: str, word: str = "") -> str:
+def light(grade: str) -> str:
     """Write a coloured dot, with its word beside it."""
-    return f'<span class="light {grade}">{escape(word or grade)}</span>'
+    return f'<span class="light {grade}">{escape(grade)}</span>'
 
 
 def opening(grade: str, findings: Sequence[Finding], *soft: str) -> str:
@@ -51,10 +51,9 @@ def lights(findings: Sequence[Finding]) -> str:
     return f'<ul class="cards">{"".join(cards)}</ul>'
 
 
-def heading(text: str, level: int = 2, name: str = "") -> str:
-    """Write a heading, with a name to lead to where there is one."""
-    mark = f' id="{escape(name)}"' if name else ""
-    return f"<h{level}{mark}>{escape(text)}</h{level}>"
+def heading(text: str, level: int = 2) -> str:
+    """Write a heading."""
+    return f"<h{level}>{escape(text)}</h{level}>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -87,7 +86,7 @@ def _cell(text: str) -> str:
     return light(text) if text in ("good", "weak", "bad") else escape(text)
 
 
-def figures(shown: Sequence[Figure], *, small: bool = False) -> str:
+def figures(shown: Sequence[Figure]) -> str:
     """Write figures side by side where there is room."""
     html = []
     for figure in shown:
@@ -97,7 +96,7 @@ def figures(shown: Sequence[Figure], *, small: bool = False) -> str:
             f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}{legend}"
             f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
         )
-    return f'<div class="figures{" small" if small else ""}">{"".join(html)}</div>' if html else ""
+    return f'<div class="figures">{"".join(html)}</div>'
 
 
 def _key(series: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from html import escape
 
 import numpy as np
@@ -11,13 +10,12 @@ import numpy as np
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
-from latedrop.evaluation.evaluation import Evaluation
 from latedrop.evaluation.judgement import JudgedOutput, Judgement
-from latedrop.metrics.groups import Floats, Group
+from latedrop.metrics.groups import Floats
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
 from latedrop.report.html import Figure, figures, heading, lights, paragraph, table
-from latedrop.report.svg import SHARES, SMALL, Axis, Plot, robust_limit, spread
+from latedrop.report.svg import SHARES, Axis, Plot, robust_limit
 from latedrop.report.tables import (
     candidate_table,
     group_table,
@@ -33,9 +31,7 @@ from latedrop.report.tables import table as evaluation_table
 __all__ = ["fitting", "made_of", "on_test_rows", "test_rows"]
 
 _SHOWN = 6  # outputs that have sections
-_FEW = 4  # curves that can be told apart
-_BARS, _DOTS = 40, 500
-_PARTS = 12  # of the variance that are drawn
+_BARS = 40
 _GRADES = {"bad": 0, "weak": 1, "good": 2}
 _LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
 _USED, _CONSTANT = "used", "constant"
@@ -54,7 +50,6 @@ _WORDS = (
     "calibration curve and the diagonal; 0 is calibrated. Rank correlation: of predicted deviation and size of the "
     "error, 0 where it does not tell. After ± stands one standard error."
 )
-_FLOOR = "Floor: the part of the variance that is the same for all rows."
 _RELAXED = "Relaxed: the scale balances the calibration curve."
 
 
@@ -103,7 +98,7 @@ def _of_output(output: JudgedOutput, place: str, level: int, *, words: bool = Tr
         _level_table(output),
         heading("In figures", level),
         paragraph(unweighted if output.values.weighted else ""),
-        figures([_curves(output), _intervals(output), _errors(output), _kept(output)]),
+        figures([_curves(output), _intervals(output), _kept(output)]),
         heading("Where it holds less", level),
         *_groups(output),
     ]
@@ -127,19 +122,10 @@ def _level_table(output: JudgedOutput) -> str:
     return table(lines, said, marked=output.used.label)
 
 
-def _looks(rows: Sequence[Evaluation], used: str) -> dict[str, str]:
-    """Return the look of each label: the one in use, the constant, and others."""
-    others = iter(["other0", "other1", "other2", "other3"] * len(rows))
-    looks = {"constant": _CONSTANT, "relaxed": "relaxed", "raw": "raw", used: _USED}
-    return {row.label: looks.get(row.label) or next(others) for row in rows}
-
-
 def _curves(output: JudgedOutput) -> Figure:
-    """Draw what the intervals hold at every level."""
-    rows = output.evaluations
-    if len(rows) > _FEW:
-        rows = tuple(row for row in rows if row.label in (output.used.label, "scaled", "constant"))
-    looks = _looks(output.evaluations, output.used.label)
+    """Draw what the intervals hold at every level: those in use, those of the fitted scale, and of the constant."""
+    looks = {"scaled": "relaxed", "constant": _CONSTANT, output.used.label: _USED}
+    rows = [row for row in output.evaluations if row.label in looks]
     plot = Plot(Axis(0, 1, "level of the interval", ticks=SHARES), Axis(0, 1, "share of rows inside", ticks=SHARES))
     plot.line([0, 1], [0, 1], "ideal", "exact: as many inside as the level says")
     for row in reversed(rows):
@@ -153,8 +139,9 @@ def _curves(output: JudgedOutput) -> Figure:
 def _intervals(output: JudgedOutput) -> Figure:
     """Draw some rows with their intervals and targets."""
     values, level = output.values, output.used.level
-    some = np.argsort(values.mean, kind="stable")[spread(len(values.mean), _BARS)]
-    constant = _constant(output)
+    count = len(values.mean)
+    some = np.argsort(values.mean, kind="stable")[np.linspace(0, count - 1, min(count, _BARS)).round().astype(int)]
+    constant = None if values.constant is None else float(values.constant[0])
     reach = 0.0 if constant is None else central_quantile(level) * constant
     ends = np.concatenate([values.low[some], values.high[some]])
     low, high = _limits(
@@ -182,36 +169,6 @@ def _intervals(output: JudgedOutput) -> Figure:
     legend |= {} if constant is None else {"bar constant": "constant"}
     legend |= {"dot target": "target", **({"cross": "missed target"} if missed else {})}
     return Figure("Intervals of some rows", said, plot.svg(said), legend)
-
-
-def _errors(output: JudgedOutput) -> Figure:
-    """Draw errors against predicted deviations."""
-    values, level = output.values, output.used.level
-    error = np.abs(values.target - values.mean)
-    some = spread(len(error), _DOTS)
-    std, size = values.std[some], error[some]
-    constant = _constant(output)
-    wide = [*std.tolist(), *([] if constant is None else [constant])]
-    x = Axis.around([min(wide), robust_limit(wide)], with_unit("predicted deviation", output.unit))
-    y = Axis.around([0.0, robust_limit(size.tolist())], with_unit("size of the error", output.unit), zero=True)
-    plot = Plot(x, y)
-    across = [max(x.low, 0.0), x.high]
-    for a, e, i in zip(std.tolist(), size.tolist(), some.tolist(), strict=True):
-        plot.dot(a, e, "faint", f"row {values.rows[i]}: error {plain(e)}, deviation {plain(a)}", 2.2)
-    legend = {_USED: f"end of the {percent(level, 0)} interval"}
-    plot.line(across, [central_quantile(level) * end for end in across], _USED, legend[_USED])
-    if constant is not None:
-        plot.segment((constant, y.low), (constant, y.high), "line constant", f"constant: {plain(constant)} for all")
-        legend[_CONSTANT] = "deviation of the constant"
-    ranking = output.used.correlation if output.verdict is None else output.verdict.correlation
-    beyond = int((size > y.high).sum() + (std > x.high).sum())
-    shown = f"{len(some)} of {values.of:,} values, evenly chosen. " if len(some) < values.of else ""
-    note = f" {beyond} lie beyond the figure." if beyond else ""
-    said = (
-        f"{shown}Dots above the line are outside their interval.{note} Rank correlation {ranking or 0:.2f}: at 0 the "
-        "deviation does not tell which rows to trust."
-    )
-    return Figure("Are the uncertain rows the wrong ones?", said, plot.svg(said), legend)
 
 
 def _kept(output: JudgedOutput) -> Figure:
@@ -247,21 +204,9 @@ def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
     return min(low, max(float(ends.min()), low - room)), max(high, min(float(ends.max()), high + room))
 
 
-def _constant(output: JudgedOutput) -> float | None:
-    """Return the standard deviation of the constant."""
-    known = output.values.constant
-    return None if known is None else float(known[0])
-
-
 def _groups(output: JudgedOutput) -> Iterator[str]:
     """Write where the intervals hold less: by deviation, and along the inputs."""
-    shown, all_values = len(output.values.mean), output.values.of
-    said = "Coverage by predicted deviation, prediction and inputs, the largest difference first. Inside the grey band "
-    said += "it differs from the level by no more than chance (two standard errors)."
-    some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
     every = [groups for groups in (output.deciles, *output.inputs) if groups]
-    if every:
-        yield paragraph(said + some)
     if not output.deciles:
         few = output.used.rows < 20
         yield paragraph(
@@ -269,54 +214,23 @@ def _groups(output: JudgedOutput) -> Iterator[str]:
             if few
             else "The predicted deviation is the same for all rows: there is nothing to split them by."
         )
-    yield figures([_coverage(output, groups) for groups in every], small=True)
-    off = [(_name(groups), group) for groups in every for group in groups if group.off]
+    if not every:
+        return
+    lines = []
+    for groups in every:
+        name = "predicted deviation" if groups[0].name == "std" else groups[0].name
+        head, *rows = group_table(groups, "range", output.unit)
+        lines += [[name, *row] for row in rows]
+    head = ["input", *head]
+    off = [line for line in lines if line[-1]]
     if off:
-        lines = [["input", *group_table([group for _, group in off], "range", output.unit)[0]]]
-        for name, group in off:
-            lines.append([name, *group_table([group], "range", output.unit)[1]])
-        yield table(lines, "Ranges in which the intervals hold more or less than chance explains.")
-
-
-def _name(groups: Sequence[Group]) -> str:
-    return "predicted deviation" if groups[0].name == "std" else groups[0].name
-
-
-def _coverage(output: JudgedOutput, groups: Sequence[Group]) -> Figure:
-    """Draw the share of rows inside their intervals, and inside those of the constant, group by group."""
-    name, level, xs = _name(groups), output.used.level, list(range(1, len(groups) + 1))
-    constants = [group.constant for group in groups if group.constant is not None]
-    bands = [level + sign * 2 * groups[0].coverage_error for sign in (-1, 1)]
-    least = min([group.coverage for group in groups] + constants + bands)
-    low = max(0.0, math.floor(10 * (least - 0.02)) / 10)
-    step = 0.1 if low >= 0.5 else 0.2 if low >= 0.2 else 0.25
-    ticks = [1 - k * step for k in range(round((1 - low) / step) + 1) if 1 - k * step >= low - 1e-9]
-    middles = tuple((float(k), plain((group.low + group.high) / 2, 3)) for k, group in zip(xs, groups, strict=True))
-    plot = Plot(
-        Axis(0.5, len(groups) + 0.5, "middle of each part", ticks=middles),
-        Axis(low, 1.02, "share inside", ticks=tuple((tick, percent(tick, 0)) for tick in sorted(ticks))),
-        SMALL,
-    )
-    plot.band(bands[0], min(bands[1], 1.02), "two standard errors to either side of the level")
-    plot.across(level, "ideal", f"level {percent(level, 0)}")
-
-    def words(group: Group, share: float) -> str:
-        span = f"{plain(group.low)} to {plain(group.high)}"
-        return f"{span}: {percent(share)} of {group.rows:,} rows, ± {percent(group.coverage_error)}"
-
-    if len(constants) == len(groups):
-        plot.line(xs, constants, _CONSTANT)
-        for x, group, share in zip(xs, groups, constants, strict=True):
-            plot.dot(x, share, _CONSTANT, f"constant, {words(group, share)}", 2.5)
-    plot.line(xs, [group.coverage for group in groups], _USED)
-    for x, group in zip(xs, groups, strict=True):
-        plot.dot(x, group.coverage, _USED, words(group, group.coverage), 3.5)
-    off = [f"{group.off} from {plain(group.low)} to {plain(group.high)}" for group in groups if group.off]
-    ends = [percent(end([group.coverage for group in groups]), 0) for end in (min, max)]
-    chance = f"{ends[0]} to {ends[1]}: no more than chance explains among so many parts."
-    said = f"Holds {' and '.join(off)}." if off else chance
-    legend = {_USED: output.used.label, **({_CONSTANT: "constant"} if constants else {}), "ideal": "level"}
-    return Figure(name, said, plot.svg(f"Coverage along {name}. {said}"), legend)
+        yield table([head, *off], "Ranges in which the intervals hold more or less than chance explains.")
+    else:
+        yield paragraph("No range differs from the level by more than chance explains among so many.")
+    shown, all_values = len(output.values.mean), output.values.of
+    some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
+    said = f"Predicted deviation, prediction and inputs, the largest difference first; ± is one standard error.{some}"
+    yield f"<details><summary>All ranges</summary>{table([head, *lines], said)}</details>"
 
 
 def _strange_rows(judgement: Judgement, c: Calibration) -> str:
@@ -338,25 +252,13 @@ def _strange_rows(judgement: Judgement, c: Calibration) -> str:
 def made_of(c: Calibration) -> str:
     """Write the shares of the terms or sites, and where dropout goes."""
     html = [heading("What the variance is made of")]
-    shares = c.shares if c.terms is None else c.terms.shares
-    if shares:
-        html.append(figures([_share_bars(dict(sorted(shares.items(), key=lambda item: -item[1])))]))
+    if c.terms is not None:
+        html.append(table(c.terms.table(), "Averages over the validation rows. Floor: the same for all rows."))
+    elif c.shares:
+        shares = sorted(c.shares.items(), key=lambda item: -item[1])
+        lines = [[name, percent(share)] for name, share in shares]
+        html.append(table([["site", "share of the variance"], *lines], "Averages over the validation rows."))
     return "".join([*html, table(site_table(c.sites), "Dropout goes on the input of these layers.")])
-
-
-def _share_bars(shares: Mapping[str, float]) -> Figure:
-    """Draw what the variance is made of, the largest share first."""
-    shown = list(shares.items())[:_PARTS]
-    names = [f"{name if len(name) <= 18 else f'{name[:8]}…{name[-9:]}'} · {percent(share)}" for name, share in shown]
-    plot = Plot(
-        Axis(0, 1.02 * max(shares.values()), "share of the variance", ticks=((0.0, ""),)),
-        Axis(0.6 - len(shown), 0.6, ticks=tuple((float(-k), name) for k, name in enumerate(names))),
-    )
-    for k, (name, share) in enumerate(shown):
-        plot.segment((0.0, -k), (share, -k), "share", f"{name}: {percent(share)}")
-    note = f" The {len(shares) - len(shown)} smallest are left out." if len(shares) > len(shown) else ""
-    floor = f" {_FLOOR}" if "floor" in shares else ""
-    return Figure("Shares", f"Averages over the validation rows.{floor}{note}", plot.svg(", ".join(names)), {})
 
 
 def fitting(c: Calibration) -> str:
@@ -373,17 +275,11 @@ def fitting(c: Calibration) -> str:
 
 def _summary(c: Calibration) -> str:
     """Say how the variance was fitted, in a few sentences."""
-    sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
     if c.terms is not None:
         guard = c.terms.guard
         grows = " The variance grows for rows unlike these." if guard is not None and guard.grows else ""
-        terms = [f"dropout at {sites}" if term.name == "dropout" else term.name for term in c.terms.terms]
-        listed = " and ".join([*([", ".join(terms[:-1])] if len(terms) > 1 else []), *terms[-1:]]) or "no terms"
         usual = f"{c.terms.reference_rows:,} reference" if c.terms.reference_rows else "the validation"
-        return (
-            f"The variance was fitted to {c.rows:,} validation rows as a floor plus {listed}; the candidate in "
-            f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
-        )
+        return f"The candidate in use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
     method = {
         "sample": f"{c.draws} thinned networks",
         "linear": "first order, without draws",
@@ -392,7 +288,7 @@ def _summary(c: Calibration) -> str:
     floor = f" plus {number(c.floors)}" if any(c.floors) else ""
     mean = "the mean over draws" if c.mean == "draws" else "the model's own output"
     return (
-        f"The variance is that of dropout at {sites} ({method}), at the rate {number(c.rate)}, times "
+        f"The variance is that of dropout ({method}), at the rate {number(c.rate)}, times "
         f"{number(c.scales)}{floor}, fitted to {c.rows:,} validation rows (relaxed: times "
         f"{number(c.row.relaxed_scale)}). The prediction is {mean}."
     )

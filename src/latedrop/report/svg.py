@@ -1,7 +1,7 @@
 """Draw figures as SVG text: axes with round ticks, lines, dots and bars, in the colours of the page's style.
 
-A figure is drawn in a box of 360 x 240, or a smaller one; the page scales it to the width that there is. Dots that
-can be pointed at have a `<title>`, which browsers show without a script.
+A figure is drawn in a box of 360 x 240; the page scales it to the width that there is. Dots that can be pointed at have
+a `<title>`, which browsers show without a script.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
-import numpy.typing as npt
 
 from latedrop.numerals import plain
 
-__all__ = ["SHARES", "SIZE", "SMALL", "Axis", "Plot", "robust_limit", "spread"]
+__all__ = ["SHARES", "Axis", "Plot", "robust_limit"]
 
-SIZE, SMALL = (360.0, 240.0), (270.0, 180.0)
+_WIDTH, _HEIGHT = 360, 240
 SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
 """Ticks of an axis of shares."""
 _TOP, _RIGHT, _BOTTOM, _LETTER = 8.0, 18.0, 38.0, 5.6
@@ -63,7 +62,6 @@ class Plot:
 
     x: Axis
     y: Axis
-    size: tuple[float, float] = SIZE
     parts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -72,7 +70,7 @@ class Plot:
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """Return the position of a point in the box; the frame clips points beyond the axes."""
-        right, bottom = self.size[0] - _RIGHT - self.left, self.size[1] - _TOP - _BOTTOM
+        right, bottom = _WIDTH - _RIGHT - self.left, _HEIGHT - _TOP - _BOTTOM
         # Far outside, browsers lose precision; a box to either side is enough.
         across, up = (min(max(value, -1.0), 2.0) for value in (self.x.at(x), self.y.at(y)))
         return round(self.left + across * right, 1), round(_TOP + (1 - up) * bottom, 1)
@@ -94,19 +92,11 @@ class Plot:
         cx, cy = self.place(x, y)
         self.parts.append(f'<circle class="dot {series}" cx="{cx:g}" cy="{cy:g}" r="{size:g}">{_title(name)}</circle>')
 
-    def cross(self, x: float, y: float, series: str, name: str = "", size: float = 3.5) -> None:
+    def cross(self, x: float, y: float, series: str, name: str = "") -> None:
         """Draw a cross, for a missed target."""
         cx, cy = self.place(x, y)
-        path = f"M{cx - size:g} {cy - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
+        path = f"M{cx - 3.5:g} {cy - 3.5:g}l7 7m0 -7l-7 7"
         self.parts.append(f'<path class="cross {series}" d="{path}">{_title(name)}</path>')
-
-    def band(self, low: float, high: float, name: str = "") -> None:
-        """Shade the area between two values of y, from left to right."""
-        (x1, y1), (x2, y2) = self.place(self.x.low, high), self.place(self.x.high, low)
-        inner = _title(name)
-        self.parts.append(
-            f'<rect class="band" x="{x1:g}" y="{y1:g}" width="{x2 - x1:g}" height="{max(y2 - y1, 0):g}">{inner}</rect>'
-        )
 
     def across(self, y: float, series: str, name: str = "") -> None:
         """Draw a line from left to right."""
@@ -114,10 +104,9 @@ class Plot:
 
     def svg(self, words: str) -> str:
         """Return the SVG; `words` describe it for screen readers."""
-        full, high = self.size
-        bottom, right = high - _BOTTOM, full - _RIGHT
+        bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
         clip = f"{self.left:g} {_TOP:g} {right - self.left:g} {bottom - _TOP:g}"
-        html = [f'<svg class="figure" viewBox="0 0 {full:g} {high:g}" role="img" aria-label="{escape(words)}">']
+        html = [f'<svg class="figure" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(words)}">']
         for value, text in self.y.marks():
             y = self.place(self.x.low, value)[1]
             html.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>')
@@ -131,7 +120,7 @@ class Plot:
             html.append(f'<text class="tick middle" x="{x:g}" y="{bottom + 15:g}">{escape(text)}</text>')
         middle = (self.left + right) / 2
         across, up = _shortened(self.x.label, right - self.left), _shortened(self.y.label, bottom - _TOP)
-        html.append(f'<text class="axis middle" x="{middle:g}" y="{high - 5:g}">{escape(across)}</text>')
+        html.append(f'<text class="axis middle" x="{middle:g}" y="{_HEIGHT - 5}">{escape(across)}</text>')
         html.append(
             f'<text class="axis middle" transform="translate(11 {(_TOP + bottom) / 2:g}) rotate(-90)">'
             f"{escape(up)}</text>"
@@ -141,16 +130,11 @@ class Plot:
         return "".join([*html, *self.parts, "</svg></svg>"])
 
 
-def robust_limit(values: Sequence[float], share: float = 0.9) -> float:
+def robust_limit(values: Sequence[float]) -> float:
     """Return where an axis of non-negative values ends: at the largest, unless that is far beyond the others."""
     ordered = np.sort([value for value in values if math.isfinite(value)])
-    usual = float(ordered[min(len(ordered) - 2, int(share * len(ordered)))]) if len(ordered) > 2 else 0.0
+    usual = float(ordered[min(len(ordered) - 2, int(0.9 * len(ordered)))]) if len(ordered) > 2 else 0.0
     return 2 * usual if usual > 0 and ordered[-1] > _FAR * usual else float(ordered.max(initial=0.0))
-
-
-def spread(count: int, most: int) -> npt.NDArray[np.intp]:
-    """Return at most `most` indices, evenly spaced from the first to the last of `count`."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))
 
 
 def _title(name: str) -> str:

@@ -67,14 +67,11 @@ def make_app(service: Service, token: str | None = None, *, local: bool = True) 
                         "expected the header Authorization: Bearer TOKEN, with the service's token; found another.", 401
                     )
                 body, kind, rows = await handle(service, request)
-                status = 200
+                response = Response(body, media_type=kind)
             except Exception as error:
-                status, body, kind = _explained(error)
-            service.counts.answered(request.url.path, status, time.perf_counter() - start, rows)
-            headers = {"Retry-After": "1"} if status in (429, 503) else {}
-            if status == 401:
-                headers["WWW-Authenticate"] = "Bearer"
-            return Response(body, status, headers, kind)
+                response = _error(*_explained(error))
+            service.counts.answered(request.url.path, response.status_code, time.perf_counter() - start, rows)
+            return response
 
         return answer
 
@@ -82,10 +79,9 @@ def make_app(service: Service, token: str | None = None, *, local: bool = True) 
         state = {"status": "ok" if service.healthy else "stopping"}
         return Response(json.dumps(state), 200 if service.healthy else 503, media_type=JSON)
 
-    async def other(request: Request, error: Any) -> Response:
+    async def other(request: Request, error: Any) -> Any:
         message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
-        status, body, kind = _error(error.status_code, message)
-        return Response(body, status, media_type=kind)
+        return _error(error.status_code, message)
 
     # FastAPI's own pages of documentation load scripts from the network.
     app = FastAPI(title="latedrop", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -137,15 +133,14 @@ class _Local:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from fastapi import Request, Response
+        from fastapi import Request
 
         answer = self._app
         if scope["type"] == "http":
             request = Request(scope)
             why = foreign_page(request) or from_elsewhere(request)
             if why is not None:
-                status, body, kind = _error(403, f"{why} Others need a service with a token.")
-                answer = Response(body, status, media_type=kind)
+                answer = _error(403, f"{why} Others need a service with a token.")
         await answer(scope, receive, send)
 
 
@@ -210,13 +205,17 @@ def _number(text: str | None) -> float | None:
         raise RefusalError(f"expected level as a number; found {str(text)[:40]!r}.") from None
 
 
-def _explained(error: Exception) -> tuple[int, bytes, str]:
+def _explained(error: Exception) -> tuple[int, str]:
+    """Return the status and the message for an error."""
     if isinstance(error, LatedropError):
         refused = isinstance(error, (DataError, ArgumentError, OutputError))
-        return _error(getattr(error, "status", 422 if refused else 500), str(error))
+        return getattr(error, "status", 422 if refused else 500), str(error)
     _log.error("a request failed", exc_info=error)
-    return _error(500, f"{type(error).__name__}, which was not foreseen: the service's log has more.")
+    return 500, f"{type(error).__name__}, which was not foreseen: the service's log has more."
 
 
-def _error(status: int, message: str) -> tuple[int, bytes, str]:
-    return status, json.dumps({"error": message, "status": status}).encode(), JSON
+def _error(status: int, message: str) -> Any:
+    from fastapi.responses import JSONResponse
+
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}.get(status)
+    return JSONResponse({"error": message, "status": status}, status, headers)

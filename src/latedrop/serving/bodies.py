@@ -32,6 +32,7 @@ __all__ = [
     "ids_of",
     "json_object",
     "named_columns",
+    "numbers",
     "rows_of",
 ]
 
@@ -164,12 +165,12 @@ def _of_json(body: bytes, form: Form) -> Asked:
     if dtype not in _DTYPES:
         raise RefusalError(f"expected a dtype among {', '.join(_DTYPES)}; found {str(dtype)[:40]!r}.")
     if "rows" in content:
-        arrays = {"": _numbers("rows", _by_name(content["rows"], form), dtype)}
+        arrays = {"": numbers("rows", _by_name(content["rows"], form), dtype)}
     else:
         named = content["inputs"]
         if not isinstance(named, dict) or not named:
             raise RefusalError(f'expected "inputs" as an object of arrays by name; found {type(named).__name__}.')
-        arrays = {name: _numbers(name, values, dtype) for name, values in named.items()}
+        arrays = {name: numbers(name, values, dtype) for name, values in named.items()}
     level = content.get("level")
     if level is not None and type(level) not in (int, float):
         raise RefusalError(f"expected level as a number; found {str(level)[:40]!r}.")
@@ -203,7 +204,8 @@ def _by_name(rows: Any, form: Form) -> Any:
     return [[row[name] for name in form.columns] for row in rows]
 
 
-def _numbers(name: str, values: Any, dtype: str) -> Array:
+def numbers(name: str, values: Any, dtype: str) -> Array:
+    """Return lists of a JSON object as an array of numbers."""
     try:
         array = np.array(values)
     except (ValueError, OverflowError, RecursionError):

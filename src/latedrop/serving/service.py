@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import groupby
 from threading import Condition, Lock, Thread
 from typing import Any
 
@@ -23,6 +24,7 @@ from latedrop.serving.bodies import (
     ids_of,
     json_object,
     named_columns,
+    numbers,
 )
 
 __all__ = ["Answer", "Batcher", "Counts", "Job", "Service"]
@@ -90,14 +92,8 @@ class Service:
         ids, labels = ids_of(request.get("ids")), request.get("labels")
         if ids is None or not isinstance(labels, list):
             raise RefusalError('expected {"ids": [...], "labels": [...]}; found no such lists.')
-        try:
-            values = np.array(labels)
-        except ValueError:
-            values = np.array(None)
-        if values.dtype.kind not in "fiub":
-            raise RefusalError("expected labels as numbers, as many for every id; found something else.")
         stream = self.stream
-        inside = stream.update(values.astype(np.float64), list(ids)).tolist()
+        inside = stream.update(numbers("labels", labels, "float64"), list(ids)).tolist()
         alarms = [alarm.kind for alarm in stream.alarms]
         return {"held": inside, "labels": stream.labels, "coverage": list(stream.coverage), "alarms": alarms}
 
@@ -167,33 +163,27 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._requests: dict[tuple[str, int], int] = defaultdict(int)
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._rows = self._batches = 0
+        self._counts = Counter[str]({"rows_total": 0, "batches_total": 0})
 
     def answered(self, path: str, status: int, seconds: float, rows: int = 0) -> None:
         """Count one request by path and status, with its seconds and rows."""
         with self._lock:
-            self._requests[path, status] += 1
-            self._seconds[path] += seconds
-            self._rows += rows
+            self._counts[f'requests_total{{path="{path}",status="{status}"}}'] += 1
+            self._counts[f'seconds_total{{path="{path}"}}'] += seconds  # type: ignore[assignment]
+            self._counts["rows_total"] += rows
 
     def ran(self) -> None:
         """Count one batch."""
         with self._lock:
-            self._batches += 1
+            self._counts["batches_total"] += 1
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """Return all counts and the current gauges as text."""
         with self._lock:
-            requests = {f'{{path="{path}",status="{status}"}}': n for (path, status), n in self._requests.items()}
-            seconds = {f'{{path="{path}"}}': value for path, value in self._seconds.items()}
-            single = {"rows": {"": self._rows}, "batches": {"": self._batches}}
-        counters: dict[str, Mapping[str, float]] = {"requests": requests, "seconds": seconds, **single}
+            counts = sorted(self._counts.items())
         lines = []
-        for name, values in counters.items():
-            lines += [f"# TYPE latedrop_{name}_total counter"]
-            lines += [f"latedrop_{name}_total{label} {value:g}" for label, value in sorted(values.items())]
+        for name, group in groupby(counts, lambda count: count[0].partition("{")[0]):
+            lines += [f"# TYPE latedrop_{name} counter", *(f"latedrop_{key} {value:g}" for key, value in group)]
         for name, value in gauges.items():
             lines += [f"# TYPE {name} gauge", f"{name} {value:g}"]
         return "\n".join(lines) + "\n"

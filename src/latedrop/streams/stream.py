@@ -219,13 +219,6 @@ class Stream:
             self._state.monitors = nothing
             self._save()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, which `path=` of a new stream resumes."""
-        with self._lock:
-            if not self._state.outputs:
-                raise DataError("expected a stream that has predicted; there is nothing to save yet.")
-            STREAM.write(path, self._state)
-
     def __repr__(self) -> str:
         shown = ", ".join(f"{share:.1%}" for share in self.coverage) or "none"
         names = ", ".join(alarm.kind for alarm in self.alarms) or "none"

@@ -12,6 +12,8 @@ torch.Size([64, 1])
 The room may import `dropout`, `network`, `data` and `metrics`.
 """
 
+from typing import TypeAlias
+
 from latedrop.terms.dropout import Dropout
 from latedrop.terms.forest import ErrorForest
 from latedrop.terms.leverage import GradientLeverage, Leverage, Neighbours
@@ -29,3 +31,6 @@ __all__ = [
     "Term",
     "VarianceHead",
 ]
+
+Kind: TypeAlias = Dropout | Leverage | GradientLeverage | ErrorForest | Neighbours | Size | VarianceHead
+"""Terms that a file can hold."""

@@ -13,7 +13,7 @@ products on average. The signs follow from a hash, so they are the same on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Annotated, Any
@@ -73,9 +73,10 @@ class Features:
         """Return True if it takes a backward pass to tell which entries are whose."""
         return any(site.batch_axis is None for site in sites if site.name in self.sites)
 
-    def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
-        """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
-        return self.gathered(self._noted(network, x, sites, seen))
+    def of(self, network: Network, x: Any, sites: Sites) -> tuple[Tensor, Any]:
+        """Return `(N, features)` and the raw output, from one plain pass."""
+        noted, output = self._noted(network, x, sites)
+        return self.gathered(noted), output
 
     def noting(self, network: Network) -> Noted:
         """Notes these features while a pass runs that somebody else makes."""
@@ -94,26 +95,23 @@ class Features:
         if self.are_loose(sites) or rows_are_nodes(x):
             return self  # entries that serve several rows are refused where they are told apart; nodes act on others
         rows = row_count(x)
-        together = self._noted(network, x, sites)
+        together, _ = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
         names = vectors or self.sites
         for i in range(0, rows, max(1, rows // _ALONE)):
             try:
-                alone = self._noted(network, take_rows(x, slice(i, i + 1)), sites)
+                alone, _ = self._noted(network, take_rows(x, slice(i, i + 1)), sites)
             except Exception:  # a model may raise anything where it cannot take a single row, as squeeze() makes it
                 return Features(names)
             names = tuple(name for name in names if together.agrees(alone, name, i))
         return Features(names) if names else None
 
-    def _noted(
-        self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
-    ) -> Noted:
+    def _noted(self, network: Network, x: Any, sites: Sites) -> tuple[Noted, Any]:
         chosen, rows = [site for site in sites if site.name in self.sites], row_count(x)
 
-        def run() -> Noted:
+        def run() -> tuple[Noted, Any]:
             noted = self.noting(network)
-            seen(network.output(copied(x), Pass(chosen, noted, rows, shared=False)))
-            return noted
+            return noted, network.output(copied(x), Pass(chosen, noted, rows, shared=False))
 
         return network.quietly(run)
 

@@ -29,7 +29,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, OnDevices, Term
-from latedrop.torch_private import being_exported, being_traced
+from latedrop.torch_private import being_traced
 
 __all__ = ["LEAST_ROWS", "ErrorForest", "Trees", "grow"]
 
@@ -84,7 +84,7 @@ class Trees:
                 f"expected rows of {self.inputs} numbers for trees; found {x.shape[1]}. Calibrate again with inputs "
                 "like these."
             )
-        if being_exported():  # `onnx_files.writing` makes one operator of it
+        if being_traced() == "file":  # `onnx_files.writing` makes one operator of it
             arrays = x, *(part.to(x.device) for part in (self.nodes, self.leaves, self.roots))
             shape = len(x), self.leaves.shape[1]
             return torch.onnx.ops.symbolic("latedrop::Trees", arrays, dtype=torch.float64, shape=shape).to(x.device)

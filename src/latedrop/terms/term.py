@@ -86,7 +86,7 @@ class BatchContext:
         self._which = features
         self._of = of
         self._values: dict[int, Tensor] = {}
-        self._outputs: list[Any] = []  # raw, of the pass for the features; read where the mean is asked for
+        self._output: Any = None  # raw, of the pass for the features; read where the mean is asked for
 
     def remember(self, **parts: Tensor | None) -> None:
         """Take parts that were computed before: `mean`, `features`, `gradients`, `table`."""
@@ -152,9 +152,10 @@ class BatchContext:
             _ = self.features  # whose pass has the output, too
         if "linear" in vars(self):
             return self.linear.mean
-        if not self._outputs:
+        if self._output is None:
             return own_output(self.network, self.x, self.readout)
-        mean = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
+        mean = widened(read(self._output, self.readout, row_count(self.x)).detach())
+        self._output = None
         check_finite(mean, "without dropout")
         return mean
 
@@ -164,9 +165,10 @@ class BatchContext:
         if self._which is None:
             raise ValueError("no term asked for features")
         if not self._which.are_loose(self.sites):
-            return self._which.of(self.network, self.x, self.sites, self._outputs.append)
-        self.linear = self._differentiated(self.wants_gradients)
-        features: Tensor = vars(self)["features"]
+            features, self._output = self._which.of(self.network, self.x, self.sites)
+        else:
+            self.linear = self._differentiated(self.wants_gradients)
+            features = vars(self)["features"]
         return features
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -27,7 +27,14 @@ def open_npz(path: str) -> Table:
     def read(columns: Columns, size: int) -> Iterator[Block]:
         with _archive(path) as archive:
             arrays = {name: _array(path, name, archive) for name in columns.all}
-        yield from _blocks(path, columns, arrays, size)
+        found = {values.shape[:1] for values in arrays.values()}
+        if len(found) > 1 or () in found:
+            shown = ", ".join(f"{name!r} {values.shape}" for name, values in arrays.items())
+            raise DataError(f"expected arrays with as many rows each in {path}; found shapes {shown}.")
+        ((rows,),) = found
+        for first in range(0, rows, size):
+            part = slice(first, min(first + size, rows))
+            yield range(rows)[part], {name: values[part] for name, values in arrays.items()}
 
     lengths = {shape[:1] for shape in shapes.values()}
     count = lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
@@ -70,19 +77,3 @@ def _array(path: str, name: str, archive: zipfile.ZipFile) -> Array:
     if dtype.kind not in "fiubU":
         raise DataError(f"expected real numbers in array {name!r} of {path}; found dtype {dtype}. Convert it.")
     return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def _blocks(path: str, columns: Columns, arrays: Mapping[str, Array], size: int) -> Iterator[Block]:
-    """Cut arrays into blocks of rows side by side; their lengths must agree."""
-    lengths = {values.shape[:1] for values in arrays.values()}
-    if len(lengths) > 1 or () in lengths:
-        shapes = ", ".join(f"{name!r} {values.shape}" for name, values in arrays.items())
-        raise DataError(f"expected arrays with as many rows each in {path}; found shapes {shapes}.")
-    for name in columns.numbers:
-        if arrays[name].dtype.kind == "U":
-            raise DataError(f"expected numbers in array {name!r} of {path}; found text. Encode it as numbers.")
-    ((count,),) = lengths
-    for first in range(0, count, size):
-        block = {name: values[first : first + size] for name, values in arrays.items()}
-        numbers, carried = ({name: block[name] for name in names} for names in (columns.numbers, columns.carried))
-        yield range(first, min(first + size, count)), numbers, carried

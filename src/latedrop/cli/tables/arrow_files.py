@@ -1,8 +1,8 @@
 """Rows of csv and parquet files.
 
 csv is read in blocks of lines, so that a row's line number is known and memory does not grow with the file. pyarrow
-parses a block. One with quotes, or with a cell that is not plainly a number, goes through Python's csv module cell by
-cell, which takes what pyarrow does not (`true`, ` NA `, `+5`, `inf`), or says which cell is wrong.
+parses a block; one with quotes goes through Python's csv module. Where numbers are not plain (`true`, ` NA `, `+5`,
+`inf`), all cells of a block are text.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ import io
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 from pyarrow import compute
 
-from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table, is_number, is_numeric, number_of
+from latedrop.cli.tables.rows import STANDARD, Block, Columns, Table, is_number
 from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = ["open_csv", "open_parquet"]
 
-_WORDS = ("na", "n/a", "nan", "null", "none")
-_MISSING = ["", "NaN", *(case(word) for word in _WORDS for case in (str, str.upper, str.capitalize))]
+_CASES = str, str.upper, str.capitalize
+_MISSING = ["", "NaN", *(case(word) for word in ("na", "n/a", "nan", "null", "none") for case in _CASES)]
 _ENCODING: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape"}
 
 
@@ -90,10 +89,12 @@ class _Lines:
     def blocks(self, names: Sequence[str], columns: Columns, size: int) -> Iterator[Block]:
         """Parse the lines after the names, `size` at a time."""
         at = {name: names.index(name) for name in columns.all}
+        numbers, width = set(columns.numbers).difference(columns.kept), len(names)
         while lines := self._take(size):
-            block = self._parsed(lines, len(names), columns, at) or self._by_cell(lines, len(names), columns, at)
-            if len(block[0]):
-                yield block
+            block = self._parsed(lines, width, at, numbers) or self._parsed(lines, width, at, set())
+            places, cells = block or self._by_row(lines, width, at)
+            if len(places):
+                yield places, cells
 
     def _take(self, count: int) -> list[str]:
         """Read lines; `FileError` for a damaged gzip, `DataError` for bytes that are no UTF-8."""
@@ -114,47 +115,41 @@ class _Lines:
         self._read += len(lines)
         return lines
 
-    def _parsed(self, lines: list[str], width: int, columns: Columns, at: dict[str, int]) -> Block | None:
-        """Let pyarrow parse lines; None if they are not plainly numbers, or text without quotes."""
+    def _parsed(self, lines: list[str], width: int, at: dict[str, int], numbers: set[str]) -> Block | None:
+        """Let pyarrow parse lines, `numbers` as such; None if there are quotes, or a number that is not plain."""
         content = "".join(lines)
         if '"' in content:
             return None
-        types = {str(at[name]): pyarrow.float64() for name in columns.numbers}
-        types |= {str(at[name]): pyarrow.string() for name in columns.carried}  # also of what is both
-        one_block = len(content) * 4 + 1
+        kinds = {str(i): pyarrow.float64() if name in numbers else pyarrow.string() for name, i in at.items()}
+        one_block, numbered = len(content) * 4 + 1, [str(i) for i in range(width)]
         try:
             table = pyarrow.csv.read_csv(
                 pyarrow.BufferReader(content.encode()),
                 # One thread: with OMP_NUM_THREADS=1, threads of pyarrow beside torch abort the process when it exits.
-                pyarrow.csv.ReadOptions(
-                    use_threads=False, block_size=one_block, column_names=[str(i) for i in range(width)]
-                ),
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=one_block, column_names=numbered),
                 pyarrow.csv.ParseOptions(delimiter=self._between),
-                pyarrow.csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=_MISSING),
+                pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=list(kinds), null_values=_MISSING),
             )
-            numbers = {name: _floats(table[str(at[name])]) for name in columns.numbers}
         except pyarrow.ArrowException:
             return None
         places: Sequence[int] = range(self._read - len(lines) + 1, self._read + 1)
         if "\n" in lines:
             places = [place for place, line in zip(places, lines, strict=True) if line != "\n"]
+        block = {name: table[str(i)].combine_chunks() for name, i in at.items()}
         # A number such as inf, which pyarrow takes in more ways than Python, goes through Python.
-        if len(table) != len(places) or any(values is None for values in numbers.values()):
-            return None
-        return places, numbers, {name: table[str(at[name])].combine_chunks() for name in columns.carried}
+        finite = all(compute.all(compute.is_finite(block[name])).as_py() is not False for name in numbers)
+        return (places, block) if finite and len(table) == len(places) else None
 
-    def _by_cell(self, lines: list[str], width: int, columns: Columns, at: dict[str, int]) -> Block:
-        """Parse lines by Python's csv module, or say in which line what is wrong."""
+    def _by_row(self, lines: list[str], width: int, at: dict[str, int]) -> Block:
+        """Split lines by Python's csv module, or say in which line what is wrong."""
         rows = list(self._rows(lines))
         for place, row in rows:
             if len(row) != width:
                 raise DataError(
                     f"expected {width} cells in every line of {self._path}; found {len(row)} in line {place}."
                 )
-        places = [place for place, _ in rows]
-        cells = {name: [row[at[name]] for _, row in rows] for name in columns.all}
-        numbers = {name: _numbers(self._path, name, cells[name], places) for name in columns.numbers}
-        return places, numbers, {name: pyarrow.array(cells[name], pyarrow.string()) for name in columns.carried}
+        cells = {name: pyarrow.array([row[i] for _, row in rows], pyarrow.string()) for name, i in at.items()}
+        return [place for place, _ in rows], cells
 
     def _rows(self, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows that begin in these lines, which may end in later ones, and the line where each begins."""
@@ -178,54 +173,19 @@ class _Lines:
                 yield place, row
 
 
-def _floats(column: Any) -> Any:
-    """Return a column as floats, missing ones as NaN; None if there are other numbers that are not finite."""
-    if not pyarrow.types.is_floating(column.type):
-        missing = compute.is_in(column, value_set=pyarrow.array(_MISSING))
-        column = compute.if_else(missing, None, column).cast(pyarrow.float64())
-    values = column.to_numpy()
-    return values if np.isfinite(values).sum() == len(column) - column.null_count else None
-
-
-def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
-    with suppress(ValueError):
-        if not any("_" in cell for cell in cells):
-            return np.array(cells, dtype=np.float64)
-    values = np.empty(len(cells))
-    for i, cell in enumerate(cells):
-        number = number_of(cell)
-        if number is None:
-            raise DataError(
-                f"expected numbers in column {name!r} of {path}; found {cell[:40]!r} in line {places[i]}. Encode it as "
-                f"numbers, or leave the column out: --ignore {name}."
-            )
-        values[i] = number
-    return values
-
-
 def open_parquet(path: str) -> Table:
     """Open a parquet file; columns that are no numbers can only be carried along."""
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
-        for name in columns.numbers:
-            kind = schema.field(name).type
-            if not is_numeric(kind):
-                raise DataError(
-                    f"expected numbers in column {name!r} of {path}; its type is {kind}. Encode it as numbers, or "
-                    f"leave it out: --ignore {name}."
-                )
         first = 0
         with _explained(path), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
             for batch in file.iter_batches(batch_size=size, columns=columns.all, use_threads=False):
-                wide = {name: batch.column(name).cast("float64", safe=False) for name in columns.numbers}
-                numbers = {name: values.to_numpy(zero_copy_only=False) for name, values in wide.items()}
-                places = range(first, first + len(batch))
-                yield places, numbers, {name: batch.column(name) for name in columns.carried}
+                yield range(first, first + len(batch)), {name: batch.column(name) for name in columns.all}
                 first += len(batch)
 
     with _explained(path), pyarrow.parquet.ParquetFile(path) as file:
-        schema, count = file.schema_arrow, file.metadata.num_rows
-    return Table(path, tuple(schema.names), arrays=False, count=count, unit="index", read=read)
+        names, count = tuple(file.schema_arrow.names), file.metadata.num_rows
+    return Table(path, names, arrays=False, count=count, unit="index", read=read)
 
 
 @contextmanager

@@ -1,19 +1,18 @@
 """Images of a folder as inputs, named by a column of a table, and the transform from an image to an array.
 
-A transform is a text: settings such as `size=224,normalize=imagenet`, or `package.module:function`. Channels come
-first, from 0 to 1 or normalised.
+A transform is a function that is named as `package.module:function`. Without one, channels come first, from 0 to 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from latedrop.cli.tables.rows import Array, Block, Columns, Table
+from latedrop.cli.tables.rows import Array, Table
 from latedrop.errors import ArgumentError, DataError
 from latedrop.named import load_function
 from latedrop.terminal import need
@@ -23,8 +22,6 @@ __all__ = ["image_transform", "open_images"]
 Transform: TypeAlias = Callable[[Any], Array]
 """From an image of Pillow to an array, mostly `(C, H, W)` in float32."""
 
-_IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)[:, :, None, None]
-_VALUES = {"size": [], "mode": ["RGB", "L"], "normalize": ["imagenet"]}
 _DEEP = ("I", "F")  # modes of more than 8 bits begin so, and would be cut off without a word
 
 
@@ -42,30 +39,18 @@ def open_images(table: Table, folder: str, column: str, transform: str = "") -> 
     if not Path(folder).is_dir():
         raise DataError(f"expected a folder of images at {folder}; there is none.")
 
-    def read(columns: Columns, size: int) -> Iterator[Block]:
-        if column not in columns.inputs:  # nobody asks for images
-            yield from table.read(columns, size)
-            return
-        named = replace(columns, inputs=(), kept=tuple(dict.fromkeys((column, *columns.kept))))
-        for places, numbers, carried in table.read(named, size):
-            names = carried[column].to_pylist()
-            where = [f"{table.unit} {place} of {table.path}" for place in places]
-            images = _stacked(folder, names, where, change)
-            yield places, {column: images, **numbers}, {name: carried[name] for name in columns.carried}
+    def stacked(names: Sequence[Any], where: Sequence[str]) -> Array:
+        images: list[Array] = []
+        for name, place in zip(names, where, strict=True):
+            images.append(_image(folder, name, place, change))
+            if images[-1].shape != images[0].shape:
+                raise DataError(
+                    f"expected images of one shape; found {images[0].shape} and, for {name!r} at {place}, "
+                    f"{images[-1].shape}. Pass a --transform that makes them alike."
+                )
+        return np.stack(images)
 
-    return replace(table, arrays=True, read=read, images=column)
-
-
-def _stacked(folder: str, names: list[Any], where: list[str], change: Transform) -> Array:
-    images: list[Array] = []
-    for name, place in zip(names, where, strict=True):
-        images.append(_image(folder, name, place, change))
-        if images[-1].shape != images[0].shape:
-            raise DataError(
-                f"expected images of one shape; found {images[0].shape} and, for {name!r} at {place}, "
-                f"{images[-1].shape}. Pass --transform size=224, or another that makes them alike."
-            )
-    return np.stack(images)
+    return replace(table, arrays=True, images=(column, stacked))
 
 
 def _image(folder: str, name: Any, place: str, change: Transform) -> Array:
@@ -86,47 +71,21 @@ def _image(folder: str, name: Any, place: str, change: Transform) -> Array:
     return made
 
 
-def image_transform(text: str) -> Transform:
-    """Return the transform that a text means; the empty text keeps an image as it is, as RGB from 0 to 1."""
-    if ":" not in text:
-        return _of_settings(text)
-    function = load_function(text)
+def image_transform(name: str) -> Transform:
+    """Return the function `package.module:function`; without a name, one that keeps an image as RGB from 0 to 1."""
+    if not name:
+        return _plain
+    if ":" not in name:
+        raise ArgumentError(
+            f"expected --transform as package.module:function; found {name!r}. Name the function that the training "
+            "used; it takes an image of Pillow."
+        )
+    function = load_function(name)
     return lambda image: np.asarray(function(image))
 
 
-def _of_settings(text: str) -> Transform:
-    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    settings = {key: value for key, _, value in parts}
-    wrong = ["".join(part) for part in parts if part[0] not in _VALUES or not part[1]]
-    wrong += [f"{key}={value}" for key, value in settings.items() if value not in (_VALUES.get(key) or [value])]
-    if wrong:
-        raise ArgumentError(
-            "expected --transform as settings among size=224, mode=L and normalize=imagenet, separated by commas, or "
-            f"package.module:function; found {wrong[0]!r}."
-        )
-    mode, size = settings.get("mode", "RGB"), _size(settings.get("size"))
-    normalized = "normalize" in settings
-    if normalized and mode != "RGB":
-        raise ArgumentError("expected normalize=imagenet without mode=L in --transform; found both.")
-
-    def transform(image: Any) -> Array:
-        if image.mode.startswith(_DEEP):
-            raise ValueError(f"it has more than 8 bits per channel, mode {image.mode}; pass a function as --transform")
-        image = image.convert(mode)
-        if size is not None:
-            image = image.resize(size[::-1], resample=2)  # bilinear, over all pixels that a new one covers
-        pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1).transpose(2, 0, 1) / 255
-        changed: Array = (pixels - _IMAGENET[0]) / _IMAGENET[1] if normalized else pixels
-        return changed
-
-    return transform
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    """Return height and width: `224`, or `240x320`."""
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ArgumentError(f"expected size=224, or size=240x320 for height and width, in --transform; found {text!r}.")
-    return int(parts[0]), int(parts[-1])
+def _plain(image: Any) -> Array:
+    if image.mode.startswith(_DEEP):
+        raise ValueError(f"it has more than 8 bits per channel, mode {image.mode}; pass a function as --transform")
+    pixels: Array = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1) / np.float32(255)
+    return pixels

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -28,15 +29,12 @@ __all__ = [
     "Block",
     "Columns",
     "Labels",
-    "Place",
     "Reader",
     "Rows",
     "Table",
     "choose",
     "distinct",
     "is_number",
-    "is_numeric",
-    "number_of",
     "read_batches",
 ]
 
@@ -44,10 +42,8 @@ STANDARD = "-"
 """The path of standard input and output."""
 
 Array: TypeAlias = npt.NDArray[Any]
-Place: TypeAlias = int | str
-"""A line or an index; in a folder, with the file's name: `part1.csv:7`."""
-Block: TypeAlias = "tuple[Sequence[Place], dict[str, Array], dict[str, Any]]"
-"""Places, numbers by name, and unchanged columns by name."""
+Block: TypeAlias = "tuple[Sequence[int], dict[str, Any]]"
+"""Places, and columns by name, of numpy or pyarrow; those of csv are text, or numbers where these are plain."""
 Reader: TypeAlias = Callable[["Columns", int], "Iterator[Block]"]
 _SHOWN = 12
 _MOST_CLASSES = 10_000
@@ -57,7 +53,7 @@ _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 @dataclass(frozen=True)
 class Table:
-    """A file with rows, or a folder of such files.
+    """A file with rows.
 
     Attributes:
         path: where it is; `-` is standard input.
@@ -66,7 +62,7 @@ class Table:
         count: how many rows, where that is known without reading them.
         unit: what `Rows.places` counts: the file's lines from 1, or its rows from 0.
         read: makes the iterator over rows; use `read_batches`.
-        images: the column that names images, which are the inputs; None where there are none.
+        images: the column that names images, which are the inputs, and what opens them; None where there are none.
     """
 
     path: str
@@ -75,12 +71,16 @@ class Table:
     count: int | None
     unit: str
     read: Reader
-    images: str | None = None
+    images: tuple[str, Callable[[Sequence[Any], Sequence[str]], Array]] | None = None
 
     @property
     def word(self) -> str:
         """Return the word for a named part in messages, "array" or "column"."""
         return "array" if self.arrays and self.images is None else "column"
+
+    def where(self, places: Sequence[int]) -> list[str]:
+        """Return where rows are, for messages."""
+        return [f"{self.unit} {place} of {self.path}" for place in places]
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,13 @@ class Columns:
 
     @property
     def numbers(self) -> list[str]:
-        """Return the columns read as numbers (inputs and targets), without duplicates."""
-        return list(dict.fromkeys((*self.inputs, *(() if self.labels else self.targets))))
-
-    @property
-    def carried(self) -> list[str]:
-        """Return the columns read unchanged (kept ones, and labels), without duplicates."""
-        return list(dict.fromkeys((*self.kept, *(self.targets if self.labels else ()))))
+        """Return the columns used as numbers (inputs and targets)."""
+        return [*self.inputs, *(() if self.labels else self.targets)]
 
     @property
     def all(self) -> list[str]:
         """Return all columns, without duplicates."""
-        return list(dict.fromkeys((*self.numbers, *self.carried)))
+        return list(dict.fromkeys((*self.inputs, *self.targets, *self.kept)))
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ class Rows:
         finite: `(N,)`, whether a row has neither NaN nor inf.
     """
 
-    places: Sequence[Place]
+    places: Sequence[int]
     inputs: Array | dict[str, Array]
     target: Array | None
     kept: dict[str, Any]
@@ -188,19 +183,56 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
     if batch_size < 1:
         raise ArgumentError(f"expected a batch size of at least 1; found {batch_size}.")
     with readable(table.path, "data"):
-        for places, numbers, carried in table.read(columns, batch_size):
+        for places, values in table.read(columns, batch_size):
+            numbers: dict[str, Array] = {}
+            for name in columns.numbers:
+                if table.images is not None and name == table.images[0]:
+                    numbers[name] = table.images[1](values[name].to_pylist(), table.where(places))
+                else:
+                    numbers[name] = _numbers(table, name, values[name], places)
             if columns.labels is None:
                 target = _target(table, columns, numbers)
             else:
-                where = [f"{table.unit} {place} of {table.path}" for place in places]
-                target = columns.labels.codes(carried[columns.targets[0]], where)
+                target = columns.labels.codes(values[columns.targets[0]], table.where(places))
             finite = np.ones(len(places), dtype=bool)
             for value in (*numbers.values(), *([] if target is None else [target])):
                 if value.dtype.kind == "f":
                     finite &= np.isfinite(value).reshape(len(value), -1).all(1)
-            values = {name: numbers[name] for name in columns.inputs}
-            inputs = values if table.arrays else np.column_stack(list(values.values()))
-            yield Rows(places, inputs, target, {name: carried[name] for name in columns.kept}, finite)
+            parts = {name: numbers[name] for name in columns.inputs}
+            inputs = parts if table.arrays else np.column_stack(list(parts.values()))
+            yield Rows(places, inputs, target, {name: values[name] for name in columns.kept}, finite)
+
+
+def _numbers(table: Table, name: str, values: Any, places: Sequence[int]) -> Array:
+    """Return a column as numbers, NaN where a value is missing; `DataError` where there is something else."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind == "U":
+            raise DataError(f"expected numbers in array {name!r} of {table.path}; found text. Encode it as numbers.")
+        return values
+    if _is_numeric(values.type):
+        return _floats(values)
+    if table.unit != "line":
+        raise DataError(
+            f"expected numbers in column {name!r} of {table.path}; its type is {values.type}. Encode it as numbers, or "
+            f"leave it out: --ignore {name}."
+        )
+    cells = values.to_pylist()
+    with suppress(ValueError):
+        if not any("_" in cell for cell in cells):
+            return np.array(cells, dtype=np.float64)
+    numbers = [_number_of(cell) for cell in cells]
+    if None in numbers:
+        wrong = numbers.index(None)
+        raise DataError(
+            f"expected numbers in column {name!r} of {table.path}; found {cells[wrong][:40]!r} in line "
+            f"{places[wrong]}. Encode it as numbers, or leave the column out: --ignore {name}."
+        )
+    return np.array(numbers, dtype=np.float64)
+
+
+def _floats(values: Any) -> Array:
+    numbers: Array = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
@@ -224,12 +256,10 @@ class Labels:
     Attributes:
         column: its name, for messages.
         names: of the classes, in the order of the model's outputs; empty where labels are numbers.
-        sure: whether it is known that they are classes; else any numbers may do.
     """
 
     column: str
     names: tuple[str, ...] = ()
-    sure: bool = False
 
     def codes(self, values: Any, places: Sequence[str]) -> npt.NDArray[Any]:
         """Return numbers `(N,)` in double precision, NaN where a label is missing; `places` says where each row is.
@@ -239,28 +269,20 @@ class Labels:
         labels = _plain(values, self.column)
         if labels.dtype.kind != "U" and labels[:1].size != 1:
             return labels
-        labels = labels.reshape(len(labels))
-        if self.names or labels.dtype.kind == "U":
-            classes = [self._code(label) for label in labels.tolist()]
-            if None in classes:
-                self._refuse(labels, classes.index(None), places)
-            codes = np.array(classes, np.float64)
-        else:
-            codes = labels.astype(np.float64)
-        broken = np.flatnonzero(np.isfinite(codes) & (codes != np.round(codes)))
-        if self.sure and len(broken):
-            self._refuse(labels, int(broken[0]), places)
-        return codes
+        unique, at = np.unique(labels.reshape(len(labels)), return_inverse=True)
+        classes = [self._code(label) for label in unique.tolist()]
+        codes = np.array([math.nan if code is None else code for code in classes])
+        wrong = np.isfinite(codes) & (codes != np.round(codes)) | np.array([code is None for code in classes])
+        if wrong.any():
+            first = int(np.argmax(wrong[at]))
+            self._refuse(str(unique[at[first]]), places[first])
+        return codes[at]
 
     def _code(self, label: str | float) -> float | None:
         """Return the number of a label's class, NaN where the label is missing, None where there is no such class."""
-        number: float | None
-        if isinstance(label, str):
-            if label.strip() in self._by_name:
-                return self._by_name[label.strip()]
-            number = number_of(label)
-        else:
-            number = float(label)
+        if isinstance(label, str) and label.strip() in self._by_name:
+            return self._by_name[label.strip()]
+        number = _number_of(label) if isinstance(label, str) else float(label)
         if number is None or math.isnan(number) or not self._by_number:
             return number
         return self._by_number.get(number)
@@ -273,15 +295,14 @@ class Labels:
     def _by_number(self) -> dict[float, int]:
         return {float(name): code for code, name in enumerate(self.names) if is_number(name)}
 
-    def _refuse(self, labels: npt.NDArray[Any], index: int, places: Sequence[str]) -> NoReturn:
-        label = str(labels[index])
-        where = f"found {label[:40]!r} at {places[index]}"
+    def _refuse(self, label: str, place: str) -> NoReturn:
+        where = f"found {label[:40]!r} at {place}"
         if self.names:
             raise DataError(
                 f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; {where}. Leave "
                 "such rows out, or name all classes in the order of the model's outputs: --class-names."
             )
-        if number_of(label) is None:
+        if _number_of(label) is None:
             raise DataError(
                 f"expected numbers in {self.column!r}; {where}. Text needs the classes' names, in the order of the "
                 "model's outputs: --class-names."
@@ -307,7 +328,7 @@ def distinct(column: str, parts: Iterable[Any]) -> tuple[str, ...] | bool:
         seen |= {str(value).strip() for value in np.unique(labels)}
         if len(seen) > _MOST_CLASSES:
             return False
-    numbers = [number_of(value) for value in seen]
+    numbers = [_number_of(value) for value in seen]
     if None in numbers:
         return tuple(sorted(seen - {""}))
     return all(math.isnan(number) or number.is_integer() for number in numbers if number is not None)
@@ -321,22 +342,21 @@ def _plain(values: Any, column: str) -> npt.NDArray[Any]:
         values = values.dictionary_decode()
     if types.is_string(values.type) or types.is_large_string(values.type):
         return np.array([value or "" for value in values.to_pylist()], dtype=np.str_)
-    if not is_numeric(values.type):
+    if not _is_numeric(values.type):
         raise DataError(f"expected labels as text or numbers in {column!r}; its type is {values.type}. Convert it.")
-    numbers: npt.NDArray[Any] = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-    return numbers
+    return _floats(values)
 
 
-def is_numeric(kind: Any) -> bool:
+def _is_numeric(kind: Any) -> bool:
     """Return True if a type of pyarrow holds numbers, truth values or nothing."""
     tests = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null
     return any(test(kind) for test in tests)
 
 
-def number_of(cell: str) -> float | None:
+def _number_of(cell: str) -> float | None:
     """Return the number in a cell, NaN for a missing value, or None for text.
 
-    >>> number_of(" 2.5"), number_of("true"), number_of("1_0")
+    >>> _number_of(" 2.5"), _number_of("true"), _number_of("1_0")
     (2.5, 1.0, None)
     """
     plain = cell.strip().lower()
