@@ -385,7 +385,7 @@ class TestArguments:
             calibrate(mlp(), (X, Y), method=value)
 
     def test_engine(self) -> None:
-        with pytest.raises(ArgumentError, match=r"expected engine to be one of \('auto', .*'compiled'\); found 'cuda'"):
+        with pytest.raises(ArgumentError, match=r"expected engine to be one of .*; found 'cuda'"):
             sample(mlp(), X, 0.1, engine="cuda")
         predictor = quietly(mlp(), (X, Y))
         predictor.engine = "fast"  # type: ignore[assignment]
