@@ -28,13 +28,18 @@ from benchmarks.timing import first_line, machine, markdown_table, medians, stor
 RATE, DRAWS, ROWS, ROUNDS, SECONDS, VALIDATION = 0.05, 50, (1, 8, 64), 7, 6, 128
 NETS = ("ResNet-50", "ViT-B", "BERT-base", "ConvNeXt-T", "MLP", "LSTM")
 WORK = ("plain", "by hand", "draws", "first order", "default")
+RECORDED = [("MLP", "draws", 1), ("MLP", "first order", 1), ("MLP", "default", 1), ("LSTM", "default", 8)]
+RECORDED += [(name, "draws", rows) for name in ("ResNet-50", "ViT-B", "BERT-base", "ConvNeXt-T") for rows in (1, 8)]
+RECORDED += [("ResNet-50", "first order", 8), ("ResNet-50", "default", 8), ("ResNet-50", "default", 64)]
 COMPILED = [("MLP", "default", 1), ("ResNet-50", "default", 8), ("ResNet-50", "first order", 8)]
+PROGRAMS = [(*one, "recorded") for one in RECORDED] + [(*one, "compiled") for one in COMPILED]
 CALIBRATED = [("ResNet-50", 1000), ("MLP", 64), ("MLP", 2048)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS)
+    parser.add_argument("--engines", nargs="+", default=["recorded", "compiled"], help="programs that are measured")
     parser.add_argument("--out", default="steps", help="name of the JSON file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -53,20 +58,20 @@ def main() -> None:
     for name, rows in (one for one in CALIBRATED if one[0] in options.nets):
         record["calibrated"][f"{name}, {rows}"] = [Case(name).calibrated(rows)[1] for _ in range(3)]
         write(options.out, record)
-    for name, work, rows in (one for one in COMPILED if one[0] in options.nets):
+    for one in (one for one in PROGRAMS if one[0] in options.nets and one[3] in options.engines):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            record["compiled"][f"{name}, {work}, {rows}"] = pool.submit(compiled, name, work, rows).result()
+            record["compiled"]["{}, {}, {}, {}".format(*one)] = pool.submit(compiled, *one).result()
         write(options.out, record)
     print(table(record))
 
 
-def compiled(name: str, work: str, rows: int) -> dict[str, float] | str:
-    """Return seconds of a first compiled call, with empty caches, and milliseconds of a later one."""
+def compiled(name: str, work: str, rows: int, engine: str) -> dict[str, float] | str:
+    """Return seconds of a first call of a program, with empty caches, and milliseconds of a later one."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
         case = Case(name)
         try:
-            run = case.call(work, rows, "compiled")
+            run = case.call(work, rows, engine)
             first = timed(run, case.device)[1]
             later, _, _ = turns_within({work: run}, repeats=ROUNDS, seconds=SECONDS, device=case.device)
         except Exception as error:
@@ -176,11 +181,12 @@ def table(record: dict[str, Any]) -> str:
 def compiled_table(record: dict[str, Any]) -> str:
     rows = []
     for key, run in record["compiled"].items():
-        name, work, count = key.split(", ")
-        steps = [record["ms"].get(f"{name}, {count}, {each}") for each in ("plain", work)]
+        name, work, count, engine = key.split(", ")
+        steps = [record["ms"].get(f"{name}, {count}, {each}") for each in ("plain", "by hand", work)]
         figures = [*steps, *(run[each] for each in ("ms", "seconds", "gibibytes"))] if isinstance(run, dict) else [run]
-        rows.append([f"{name}, {count} rows, {work}", *map(_cell, figures)])
-    return markdown_table(["", "plain", "step by step", "compiled", "first call [s]", "memory [GiB]"], rows)
+        rows.append([f"{name}, {count} rows, {work}", *map(_cell, figures[:3]), engine, *map(_cell, figures[3:])])
+    head = ["", "plain", "by hand", "step by step", "engine", "program", "first call [s]", "memory [GiB]"]
+    return markdown_table(head, rows)
 
 
 def calibrated_table(record: dict[str, Any]) -> str:

@@ -26,7 +26,8 @@ from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.data.rows import row_count
 from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.network.network import call, read
-from zoo import UNet
+from networks import Net
+from zoo import unet
 
 RATE = 0.1
 DRAWS = 4
@@ -254,51 +255,43 @@ class GraphAttention(nn.Module):
         return self.head((weights @ hidden).mean(1))
 
 
-class MessagePassing(nn.Module):
+def message_passing() -> nn.Module:
     """Messages along the edges of one graph that all rows share, gathered by index."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("edges", torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 4, 5, 6, 0, 3]]))
-        self.embed, self.message, self.head = nn.Linear(5, 16), nn.Linear(32, 16), nn.Linear(16, 1)
-
-    def forward(self, nodes: Tensor) -> Tensor:
-        source, target = self.edges
-        hidden = self.embed(nodes).relu()
-        messages = self.message(torch.cat([hidden[:, source], hidden[:, target]], -1)).relu()
+    def run(net: Net, nodes: Tensor) -> Tensor:
+        source, target = net.edges
+        hidden = net.embed(nodes).relu()
+        messages = net.message(torch.cat([hidden[:, source], hidden[:, target]], -1)).relu()
         received = torch.zeros_like(hidden).index_add(1, target, messages)
-        return self.head(received)[..., 0]
+        return net.head(received)[..., 0]
+
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 4, 5, 6, 0, 3]])
+    return Net(run, edges=edges, embed=nn.Linear(5, 16), message=nn.Linear(32, 16), head=nn.Linear(16, 1))
 
 
-class Forecaster(nn.Module):
+def forecaster(recurrent: type[nn.RNNBase], embed: nn.Module) -> nn.Module:
     """Two recurrent layers over a series; the last state gives the next three values."""
 
-    def __init__(self, recurrent: type[nn.RNNBase], embed: nn.Module) -> None:
-        super().__init__()
-        self.embed = embed
-        self.recurrent = recurrent(4, 12, num_layers=2, batch_first=True)
-        self.head = nn.Linear(12, 3)
+    def run(net: Net, series: Tensor) -> Tensor:
+        states, _ = net.recurrent(net.embed(series))
+        return net.head(states[:, -1])
 
-    def forward(self, series: Tensor) -> Tensor:
-        states, _ = self.recurrent(self.embed(series))
-        return self.head(states[:, -1])
+    return Net(run, embed=embed, recurrent=recurrent(4, 12, num_layers=2, batch_first=True), head=nn.Linear(12, 3))
 
 
-class StepForecaster(nn.Module):
+def step_forecaster() -> nn.Module:
     """An LSTM cell in a Python loop, which feeds its own forecast back."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.head = nn.LSTMCell(4, 12), nn.Linear(12, 4)
-
-    def forward(self, series: Tensor) -> Tensor:
+    def run(net: Net, series: Tensor) -> Tensor:
         state, outputs = None, []
         for step in range(series.shape[1]):
-            state = self.cell(series[:, step], state)
+            state = net.cell(series[:, step], state)
         for _ in range(3):
-            outputs.append(self.head(state[0]))
-            state = self.cell(outputs[-1], state)
+            outputs.append(net.head(state[0]))
+            state = net.cell(outputs[-1], state)
         return torch.cat(outputs, 1)
+
+    return Net(run, cell=nn.LSTMCell(4, 12), head=nn.Linear(12, 4))
 
 
 def audio_cnn() -> nn.Module:
@@ -311,29 +304,24 @@ def audio_cnn() -> nn.Module:
     )
 
 
-class TiedAutoencoder(nn.Module):
+def tied_autoencoder() -> nn.Module:
     """The decoder is the encoder's weight, transposed: a weight with a module and one without."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.middle = nn.Linear(6, 16), nn.Linear(16, 16)
+    def run(net: Net, x: Tensor) -> Tensor:
+        return F.linear(net.middle(net.encoder(x).relu()).relu(), net.encoder.weight.T)
 
-    def forward(self, x: Tensor) -> Tensor:
-        code = self.middle(self.encoder(x).relu()).relu()
-        return F.linear(code, self.encoder.weight.T)
+    return Net(run, encoder=nn.Linear(6, 16), middle=nn.Linear(16, 16))
 
 
-class TiedLayers(nn.Module):
+def tied_layers() -> nn.Module:
     """Two layers that hold one and the same parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 12)
-        self.head = nn.Linear(12, 1)
-        self.third.weight = self.second.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.third(self.second(self.first(x).relu()).relu()).relu())
+    layers = {"first": nn.Linear(6, 12), "second": nn.Linear(12, 12), "third": nn.Linear(12, 12)}
+    layers["third"].weight = layers["second"].weight
+    return Net(
+        lambda net, x: net.head(net.third(net.second(net.first(x).relu()).relu()).relu()),
+        **layers,
+        head=nn.Linear(12, 1),
+    )
 
 
 def mixed_sequential() -> nn.Module:
@@ -427,7 +415,7 @@ ARCHITECTURES = [
         segmentation("DeepLabV3Plus", encoder_name="mobilenet_v2"),
         images(64),
     ),
-    Architecture("U-Net", "torch", UNet, images(16, channels=1)),
+    Architecture("U-Net", "torch", unet, images(16, channels=1)),
     Architecture(
         "BERT, classifier",
         "transformers",
@@ -511,14 +499,14 @@ ARCHITECTURES = [
     ),
     Architecture("Graph convolution, dense", "torch", GraphConvolution, graphs),
     Architecture("Graph attention, dense", "torch", GraphAttention, graphs),
-    Architecture("Message passing on a fixed graph", "torch", MessagePassing, lambda rows: torch.randn(rows, 7, 5)),
-    Architecture("LSTM forecaster", "torch", lambda: Forecaster(nn.LSTM, nn.Identity()), series),
-    Architecture("LSTM forecaster, embedded input", "torch", lambda: Forecaster(nn.LSTM, nn.Linear(4, 4)), series),
-    Architecture("GRU forecaster, embedded input", "torch", lambda: Forecaster(nn.GRU, nn.Linear(4, 4)), series),
-    Architecture("LSTM cell, step by step", "torch", StepForecaster, series),
+    Architecture("Message passing on a fixed graph", "torch", message_passing, lambda rows: torch.randn(rows, 7, 5)),
+    Architecture("LSTM forecaster", "torch", lambda: forecaster(nn.LSTM, nn.Identity()), series),
+    Architecture("LSTM forecaster, embedded input", "torch", lambda: forecaster(nn.LSTM, nn.Linear(4, 4)), series),
+    Architecture("GRU forecaster, embedded input", "torch", lambda: forecaster(nn.GRU, nn.Linear(4, 4)), series),
+    Architecture("LSTM cell, step by step", "torch", step_forecaster, series),
     Architecture("1-D audio CNN", "torch", audio_cnn, lambda rows: torch.randn(rows, 1, 800)),
-    Architecture("Tied autoencoder", "torch", TiedAutoencoder, table_rows),
-    Architecture("Tied layers", "torch", TiedLayers, table_rows),
+    Architecture("Tied autoencoder", "torch", tied_autoencoder, table_rows),
+    Architecture("Tied layers", "torch", tied_layers, table_rows),
     Architecture("`nn.Sequential` of anything", "torch", mixed_sequential, images(8, channels=1)),
     Architecture("`parametrizations.weight_norm`", "torch", lambda: mlp(parametrizations.weight_norm), table_rows),
     Architecture("`parametrizations.spectral_norm`", "torch", lambda: mlp(parametrizations.spectral_norm), table_rows),

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,12 @@ def as_many_threads() -> Iterator[None]:
     yield
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test begins with the same random numbers of torch, alone or after others."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +46,16 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return stop.value.code or 0, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make an empty folder the current one; modules that were imported from it are forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for module in tmp_path.glob("*.py"):
+        sys.modules.pop(module.stem, None)
 
 
 @pytest.fixture(scope="module")

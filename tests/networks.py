@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,33 @@ def trained(
         loss(model(x), y).backward()
         optimiser.step()
     return model.eval()
+
+
+def noisy(
+    model: nn.Module, count: int = 60, seed: int = 0, noise: float = 0.3, inputs: int = 3, **kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return random inputs `(count, inputs)`, and a model's outputs with Gaussian noise; `dtype=` is that of both."""
+    dice = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, inputs, generator=dice, **kind)
+    with torch.no_grad():
+        y = model(x)
+    return x, y + noise * torch.randn(y.shape, generator=dice, **kind)
+
+
+class Net(nn.Module):
+    """A network of named parts, run by a function of the network and its inputs; plain tensors are buffers."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            if type(part) is Tensor:
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, x: Any, *more: Any) -> Any:
+        return self.run(self, x, *more)
 
 
 class Raw(nn.Module):

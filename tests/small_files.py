@@ -23,15 +23,14 @@ def net():
 
 def write(folder: Path, outputs: int = 1, rows: int = 300) -> Predictor:
     """`bearing.py`, `net.pt`, `cal.json` and `test.csv` in a folder."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        x = torch.randn(600 + rows, 4)
-        noise = (0.1 + 0.35 * x[:, 1:2].abs()) * torch.randn(len(x), outputs)
-        y = 20 + 3 * x[:, :1].sin() + x[:, 3:] + noise
-        model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, outputs))
-        trained(model, x[:300], y[:300] - 20, 120, 5e-3)
-        with torch.no_grad():
-            model[-1].bias += 20
+    torch.manual_seed(0)
+    x = torch.randn(600 + rows, 4)
+    noise = (0.1 + 0.35 * x[:, 1:2].abs()) * torch.randn(len(x), outputs)
+    y = 20 + 3 * x[:, :1].sin() + x[:, 3:] + noise
+    model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, outputs))
+    trained(model, x[:300], y[:300] - 20, 120, 5e-3)
+    with torch.no_grad():
+        model[-1].bias += 20
     folder.mkdir(exist_ok=True)
     (folder / "bearing.py").write_text(MODULE.replace("OUTPUTS", str(outputs)))
     torch.save(model.state_dict(), folder / "net.pt")

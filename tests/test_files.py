@@ -26,21 +26,6 @@ def test_the_last_to_finish_wins_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "out.csv"
-    path.write_text("before")
-
-    def broken_off() -> None:
-        with aside(path) as part:
-            part.write_text("half")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        broken_off()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @posix
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()

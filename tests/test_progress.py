@@ -4,12 +4,12 @@ import io
 import sys
 
 import pytest
-import torch
 from torch import nn
 
 import latedrop
 from latedrop import terminal as module
 from latedrop.terminal import progress, shown_on
+from networks import mlp, noisy
 
 EVERY = module._EVERY  # of which the other tests see nothing
 
@@ -86,10 +86,8 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rates", [None, [0.1, 0.2, 0.4]], ids=["terms", "rates"])
 def test_calibrate_counts_rows(monkeypatch: pytest.MonkeyPatch, clock: Clock, rates: list[float] | None) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(60, 2)
-    net = nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 1))
-    y = net(x).detach() + 0.1 * torch.randn(60, 1)
+    net = mlp(2, 9, 1, act=nn.ReLU)
+    x, y = noisy(net, 60, noise=0.1, inputs=2)
     method = latedrop.Sampling(rates=rates, draws=5) if rates else latedrop.Terms()
     err = io.StringIO()
     monkeypatch.setattr(clock, "step", 6.0)
@@ -99,11 +97,5 @@ def test_calibrate_counts_rows(monkeypatch: pytest.MonkeyPatch, clock: Clock, ra
     assert lines[-1].startswith("latedrop: calibrating: 60 of 60 rows, ")
     assert len(lines) == 3 * (len(rates) if rates else 1)
     err.truncate(0)
-    latedrop.calibrate(
-        net,
-        (x, y),
-        method=method,
-        batches=latedrop.Batches(20),
-        progress=False,
-    )
+    latedrop.calibrate(net, (x, y), method=method, batches=latedrop.Batches(20), progress=False)
     assert err.getvalue().strip("\0") == ""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from networks import Net
+
 
 @dataclass(frozen=True)
 class Case:
@@ -51,103 +53,74 @@ def batchnorm_cnn() -> nn.Module:
     )
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """A residual CNN whose skip adds in place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.conv1 = nn.Conv2d(8, 8, 3, padding=1)
-        self.norm1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.stem(x).relu()
-        y = self.conv2(self.norm1(self.conv1(skip)).relu())
+    def run(net: Net, x: Tensor) -> Tensor:
+        skip = net.stem(x).relu()
+        y = net.conv2(net.norm1(net.conv1(skip)).relu())
         y += skip
-        return self.head(y.relu().mean((2, 3)))
+        return net.head(y.relu().mean((2, 3)))
+
+    stem, first, second = (nn.Conv2d(channels, 8, 3, padding=1) for channels in (3, 8, 8))
+    return Net(run, stem=stem, conv1=first, norm1=nn.BatchNorm2d(8), conv2=second, head=nn.Linear(8, 1))
 
 
-class UNet(nn.Module):
+def unet() -> nn.Module:
     """Down, up with a transposed convolution, and a concatenated skip: a map comes out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.down1 = nn.Conv2d(1, 6, 3, padding=1)
-        self.down2 = nn.Conv2d(6, 12, 3, padding=1)
-        self.up = nn.ConvTranspose2d(12, 6, 2, stride=2)
-        self.merge = nn.Conv2d(12, 6, 3, padding=1)
-        self.out = nn.Conv2d(6, 1, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        high = net.down1(x).relu()
+        low = net.down2(nn.functional.max_pool2d(high, 2)).relu()
+        return net.out(net.merge(torch.cat([high, net.up(low)], 1)).relu())
 
-    def forward(self, x: Tensor) -> Tensor:
-        high = self.down1(x).relu()
-        low = self.down2(nn.functional.max_pool2d(high, 2)).relu()
-        return self.out(self.merge(torch.cat([high, self.up(low)], 1)).relu())
+    down = {"down1": nn.Conv2d(1, 6, 3, padding=1), "down2": nn.Conv2d(6, 12, 3, padding=1)}
+    up = {"up": nn.ConvTranspose2d(12, 6, 2, stride=2), "merge": nn.Conv2d(12, 6, 3, padding=1)}
+    return Net(run, **down, **up, out=nn.Conv2d(6, 1, 1))
 
 
-class Columns(nn.Module):
+def columns() -> nn.Module:
     """Three columns on the same image, as in MCNN: three first layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(1, width, size, padding=size // 2),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-                nn.Conv2d(width, 4, 3, padding=1),
-                nn.ReLU(),
-            )
-            for width, size in ((4, 7), (5, 5), (6, 3))
-        )
-        self.fuse = nn.Conv2d(12, 1, 1)
+    def column(width: int, size: int) -> nn.Module:
+        first, second = nn.Conv2d(1, width, size, padding=size // 2), nn.Conv2d(width, 4, 3, padding=1)
+        return nn.Sequential(first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fuse(torch.cat([column(x) for column in self.columns], 1))
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.fuse(torch.cat([column(x) for column in net.columns], 1))
+
+    return Net(run, columns=nn.ModuleList([column(4, 7), column(5, 5), column(6, 3)]), fuse=nn.Conv2d(12, 1, 1))
 
 
-class Forecaster(nn.Module):
+def forecaster() -> nn.Module:
     """An LSTM over a convolved series, so that the recurrent layer is a site too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(2, 6, 3, padding=1)
-        self.lstm = nn.LSTM(6, 8, batch_first=True)
-        self.head = nn.Linear(8, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        states, _ = net.lstm(net.conv(x).transpose(1, 2))
+        return net.head(states[:, -1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.lstm(self.conv(x).transpose(1, 2))
-        return self.head(states[:, -1])
+    return Net(run, conv=nn.Conv1d(2, 6, 3, padding=1), lstm=nn.LSTM(6, 8, batch_first=True), head=nn.Linear(8, 1))
 
 
-class TimeMajor(nn.Module):
+def time_major() -> nn.Module:
     """A GRU that holds time first inside and folds time and examples together, time outermost."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(3, 6)
-        self.gru = nn.GRU(6, 8)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.gru(self.embed(x).transpose(0, 1))
+    def run(net: Net, x: Tensor) -> Tensor:
+        states, _ = net.gru(net.embed(x).transpose(0, 1))
         steps, rows, width = states.shape
-        return self.head(states.reshape(steps * rows, width)).view(steps, rows, 1).mean(0)
+        return net.head(states.reshape(steps * rows, width)).view(steps, rows, 1).mean(0)
+
+    return Net(run, embed=nn.Linear(3, 6), gru=nn.GRU(6, 8), head=nn.Linear(8, 1))
 
 
-class Encoder(nn.Module):
+def encoder() -> nn.Module:
     """Tokens, an embedding and two transformer encoder layers, which have a fused path in eval mode."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(20, 8)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(8, 1)
+    def run(net: Net, tokens: Tensor) -> Tensor:
+        return net.head(net.encoder(net.embed(tokens)).mean(1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embed(tokens)).mean(1))
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    return Net(run, embed=nn.Embedding(20, 8), encoder=layers, head=nn.Linear(8, 1))
 
 
 class Attention(nn.Module):
@@ -166,20 +139,16 @@ class Attention(nn.Module):
         return self.head(mixed.mean(0))
 
 
-class Reused(nn.Module):
+def reused() -> nn.Module:
     """One hidden layer applied three times."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 16)
-        self.again = nn.Linear(16, 16)
-        self.head = nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).relu()
+    def run(net: Net, x: Tensor) -> Tensor:
+        h = net.first(x).relu()
         for _ in range(3):
-            h = self.again(h).relu()
-        return self.head(h)
+            h = net.again(h).relu()
+        return net.head(h)
+
+    return Net(run, first=nn.Linear(5, 16), again=nn.Linear(16, 16), head=nn.Linear(16, 1))
 
 
 def with_dropout() -> nn.Module:
@@ -219,19 +188,14 @@ def volume_cnn() -> nn.Module:
 ZOO = [
     Case("mlp", mlp, lambda: torch.randn(6, 5), ("2", "4")),
     Case("batchnorm_cnn", batchnorm_cnn, lambda: torch.randn(6, 3, 8, 8), ("4", "9")),
-    Case("residual_cnn", Residual, lambda: torch.randn(6, 3, 8, 8), ("conv1", "conv2", "head")),
-    Case("unet", UNet, lambda: torch.randn(6, 1, 8, 8), ("down2", "up", "merge", "out")),
-    Case(
-        "columns",
-        Columns,
-        lambda: torch.randn(6, 1, 8, 8),
-        ("columns.0.3", "columns.1.3", "columns.2.3", "fuse"),
-    ),
-    Case("lstm", Forecaster, lambda: torch.randn(6, 2, 7), ("lstm", "head")),
-    Case("time_major_gru", TimeMajor, lambda: torch.randn(6, 7, 3), ("gru", "head")),
+    Case("residual_cnn", residual, lambda: torch.randn(6, 3, 8, 8), ("conv1", "conv2", "head")),
+    Case("unet", unet, lambda: torch.randn(6, 1, 8, 8), ("down2", "up", "merge", "out")),
+    Case("columns", columns, lambda: torch.randn(6, 1, 8, 8), ("columns.0.3", "columns.1.3", "columns.2.3", "fuse")),
+    Case("lstm", forecaster, lambda: torch.randn(6, 2, 7), ("lstm", "head")),
+    Case("time_major_gru", time_major, lambda: torch.randn(6, 7, 3), ("gru", "head")),
     Case(
         "transformer",
-        Encoder,
+        encoder,
         lambda: torch.randint(20, (6, 5)),
         (
             "encoder.layers.0.self_attn",
@@ -244,7 +208,7 @@ ZOO = [
         ),
     ),
     Case("attention", Attention, lambda: (torch.randn(6, 3, 4), torch.randn(6, 5, 4)), ("attention", "head")),
-    Case("reused", Reused, lambda: torch.randn(6, 5), ("again", "head")),
+    Case("reused", reused, lambda: torch.randn(6, 5), ("again", "head")),
     Case("with_dropout", with_dropout, lambda: torch.randn(6, 5), ("3", "5")),
     Case("multi_output", multi_output, lambda: torch.randn(6, 5), ("2",)),
     Case(

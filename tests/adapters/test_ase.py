@@ -53,9 +53,7 @@ def structures(count: int, seed: int) -> list[Data]:
 
 
 def calibrated(model: nn.Module, name: str, **options: Any) -> Predictor:
-    loaders = [
-        DataLoader(structures(count, seed), 20, generator=torch.Generator()) for count, seed in ((40, 1), (50, 2))
-    ]
+    loaders = [DataLoader(structures(n, seed), 20, generator=torch.Generator()) for n, seed in ((40, 1), (50, 2))]
     with pytest.warns(match="no better than their average"):
         uq: Predictor = calibrate(
             model,

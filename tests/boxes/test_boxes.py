@@ -50,9 +50,8 @@ def rows(count: int, seed: int) -> Rows:
 
 @pytest.fixture(scope="module")
 def model() -> OneBox:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = OneBox()
+    torch.manual_seed(0)
+    net = OneBox()
     with torch.no_grad():
         net.sides.weight *= 0.1
         net.sides.bias.zero_()
@@ -85,11 +84,10 @@ def test_the_radius_is_that_of_risk_control() -> None:
 
 
 def test_the_std_follows_its_features() -> None:
-    dice = torch.Generator().manual_seed(0)
-    f = torch.randn(2000, 4, 5, generator=dice, dtype=torch.float64)
+    f = torch.randn(2000, 4, 5, dtype=torch.float64)
     f[..., 0] = 1.0
     true = torch.tensor([-1.0, 0.5, 0.0, -0.3, 0.2], dtype=torch.float64)
-    errors = (f @ true).exp() * torch.randn(2000, 4, generator=dice, dtype=torch.float64)
+    errors = (f @ true).exp() * torch.randn(2000, 4, dtype=torch.float64)
     fitted = fit_std(f, errors, [0, 1, 2, 3, 4])
     # Of 8000 sides with features of variance 1, the Fisher information of each coefficient is 2 per side.
     assert float((fitted - true).abs().max()) < 4 / math.sqrt(2 * 8000)
@@ -122,11 +120,10 @@ def test_draws_spread_as_their_boxes_do(model: OneBox) -> None:
     image = rows(1, 2)[0][0]
     detector = Detector(model, BoxOptions(rate=0.2, draws=400, seed=0, overlap=0.0))
     *_, features = next(detector.detect([image]))
-    dice = torch.Generator().manual_seed(1)
     x = image.mean((1, 2))
     hidden = torch.relu(model.first(x))
     with torch.no_grad():
-        keep = [(torch.rand(4000, 40, generator=dice) >= 0.2) / 0.8 for _ in range(2)]
+        keep = [(torch.rand(4000, 40) >= 0.2) / 0.8 for _ in range(2)]
         thinned = 10 * model.sides(torch.relu(model.hidden(hidden * keep[0])) * keep[1])
     # A std of 400 draws has a relative error of about 1 / sqrt(800).
     assert float((features[0, :, 1].exp() / thinned.std(0) - 1).abs().max()) < 5 / math.sqrt(800)
@@ -230,16 +227,18 @@ def test_other_inputs_and_outputs(model: OneBox, tmp_path: Path) -> None:
 
 def test_what_is_refused(uq: latedrop.BoxPredictor, model: OneBox) -> None:
     data = rows(40, 9)
-    with pytest.raises(DataError, match=r"at least 30 boxes that find an object; found 0 of 40 boxes.*labels must be"):
-        latedrop.calibrate_boxes(model, [(x, {**t, "labels": t["labels"] + 5}) for x, t in data], progress=False)
-    with pytest.raises(DataError, match="images with their objects; found none"):
-        latedrop.calibrate_boxes(model, [], progress=False)
-    with pytest.raises(DataError, match=r"pairs \(image, target\).*found None\. Pass a list"):
-        latedrop.calibrate_boxes(model, [image for image, _ in data], progress=False)
-    with pytest.raises(DataError, match=r"boxes \(M, 4\) and labels \(M,\) in a target; found {'bbox'"):
-        latedrop.calibrate_boxes(model, [(x, {"bbox": t["boxes"]}) for x, t in data], progress=False)
-    with pytest.raises(DataError, match=r"boxes \(x1, y1, x2, y2\) with x1 < x2"):
-        latedrop.calibrate_boxes(model, [(x, {**t, "boxes": t["boxes"].flip(1)}) for x, t in data], progress=False)
+    for rows_given, match in (
+        ([], "images with their objects; found none"),
+        ([image for image, _ in data], r"pairs \(image, target\).*found None\. Pass a list"),
+        ([(x, {"bbox": t["boxes"]}) for x, t in data], r"boxes \(M, 4\) and labels \(M,\) in a target; found {'bbox'"),
+        ([(x, {**t, "boxes": t["boxes"].flip(1)}) for x, t in data], r"boxes \(x1, y1, x2, y2\) with x1 < x2"),
+        (
+            [(x, {**t, "labels": t["labels"] + 5}) for x, t in data],
+            "at least 30 boxes .* found 0 of 40 .*labels must be",
+        ),
+    ):
+        with pytest.raises(DataError, match=match):
+            latedrop.calibrate_boxes(model, rows_given, progress=False)
     with pytest.raises(DataError, match=r"images \(C, H, W\).*found shape \(4, 5\)"):
         uq.predict([torch.zeros(4, 5)])
     with pytest.raises(OutputError, match=r"a dict of boxes \(K, 4\), scores \(K,\).*Pass readout="):
@@ -247,9 +246,7 @@ def test_what_is_refused(uq: latedrop.BoxPredictor, model: OneBox) -> None:
     with pytest.raises(ArgumentError, match="overlap of at least 0 and below 1; found 2"):
         latedrop.calibrate_boxes(model, data, overlap=2)
     plain = latedrop.calibrate_boxes(model, rows(100, 0), draws=4, progress=False)
-    with pytest.raises(
-        ArgumentError, match=r"images with boxes that find an object.*found 0\. Call uq = uq\.conformal"
-    ):
+    with pytest.raises(ArgumentError, match=r"boxes that find an object.*found 0\. Call uq = uq\.conformal"):
         plain.predict([data[0][0]])[0].margins()
     with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
         plain.conformal(rows(100, 0), progress=False)
@@ -278,25 +275,23 @@ def test_detectors_of_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.import_module("torchvision.ops.boxes"), "nms", _nms)
     pooling = importlib.import_module("torchvision.ops.roi_align")  # its Python function, without compiling it
     monkeypatch.setattr(pooling, "_roi_align", pooling._roi_align.__wrapped__)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = (nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU())
-        body: Any = nn.Sequential(*layers)
-        body.out_channels = 32
-        sizes = ((16,),) if name == "FCOS" else ((16, 32),)
-        sides: dict[str, Any] = {"anchor_generator": anchors(sizes, ((1.0,),))}
-        if name == "FasterRCNN":
-            sides = {"rpn_anchor_generator": anchors(sizes, ((1.0,),)), "box_score_thresh": 0.0}
-            sides["box_roi_pool"] = importlib.import_module("torchvision.ops").MultiScaleRoIAlign(["0"], 3, 2)
-            sides |= {"rpn_post_nms_top_n_test": 20, "rpn_pre_nms_top_n_test": 50, "box_detections_per_img": 10}
-        else:
-            sides |= {"score_thresh": 0.0, "detections_per_img": 10, "topk_candidates": 30}
-        net = getattr(detection, name)(body, num_classes=3, min_size=64, max_size=96, **sides).eval()
-        images = [torch.rand(3, 64, 64 + 16 * (i // 5 % 2)) for i in range(20)]
-        with torch.no_grad():
-            targets = [
-                {"boxes": out["boxes"] + torch.tensor([-2.0, -2, 2, 2]), "labels": out["labels"]} for out in net(images)
-            ]
+    layers = (nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU())
+    body: Any = nn.Sequential(*layers)
+    body.out_channels = 32
+    sizes = ((16,),) if name == "FCOS" else ((16, 32),)
+    sides: dict[str, Any] = {"anchor_generator": anchors(sizes, ((1.0,),))}
+    if name == "FasterRCNN":
+        sides = {"rpn_anchor_generator": anchors(sizes, ((1.0,),)), "box_score_thresh": 0.0}
+        sides["box_roi_pool"] = importlib.import_module("torchvision.ops").MultiScaleRoIAlign(["0"], 3, 2)
+        sides |= {"rpn_post_nms_top_n_test": 20, "rpn_pre_nms_top_n_test": 50, "box_detections_per_img": 10}
+    else:
+        sides |= {"score_thresh": 0.0, "detections_per_img": 10, "topk_candidates": 30}
+    net = getattr(detection, name)(body, num_classes=3, min_size=64, max_size=96, **sides).eval()
+    images = [torch.rand(3, 64, 64 + 16 * (i // 5 % 2)) for i in range(20)]
+    with torch.no_grad():
+        targets = [
+            {"boxes": out["boxes"] + torch.tensor([-2.0, -2, 2, 2]), "labels": out["labels"]} for out in net(images)
+        ]
     data = list(zip(images, targets, strict=True))
     options: dict[str, Any] = {"overlap": 0.05, "draws": 3}
     uq = latedrop.calibrate_boxes(net, data, progress=False, **options)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError
 from latedrop.prediction.adapted import Density, Shift
-from networks import trained
+from networks import mlp, trained
 from rounding import assert_same_up_to_rounding
 
 
@@ -25,10 +25,7 @@ def rows(count: int, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def uq() -> latedrop.Predictor:
     """Dropout alone, to which the noise is much the same everywhere."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 1))
-    x, y = rows(300, 0)
-    trained(net, x, y, 100, 5e-3)
+    net = trained(mlp(3, 30, 1, act=nn.ReLU), *rows(300, 0), 100, 5e-3)
     return latedrop.calibrate(net, rows(200, 1), method=latedrop.FirstOrder(floor=True), progress=False)
 
 
@@ -55,8 +52,7 @@ def test_weighted_scores_by_hand() -> None:
 
 
 def test_density_ratio_of_two_gaussians() -> None:
-    dice = torch.Generator().manual_seed(0)
-    labelled, target = torch.randn(4000, 2, generator=dice), torch.randn(4000, 2, generator=dice)
+    labelled, target = torch.randn(4000, 2), torch.randn(4000, 2)
     target[:, 0] += 1
     made, ratios, _ = Density.fit(labelled, target)
     true = (labelled[:, 0] - 0.5).exp().double()  # exp(x) is the ratio of N(1, 1) and N(0, 1), up to exp(-1/2)
@@ -93,22 +89,21 @@ def test_a_target_without_overlap_is_refused(uq: latedrop.Predictor) -> None:
 
 
 def test_what_is_refused(uq: latedrop.Predictor) -> None:
-    adapted = uq.adapted(rows(100, 7)[0], rows(100, 8))
-    with pytest.raises(ArgumentError, match="found Adapted"):
-        adapted.scaled("relaxed")
-    with pytest.raises(ArgumentError, match="found Adapted"):
-        adapted.predict(rows(5, 9)[0]).scaled("relaxed")
-    with pytest.raises(ArgumentError, match="which no file holds"):
-        adapted.save("adapted.json")
-    with pytest.raises(ArgumentError, match="which no file holds"):
-        adapted.to_onnx("adapted.onnx", rows(5, 9)[0])
-    with pytest.raises(ArgumentError, match="found AdaptedPredictor"):
-        adapted.adapted(rows(100, 7)[0], rows(100, 8))
-    with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
-        uq.adapted(rows(100, 7)[0], rows(200, 1))
+    target = rows(100, 7)[0]
+    adapted = uq.adapted(target, rows(100, 8))
     maps = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 3))
     images = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ArgumentError, match=r"one value or a vector.*found outputs of shape"):
-        latedrop.calibrate(maps, (images, images[:, :, 2:6, 2:6]), method="propagate", progress=False).adapted(
-            images, (images, images[:, :, 2:6, 2:6])
-        )
+    pairs = images, images[:, :, 2:6, 2:6]
+    of_maps = latedrop.calibrate(maps, pairs, method="propagate", progress=False)
+    for attempt, match in (
+        (lambda: adapted.scaled("relaxed"), "found Adapted"),
+        (lambda: adapted.predict(target).scaled("relaxed"), "found Adapted"),
+        (lambda: adapted.save("adapted.json"), "which no file holds"),
+        (lambda: adapted.to_onnx("adapted.onnx", target), "which no file holds"),
+        (lambda: adapted.adapted(target, rows(100, 8)), "found AdaptedPredictor"),
+        (lambda: of_maps.adapted(images, pairs), "one value or a vector.*found outputs of shape"),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            attempt()
+    with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
+        uq.adapted(target, rows(200, 1))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from latedrop.data.batches import Batches, inputs_of, row_batches, row_total
+from latedrop.data.rows import row_count, take_rows
 from latedrop.errors import ArgumentError, DataError
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
@@ -100,6 +101,16 @@ def test_any_real_array_is_a_target_and_an_input(y: np.ndarray) -> None:
     inputs, targets = collected((twice, y))[1:]
     np.testing.assert_array_equal(targets.numpy(), np.asarray(y).astype(targets.numpy().dtype))
     np.testing.assert_array_equal(inputs.numpy(), twice.astype(inputs.numpy().dtype))
+    assert inputs.is_floating_point() == (y.dtype.kind == "f")
+
+
+def test_scalars_belong_to_no_row() -> None:
+    x = {"a": torch.zeros(5, 2), "lengths": torch.ones(5), "temperature": torch.tensor(2.0)}
+    assert row_count(x) == 5
+    part = take_rows(x, slice(1, 3))
+    assert (part["a"].shape, part["lengths"].shape, part["temperature"]) == ((2, 2), (2,), 2)
+    with pytest.raises(DataError, match="first axis counts the examples"):
+        row_count({"a": 3})
 
 
 def test_a_generator_is_read_once_and_lazily() -> None:
@@ -165,10 +176,7 @@ REFUSED = {
     "dict": ({"x": X, "y": Y}, r"expected a pair \(x, y\) or an iterable of batches.*found a dict"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
-    "list of targets": (
-        (X, Y.flatten().tolist()),
-        r"expected targets as a tensor, array or table; found list\. Convert",
-    ),
+    "list of targets": ((X, Y.flatten().tolist()), r"targets as a tensor, array or table; found list\. Convert"),
     "text column": ((table(b=["x"] * 7), Y), r"expected numeric inputs; found column 'b' of type \w+\. Encode text"),
     "categories": ((table(b=pandas.Categorical(["x"] * 7)), Y), r"found column 'b' of type category\. Encode"),
     "missing in a column": ((table(b=pandas.array([1] * 6 + [None], "Int64")), Y), r"found 1 NaN or inf among 14"),
@@ -181,10 +189,7 @@ REFUSED = {
     "complex tensor": ((X, torch.zeros(7, dtype=torch.cfloat)), r"expected real targets; found torch\.complex64"),
     "nan": ((X, torch.full((7,), torch.nan)), r"expected finite targets; found 7 NaN or inf among 7\. Drop"),
     "masked": ((X, np.ma.masked_equal(np.arange(7), 3)), r"expected targets without missing values; found 1 masked"),
-    "masked inputs": (
-        (np.ma.masked_equal(np.eye(7, 2), 1), Y),
-        r"expected inputs without missing values; found 2 mask",
-    ),
+    "masked inputs": ((np.ma.masked_equal(np.eye(7, 2), 1), Y), "inputs without missing values; found 2 mask"),
     "nan inputs": ((torch.full((7, 2), torch.nan), Y), r"expected finite inputs; found 14 NaN or inf among 14"),
     "text inputs": ((np.array([["a"]] * 7), Y), r"expected numeric inputs.*Encode text"),
 }

@@ -155,7 +155,6 @@ class Two(nn.Module):
 
 
 def test_inputs_go_by_their_names(rows: tuple[Tensor, Tensor]) -> None:
-    torch.manual_seed(0)
     x, y = rows
     batch = {"mask": (x > 0).float(), "values": x, "labels": y, "row": torch.arange(40)}
     model = Two()
@@ -190,9 +189,7 @@ class Splits(dict[str, Any]):
     ],
     ids=["no targets", "two targets", "another name", "no mapping", "unknown inputs", "splits"],
 )
-def test_what_cannot_be_told_apart(
-    net: nn.Module, rows: tuple[Tensor, Tensor], make: Any, unpack: str | None, message: str
-) -> None:
+def test_what_cannot_be_told_apart(net: nn.Module, rows: Any, make: Any, unpack: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         latedrop.calibrate(net, make(*rows), progress=False, batches=latedrop.Batches(unpack=unpack))
 

@@ -1,4 +1,4 @@
-"""The default of `calibrate`: terms, guard, verdict, and what is kept of them."""
+"""The default of `calibrate`: terms, guard, verdict and what is kept; errors of networks that left rows out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+import networks
 from latedrop import calibrate, metrics
 from latedrop.calibration.cross_validation import CrossValidation, crossed
 from latedrop.calibration.verdict import judged
-from latedrop.errors import DataError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.evaluation import compare, verdict
-from networks import mlp
+from networks import Net, mlp
 from rounding import assert_same_up_to_rounding, rounding
 
 
@@ -50,11 +51,6 @@ class TestDefault:
         y[:, 1] = model(x).detach()[:, 1]
         with pytest.raises(DataError, match="equal to its target, perhaps of one output alone"):
             default(model, (x, y))
-        for rows in (0, 1):
-            with pytest.raises(DataError, match=f"at least 2 validation rows, and better a hundred; found {rows}"):
-                default(model, (x[:rows], y[:rows]))
-        with pytest.raises(DataError, match="expected targets below"):
-            default(model, (x, 1e30 * y))
         maps = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1)).eval()
         with pytest.raises(DataError, match="expected outputs of one shape in all batches"):
             default(maps, [(torch.randn(9, 1, size, size), torch.randn(9, 1, size, size)) for size in (4, 6)])
@@ -62,7 +58,7 @@ class TestDefault:
     def test_reference_rows_may_come_in_batches_with_targets(self) -> None:
         model = network()
         x, y = noisy(model, 100)
-        reference = torch.randn(90, 3)
+        reference = torch.randn(90, 3) + 0.1
         whole = default(model, (x, y), reference=reference).predict(x).variance
         loader = [(part, torch.zeros(len(part), 1)) for part in reference.split(40)]
         assert_same_up_to_rounding(default(model, (x, y), reference=loader).predict(x).variance, whole)
@@ -83,16 +79,10 @@ class TestDefault:
             default(model, noisy(model, 100), reference=reference)
 
 
-class _Bag(nn.Module):
-    """The mean over the elements of a set, which are padded to the largest of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(3, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-
-    def forward(self, x: Tensor, there: Tensor) -> Tensor:
-        hidden = self.second(self.first(x).tanh()).tanh() * there[..., None]
-        return self.head(hidden.sum(1) / there.sum(1, keepdim=True))
+def _bag(net: Net, x: Tensor, there: Tensor) -> Tensor:
+    """Take the mean over the elements of a set, which are padded to the largest of a batch."""
+    hidden = net.second(net.first(x).tanh()).tanh() * there[..., None]
+    return net.head(hidden.sum(1) / there.sum(1, keepdim=True))
 
 
 def _padded(items: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -105,8 +95,8 @@ class TestBatches:
     """A prediction does not depend on the rest of its batch, nor do the features that it is made of."""
 
     def test_padded_items(self) -> None:
-        torch.manual_seed(0)
-        model, items = _Bag().eval(), [torch.randn(6 - i % 6, 3) for i in range(60)]
+        model = Net(_bag, first=nn.Linear(3, 16), second=nn.Linear(16, 16), head=nn.Linear(16, 1))
+        items = [torch.randn(6 - i % 6, 3) for i in range(60)]
         y = model(*_padded(items)).detach() + 0.3 * torch.randn(60, 1)
         usual = [item + 0.1 for item in items]
         uq = default(
@@ -116,9 +106,7 @@ class TestBatches:
             method=latedrop.Terms(["leverage"]),
             reference=usual,
         )
-        assert uq.calibration.terms is not None
         assert uq.calibration.terms.reference_rows == 60
-        assert uq.calibration.terms.features is not None
         assert uq.calibration.terms.features.sites == ("head",)
         together = uq.predict(items)
         alone = torch.cat([uq.predict([item]).novelty for item in items])  # type: ignore[misc]
@@ -138,10 +126,7 @@ class TestGuard:
         model = network()
         x, y = noisy(model, 200)
         far = 100 * torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-        guarded, bare = (
-            default(model, (x, y), method=latedrop.Terms([], guard=on)).predict(far) for on in (True, False)
-        )
-        assert guarded.novelty is not None
+        guarded, bare = (default(model, (x, y), method=latedrop.Terms([], guard=g)).predict(far) for g in (True, False))
         assert bool((guarded.novelty > 1).all())
         assert bool((guarded.raw_variance > bare.raw_variance).all())
         assert_same_up_to_rounding(guarded.novelty, bare.novelty)  # it is told either way
@@ -181,7 +166,6 @@ class TestVerdict:
         chosen = latedrop.Sampling([0.1], draws=20) if method == "sample" else method
         uq = default(model, (x, y), method=chosen)
         assert uq.calibration.verdict is not None
-        assert uq.calibration.constant is not None
         other, truth = noisy(model, 60, seed=1)
         rows = {row.label: row for row in compare(uq.predict(other), truth)}
         assert rows["constant"].correlation == 0
@@ -190,13 +174,52 @@ class TestVerdict:
 
 
 def test_a_verdict_on_another_scale_says_so() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-    x = torch.randn(120, 2)
-    y = net(x).detach() + 0.3 * torch.randn(120, 1)
+    net = mlp(2, 16, 1, act=nn.ReLU)
+    x, y = networks.noisy(net, 120, inputs=2)
     uq = latedrop.calibrate(net, (x[:80], y[:80]), progress=False)
     assert uq.calibration.verdict_of_other == ""
     relaxed = uq.scaled("relaxed").calibration
     assert "predictions use another scale" in relaxed.verdict_of_other
     assert relaxed.verdict_of_other in str(relaxed)
     assert "predictions use conformal intervals" in uq.conformal((x[80:], y[80:])).calibration.verdict_of_other
+
+
+X = torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
+Y = X[:, :1].sin() + 0.1 * torch.randn(90, 1, generator=torch.Generator().manual_seed(1))
+FOLDS = torch.arange(90).chunk(3)
+
+
+def fold(seed: int, rows: Tensor) -> tuple[nn.Module, tuple[Tensor, Tensor], Tensor]:
+    return mlp(2, 12, 1, seed=seed), (X[rows], Y[rows]), X[torch.isin(torch.arange(90), rows, invert=True)]
+
+
+def test_errors_are_those_of_the_networks_that_left_the_rows_out() -> None:
+    folds = [fold(seed, rows) for seed, rows in enumerate(FOLDS)]
+    model = mlp(2, 12, 1, seed=9)
+    uq = latedrop.calibrate_cross_fitted(model, (X, Y), folds, reference=X, progress=False)
+    with torch.no_grad():
+        errors = torch.cat([net(x) - y for net, (x, y), _ in folds])
+        assert torch.equal(uq.predict(X).mean, model(X))
+    assert uq.calibration.rows == 90
+    assert uq.calibration.table[0].rmse == pytest.approx(float(errors.square().mean().sqrt()), rel=rounding())
+    assert uq.calibration.fingerprint == latedrop.fingerprint(model)
+
+
+def test_folds_of_the_model_itself_are_a_plain_calibration() -> None:
+    model = mlp(2, 12, 1, seed=9)
+    others = torch.randn(120, 2, generator=torch.Generator().manual_seed(2))
+    folds = [(model, (X[rows], Y[rows]), others) for rows in FOLDS]
+    fitted = latedrop.calibrate_cross_fitted(model, (X, Y), folds, reference=others, progress=False)
+    method = latedrop.Terms(["dropout", "leverage", "gradients"])  # a forest would have seen the errors
+    plain: latedrop.Predictor = latedrop.calibrate(model, (X, Y), reference=others, method=method, progress=False)
+    torch.testing.assert_close(fitted.predict(X).variance, plain.predict(X).variance, rtol=rounding(), atol=0)
+
+
+def test_wrong_folds_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"at least one fold; found none\. Call calibrate\(\)"):
+        latedrop.calibrate_cross_fitted(mlp(2, 12, 1), (X, Y), [])
+    with pytest.raises(ArgumentError, match=r"expected method=Terms\(\.\.\.\) for folds; found 'sample'"):
+        latedrop.calibrate_cross_fitted(mlp(2, 12, 1), (X, Y), [fold(0, FOLDS[0])], method=latedrop.Sampling())  # type: ignore[arg-type]
+    forest = latedrop.Terms(["dropout", "forest"])
+    with pytest.raises(ArgumentError, match=r"expected terms that learn nothing from errors for folds"):
+        latedrop.calibrate_cross_fitted(mlp(2, 12, 1), (X, Y), [fold(0, FOLDS[0])], method=forest)

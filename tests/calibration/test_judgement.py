@@ -17,20 +17,12 @@ from latedrop.evaluation.judgement import judge, parsed_requirements
 from latedrop.metrics.groups import Inputs, Outcomes, by_deviation, by_input
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def predicted(outputs: int = 1, rows: int = 200, **settings: Any) -> tuple[latedrop.Prediction, torch.Tensor]:
     net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
 
     def made(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randn(count, 3)
-        with torch.no_grad():
-            return x, net(x) + 0.3 * torch.randn(count, outputs)
+        return x, net(x).detach() + 0.3 * torch.randn(count, outputs)
 
     x, y = made(rows)
     return latedrop.calibrate(net, made(150), progress=False, **settings).predict(x), y
@@ -61,10 +53,9 @@ class TestGrades:
         assert {finding.about: finding.grade for finding in verdict.findings}[about] == grade
 
     def test_the_error_of_a_correlation_is_its_spread_over_samples(self) -> None:
-        generator = torch.Generator().manual_seed(3)
         rows, correlations = 100, []
         for _ in range(400):
-            pair = torch.randn(2, rows, generator=generator)
+            pair = torch.randn(2, rows)
             other = 0.5 * pair[0] + 0.75**0.5 * pair[1]
             ranks = torch.stack([pair[0].argsort().argsort().double(), other.argsort().argsort().double()])
             correlations.append(float(torch.corrcoef(ranks)[0, 1]))
@@ -122,7 +113,6 @@ class TestJudgement:
         prediction, target = predicted(outputs=2, method=latedrop.Terms(guard=False))
         factor = torch.tensor([1.0, 1e6])
         record = prediction.calibration
-        assert record.constant is not None
         record = replace(record, constant=(record.constant[0], record.constant[1] * 1e12))
         moved = {"output": prediction.output * factor, "raw_variance": prediction.raw_variance * factor**2}
         judgement = judge(replace(prediction, calibration=record, **moved), target * factor)
@@ -153,13 +143,9 @@ class TestRequirements:
 
     @pytest.mark.parametrize("text", ["coverag90>=0", "coverage>=0", "coverage100>=0", "gain,5>1"])
     def test_unknown_names_list_the_known(self, text: str) -> None:
-        with pytest.raises(
-            ArgumentError, match=r"expected (a measure to require among coverage90, width90|requirements)"
-        ):
+        with pytest.raises(ArgumentError, match=r"expected (a measure to require among coverage90|requirements)"):
             parsed_requirements(text)
 
-
-class TestLeftOutRows:
     def test_a_floor_alone_does_not_rank_the_rows_that_it_leaves_out(self) -> None:
         # Each fold's floor is smaller where its own errors are large; that is no ranking, neither right nor wrong.
         error = torch.randn(12, 1)

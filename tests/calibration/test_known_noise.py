@@ -43,23 +43,19 @@ def rows(count: int, std: Callable[[Tensor], Tensor], seed: int, degrees: float 
 
 def calibrated(std: Callable[[Tensor], Tensor], degrees: float = math.inf) -> latedrop.Predictor:
     x, y = rows(600, std, 0, degrees)
-    uq: latedrop.Predictor = latedrop.calibrate(network(x, y), rows(500, std, 1, degrees), reference=x, progress=False)
-    return uq
+    return latedrop.calibrate(network(x, y), rows(500, std, 1, degrees), reference=x, progress=False)
 
 
 @pytest.mark.parametrize(("std", "correlation"), [(step, 0.9), (growing, 0.6)], ids=["step", "growing"])
 def test_noise_that_varies_is_found(std: Callable[[Tensor], Tensor], correlation: float) -> None:
     uq = calibrated(std)
     verdict = uq.calibration.verdict
-    assert verdict is not None
     assert verdict.better
-    assert uq.calibration.terms is not None
     assert "forest" in uq.calibration.terms.choice
     x, y = rows(3000, std, 2)
     p = uq.predict(x)
     assert float(torch.corrcoef(torch.stack([p.std[:, 0].log(), std(x)[:, 0].log()]))[0, 1]) > correlation
     judged = judge(p, y, inputs=x).together
-    assert judged.verdict is not None
     assert judged.verdict.gain > 0.05
     # Standard errors: 0.005 of 3000 rows, 0.013 of a deviation that was fitted to 500.
     assert judged.verdict.coverage == pytest.approx(0.9, abs=0.04)
@@ -70,7 +66,6 @@ def test_even_noise_is_left_alone() -> None:
     x, y = rows(3000, even, 2)
     p = uq.predict(x)
     judged = judge(p, y, inputs=x).together.verdict
-    assert judged is not None
     assert judged.gain > -0.02
     assert judged.coverage == pytest.approx(0.9, abs=0.04)
     usual = p.std[p.novelty <= 1]  # type: ignore[operator]
@@ -79,7 +74,6 @@ def test_even_noise_is_left_alone() -> None:
 
 def test_heavy_tails_are_seen() -> None:
     uq = calibrated(even, degrees=3)
-    assert uq.calibration.degrees is not None
     assert uq.calibration.degrees <= 7
     x, y = rows(3000, even, 2, 3)
     p = uq.predict(x)
@@ -96,12 +90,10 @@ def test_a_range_that_is_off_is_the_headline() -> None:
     net = network(x, y)
     uq = latedrop.calibrate(net, rows(500, step, 1), reference=x, progress=False, method=latedrop.Terms(["size"]))
     verdict = uq.calibration.verdict
-    assert verdict is not None
     assert verdict.grade == "bad"
     assert verdict.slices
     test_x, test_y = rows(2000, step, 2)
     together = judge(uq.predict(test_x), test_y, inputs={"age": test_x[:, 2]}).together.verdict
-    assert together is not None
     assert together.grade == "bad"
     assert any(part.by == "age" for part in together.slices)
     assert "not everywhere" in together.sentence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -41,9 +42,7 @@ class Slope(Term):
 
 @pytest.mark.filterwarnings("ignore::latedrop.errors.LatedropWarning")
 @pytest.mark.parametrize("terms", [None, ["dropout", "leverage", "neighbours", Slope()]])
-def test_a_long_table_is_calibrated_with_some_of_its_rows(
-    monkeypatch: pytest.MonkeyPatch, terms: list[str | Term] | None
-) -> None:
+def test_a_long_table_is_calibrated_with_some_rows(monkeypatch: pytest.MonkeyPatch, terms: list[Any] | None) -> None:
     model = network()
     every = calibrate(model, table(6000, 250), method=Terms(terms), progress=False).calibration
     monkeypatch.setattr(measure, "MOST_ROWS", 2000)
@@ -88,18 +87,15 @@ def test_of_many_reference_rows_some_are_run(monkeypatch: pytest.MonkeyPatch, lo
 
     given = DataLoader(TensorDataset(reference), 100) if loader else reference
     uq = calibrate(model, (x, y), method=Terms([Counting()]), reference=given, progress=False)
-    assert uq.calibration.terms is not None
     assert uq.calibration.terms.reference_rows == 6000
     assert 500 <= shown[0] <= 1000
 
 
 def test_a_map_is_fitted_from_some_of_its_pixels_as_from_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(48, 1, 24, 24, generator=generator)
+    x = torch.rand(48, 1, 24, 24)
     y = model(x).detach()
-    y = y + (0.1 + x) * 0.3 * torch.randn(y.shape, generator=generator)
+    y = y + (0.1 + x) * 0.3 * torch.randn(y.shape)
     whole = calibrate(model, (x, y), progress=False, batches=Batches(8))
     monkeypatch.setattr(measure, "MOST_ENTRIES", 5000)
     some = calibrate(model, (x, y), progress=False, batches=Batches(8))

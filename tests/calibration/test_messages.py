@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop.errors import ArgumentError, DataError, OutputError
-from latedrop.named import load_model
 from latedrop.terms import VarianceHead
+from networks import Net
 from rounding import assert_same_up_to_rounding, rounding
 
 X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
@@ -31,23 +31,16 @@ def test_several_outputs_and_one_target(target: Tensor, method: str) -> None:
         latedrop.calibrate(mlp(2), (X, target), method=method, progress=False)
 
 
-class Head(nn.Module):
-    """Mean and log variance, as a tuple."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.mean, self.log_variance = mlp(8), nn.Linear(8, 1), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.body(x)
-        return self.mean(h), self.log_variance(h)
-
-
 def test_a_pair_of_mean_and_log_variance() -> None:
+    def run(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = net.body(x)
+        return net.mean(h), net.log_variance(h)
+
+    model = Net(run, body=mlp(8), mean=nn.Linear(8, 1), log_variance=nn.Linear(8, 1))
     with pytest.raises(OutputError, match=r"pass readout=0 and method=Terms\(\[VarianceHead\(1, 'log_variance'\)"):
-        latedrop.calibrate(Head(), (X, Y), progress=False)
+        latedrop.calibrate(model, (X, Y), progress=False)
     method = latedrop.Terms([VarianceHead(1, "log_variance"), "dropout"])
-    assert latedrop.calibrate(Head(), (X, Y), readout=0, method=method, progress=False).predict(X).std.shape == (80, 1)
+    assert latedrop.calibrate(model, (X, Y), readout=0, method=method, progress=False).predict(X).std.shape == (80, 1)
 
 
 def test_a_wrapper_around_a_trained_module() -> None:
@@ -68,35 +61,10 @@ class Moving:
         self.rows = self.rows.to(device)
 
 
-class TakesMoving(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, batch: Moving) -> Tensor:
-        actual: Tensor = self.net(batch.rows)
-        return actual
-
-
 def test_a_batch_whose_to_returns_nothing() -> None:
-    model, items = TakesMoving(), list(X)
+    model, items = Net(lambda net, batch: net.inner(batch.rows), inner=mlp()), list(X)
     uq = latedrop.calibrate(model, (items, Y), batches=latedrop.Batches(collate=Moving), progress=False)
-    torch.testing.assert_close(uq.predict(items).mean, model.net(X).detach())
-
-
-def test_a_pickled_module_is_no_name_of_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "net.pt"
-    torch.save(nn.Linear(3, 1), path)
-    with pytest.raises(ArgumentError, match=r"package.module:callable or a .pt2 file.*weights go to --weights"):
-        load_model(str(path))
-
-
-def test_more_classes_than_rows_are_refused_at_the_first_batch() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1000))
-    data = torch.utils.data.TensorDataset(X, torch.arange(80))
-    for rows in ((X, torch.arange(80)), torch.utils.data.DataLoader(data, batch_size=8)):
-        with pytest.raises(DataError, match=r"at least as many validation rows as classes, 1000.*found 80"):
-            latedrop.calibrate(model, rows, progress=False)
+    torch.testing.assert_close(uq.predict(items).mean, model.inner(X).detach())
 
 
 def test_validation_rows_as_they_were_left_out() -> None:
@@ -136,9 +104,8 @@ def test_every_result_is_one_line() -> None:
     numbers = latedrop.calibrate(mlp(), (X, Y), reference=X + 0.1, progress=False)
     classes = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False)
     images, pixels = torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4, 8, 8))
-    maps = latedrop.calibrate(
-        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)), (images, pixels), progress=False
-    )
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    maps = latedrop.calibrate(net, (images, pixels), progress=False)
     for result in (
         numbers,
         numbers.calibration,

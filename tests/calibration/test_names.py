@@ -27,8 +27,7 @@ network = partial(mlp, 3, 16)
 def frames(outputs: int = 2) -> tuple[nn.Module, Any, Any]:
     model, dice = network(outputs), np.random.default_rng(0)
     x = pandas.DataFrame(dice.normal(size=(60, 3)), columns=NAMES, index=[f"row {i}" for i in range(60)])
-    with torch.no_grad():
-        y = model(torch.tensor(x.to_numpy()).float()).numpy() + 0.2 * dice.normal(size=(60, outputs))
+    y = model(torch.tensor(x.to_numpy()).float()).detach().numpy() + 0.2 * dice.normal(size=(60, outputs))
     return model, x, pandas.DataFrame(y, columns=["height", "width"][:outputs], index=x.index)
 
 

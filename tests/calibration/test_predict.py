@@ -13,21 +13,11 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from latedrop import (
-    FirstOrder,
-    LatedropWarning,
-    Prediction,
-    Predictor,
-    Propagation,
-    Sampling,
-    calibrate,
-    find_sites,
-    load,
-    metrics,
-    sample,
-)
+import latedrop
+import networks
+from latedrop import Prediction, Predictor, Sampling, calibrate, find_sites, load, metrics, sample
 from latedrop.calibration.methods import checked_method
-from latedrop.errors import DataError
+from latedrop.errors import DataError, LatedropWarning
 from networks import mlp
 from quick import quick
 from rounding import assert_same_up_to_rounding
@@ -36,12 +26,7 @@ DRAWS = 20
 quietly = quick((0.1, 0.2), DRAWS)
 
 
-def data_for(model: nn.Module, rows: int = 100, seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 3, generator=generator)
-    with torch.no_grad():
-        y = model(x)
-    return x, y + 0.3 * torch.randn(y.shape, generator=generator)
+data_for = partial(networks.noisy, count=100, seed=1)
 
 
 @pytest.fixture
@@ -71,7 +56,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float) -> float:
 def plain() -> tuple[Predictor, list[tuple[Tensor, Tensor]]]:
     """A calibrated network, and its rows in three batches."""
     model = mlp(3, 40, 1)
-    x, y = data_for(model, 60)
+    x, y = data_for(model, count=60)
     pairs = list(zip(x.split(20), y.split(20), strict=True))
     return calibrate(model, pairs, task="regression", method="linear", progress=False), pairs
 
@@ -144,8 +129,8 @@ def test_intervals_and_quantiles_are_gaussian(fitted: tuple[Predictor, Tensor, T
     [
         {"method": Sampling((0.1,), scale="relaxed", draws=400)},
         {"method": Sampling((0.1,), scale="optimal", draws=400)},
-        {"method": FirstOrder(scale="relaxed")},
-        {"method": Propagation((0.1,), scale="optimal")},
+        {"method": latedrop.FirstOrder(scale="relaxed")},
+        {"method": latedrop.Propagation((0.1,), scale="optimal")},
     ],
     ids=["relaxed", "optimal", "linear", "propagate"],
 )
@@ -174,7 +159,6 @@ def skewed(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("method", ["sample", "linear"])
 def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None:
-    pytest.importorskip("sklearn")
     model, rows, fresh = mlp(3, 40, 1), 1000, 2000
     data = noisy(model, rows, 0, skewed)
     x, y = noisy(model, fresh, 1, skewed)
@@ -198,14 +182,11 @@ def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None
 @pytest.mark.parametrize("kind", ["gaussian", "isotonic", "conformal"])
 @pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
 def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, method: str) -> None:
-    if kind == "isotonic":
-        pytest.importorskip("sklearn")
     model = mlp(3, 40, 2)
     x, y = data_for(model)
-    options: dict[str, Any] = {} if method == "terms" else {"floor": True, "scale": 1.7}
-    named = replace(checked_method(method), **options)
+    named = replace(checked_method(method), floor=True, scale=1.7)
     if kind == "conformal":
-        predictor = quietly(model, (x, y), method=named).conformal(data_for(model, rows=30, seed=2))
+        predictor = quietly(model, (x, y), method=named).conformal(data_for(model, count=30, seed=2))
     else:
         predictor = quietly(model, (x, y), intervals=kind, method=named)
     path = tmp_path / "model.latedrop.json"
@@ -222,19 +203,12 @@ def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, meth
     assert load(str(path), model).calibration == predictor.calibration
 
 
-class Parts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp(3, 40, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        out = self.net(x)
-        return {"double": 2 * out, "y": out}
-
-
 def test_a_file_keeps_the_name_of_a_readout_and_asks_for_a_function(tmp_path: Path) -> None:
-    model = Parts()
-    x, y = data_for(model.net)
+    def parts(net: networks.Net, x: Tensor) -> dict[str, Tensor]:
+        return {"double": 2 * net.inner(x), "y": net.inner(x)}
+
+    model = networks.Net(parts, inner=mlp(3, 40, 1))
+    x, y = data_for(model.inner)
     path = tmp_path / "parts.json"
     predictor = quietly(model, (x, y), readout="y")
     predictor.save(path)
@@ -251,9 +225,7 @@ def test_a_file_keeps_the_name_of_a_readout_and_asks_for_a_function(tmp_path: Pa
 
 
 def test_a_map_without_a_channel_axis_takes_any_size() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.Flatten(1, 2))
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.Flatten(1, 2))
     x = torch.randn(12, 1, 6, 7, generator=torch.Generator().manual_seed(0))
     predictor = quietly(model, (x, model(x).detach() + 0.1))
     assert len(predictor.calibration.scales) == 1

@@ -36,8 +36,7 @@ def rows(outputs: int = 1, count: int = 50) -> tuple[Tensor, Tensor, Tensor]:
     dice = torch.Generator().manual_seed(1)
     x = torch.randn(count, 3, generator=dice, dtype=torch.float64)
     noise = torch.randn(count, outputs, generator=dice, dtype=torch.float64)
-    with torch.no_grad():
-        y = network(outputs)(x) + (0.1 + 0.2 * x[:, :1].abs()) * noise
+    y = network(outputs)(x).detach() + (0.1 + 0.2 * x[:, :1].abs()) * noise
     return x, y, torch.randint(0, 4, (count,), generator=dice)
 
 
@@ -82,10 +81,9 @@ def test_scales_count_a_row_as_often_as_its_weight(seed: int, per_output: bool) 
 
 
 def test_fits_count_a_row_as_often_as_its_weight() -> None:
-    dice = torch.Generator().manual_seed(3)
-    columns = torch.rand(2000, 1, 2, generator=dice, dtype=torch.float64)
-    error = torch.randn(2000, 1, generator=dice, dtype=torch.float64) * (0.2 + columns.sum(-1)).sqrt()
-    weights = torch.randint(1, 4, (2000,), generator=dice)
+    columns = torch.rand(2000, 1, 2, dtype=torch.float64)
+    error = torch.randn(2000, 1, dtype=torch.float64) * (0.2 + columns.sum(-1)).sqrt()
+    weights = torch.randint(1, 4, (2000,))
     normal = weights.double() / weights.double().mean()
     blocks = [Block([0], 0.2), Block([1], 0.2)]
     same: Any = {"worth": 2000.0, "sizes": columns.mean(0)}
@@ -151,16 +149,13 @@ def test_classes_have_no_transform_and_no_weights(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:only 3 validation rows")
-@pytest.mark.parametrize(
-    "options", [{}, {"method": latedrop.Terms(folds="blocks")}, {"method": "linear"}], ids=["terms", "blocks", "linear"]
-)
+@pytest.mark.parametrize("options", [{}, {"method": latedrop.Terms(folds="blocks")}, {"method": "linear"}])
 def test_few_rows_that_count(options: dict[str, Any]) -> None:
     x, y, _ = rows()
     weights = torch.zeros(50)
     weights[[7, 8, 9]] = 1.0
     uq = latedrop.calibrate(network(), (x, y), row_weights=weights, progress=False, **options)
     assert bool(uq.predict(x).variance.isfinite().all())
-    assert uq.calibration.verdict is not None
     assert np.isfinite(uq.calibration.verdict.gain_error)
     weights[[7, 8]] = 0.0
     with pytest.raises(DataError, match="at least 2 validation rows"):

@@ -93,9 +93,7 @@ def test_errors_of_nearly_zero_count_as_zero(tiny: float) -> None:
     error[:70] = tiny
     scale = relaxed_scale(torch.zeros(100), torch.ones(100), error)
     assert float(scale) > 1e-24
-    metrics.nll(
-        torch.zeros(100), (1e-6 * scale.float()).expand(100), error.float()
-    )  # a variance that a likelihood takes
+    metrics.nll(torch.zeros(100), (1e-6 * scale.float()).expand(100), error.float())
 
 
 def floor_cases() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -165,9 +163,6 @@ def test_tradeoff_goes_from_one_scale_to_the_other(shape: tuple[int, ...]) -> No
     assert_same_doubles(ratios, ratios[:1].repeat(20, 0))
 
 
-EVERY = pytest.mark.parametrize("function", [optimal_scale, relaxed_scale, fit_floor])
-
-
 @pytest.mark.parametrize("function", [optimal_scale, relaxed_scale])
 def test_a_variance_of_zero_needs_a_floor(function) -> None:
     mean, variance, target = make(10)
@@ -176,7 +171,7 @@ def test_a_variance_of_zero_needs_a_floor(function) -> None:
         function(mean, variance, target)
 
 
-@EVERY
+@pytest.mark.parametrize("function", [optimal_scale, relaxed_scale, fit_floor])
 def test_no_errors_no_scale(function) -> None:
     mean, variance, _ = make(10)
     with pytest.raises(DataError, match="found every prediction equal to its target"):

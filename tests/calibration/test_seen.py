@@ -1,6 +1,8 @@
-"""Rows that were seen before are noticed, by few marks, and others are not."""
+"""Warnings about rows that were seen before, which few marks tell, and about weights that are others."""
 
+import copy
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,29 +15,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import latedrop
-from latedrop import LatedropWarning
+from latedrop import LatedropWarning, Sampling, calibrate, load
 from latedrop.calibration.seen import feature_marks, marks_of, share_seen, sketch
 from latedrop.evaluation.evaluation import compare
 from latedrop.evaluation.judgement import judge_classes
-from networks import mlp
+from networks import mlp, noisy
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
-METHODS: list[dict[str, Any]] = [
-    {},
-    {"method": "linear"},
-    {"method": latedrop.Sampling(rates=[0.1, 0.3], draws=10)},
-]
+METHODS: list[dict[str, Any]] = [{}, {"method": "linear"}, {"method": latedrop.Sampling([0.1, 0.3], draws=10)}]
 
 
 network = partial(mlp, 3, 16, 1)
 
 
 def rows(seed: int, count: int = 60) -> tuple[Tensor, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 3, generator=dice)
-    with torch.no_grad():
-        return x, network()(x) + 0.1 * torch.randn(count, 1, generator=dice)
+    return noisy(network(), count, seed, 0.1)
 
 
 @settings(deadline=None)
@@ -104,9 +99,8 @@ def test_conformal_rows_of_the_calibration_itself(options: dict[str, Any]) -> No
 
 def test_a_classifiers_own_rows_are_noticed(tmp_path: Path) -> None:
     model = nn.Sequential(network(), nn.Linear(1, 3))
-    dice = torch.Generator().manual_seed(2)
-    x, new = torch.randn(2, 90, 3, generator=dice)
-    y, labels = torch.randint(3, (2, 90), generator=dice)
+    x, new = torch.randn(2, 90, 3)
+    y, labels = torch.randint(3, (2, 90))
     latedrop.calibrate(model, (x, y), task="classification", progress=False).save(tmp_path / "c.json")
     uq = latedrop.load(tmp_path / "c.json", model)
     with pytest.warns(LatedropWarning, match=OWN):
@@ -117,3 +111,69 @@ def test_a_classifiers_own_rows_are_noticed(tmp_path: Path) -> None:
         with pytest.warns(LatedropWarning, match=HELD):
             use((x, y))
         use((new, labels))
+
+
+def _step(model: nn.Sequential, x: Tensor) -> None:
+    model(x).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def _in_place(model: nn.Sequential, x: Tensor) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+
+
+CHANGES: dict[str, Callable[[nn.Sequential, Tensor], Any]] = {
+    "in place": _in_place,
+    "step": _step,
+    "replaced": lambda model, x: setattr(model[0], "weight", nn.Parameter(2 * model[0].weight.detach())),
+    "loaded": lambda model, x: model.load_state_dict({name: 2 * v for name, v in model.state_dict().items()}),
+    "through data": lambda model, x: [parameter.data.mul_(1.01) for parameter in model.parameters()],
+    "layer": lambda model, x: setattr(model, "0", mlp(3, 20, seed=1)[0]),
+}
+
+
+class TestWeights:
+    def made(self) -> tuple[nn.Sequential, Any, Tensor]:
+        model = mlp(3, 20, 1)
+        x, y = noisy(model, 50)
+        return model, calibrate(model, (x, y), method=Sampling(rates=[0.2], draws=20), progress=False), x
+
+    @pytest.mark.parametrize("change", [*CHANGES, "another model"])
+    def test_new_weights_are_told_once(self, change: str) -> None:
+        model, uq, x = self.made()
+        uq.predict(x)
+        if change == "another model":
+            uq.model = model = copy.deepcopy(model)
+        CHANGES.get(change, CHANGES["replaced"])(model, x)
+        with pytest.warns(LatedropWarning, match="weights were changed after the calibration"):
+            uq.predict(x)
+        uq.predict(x)
+        uq.scaled("relaxed").predict(x)
+
+    def test_the_same_values_elsewhere_are_no_change(self) -> None:
+        model, uq, x = self.made()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.double().float()
+            uq.predict(x)
+            with torch.no_grad():
+                model[0].weight.mul_(1.0)  # type: ignore[operator]
+            uq.predict(x)
+            model.load_state_dict(copy.deepcopy(model.state_dict()))
+            model.train()
+            uq.predict(x)
+            model.requires_grad_(False)
+            uq.predict(x)
+            model[0].weight.data.mul_(1.0)  # type: ignore[operator]
+            uq.predict(x)
+
+    def test_when_loading(self, tmp_path: Path) -> None:
+        model, uq, x = self.made()
+        uq.save(tmp_path / "uq.json")
+        load(tmp_path / "uq.json", model).predict(x)
+        with torch.no_grad():
+            model[0].weight.mul_(2)  # type: ignore[operator]
+        with pytest.warns(LatedropWarning, match="weights are not those that"):
+            other = load(tmp_path / "uq.json", model)
+        other.predict(x)  # said once

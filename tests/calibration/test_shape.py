@@ -66,9 +66,7 @@ def test_no_other_coefficients_are_cheaper(monkeypatch: pytest.MonkeyPatch) -> N
         return float((e2 / v + v.log()).sum() / 2 + 30 / 4 * SHARES @ off.square())
 
     logs_of_fit = torch.cat([fit.floors, fit.coefficients[0] * sizes[0]]).log().numpy()
-    best = minimize(
-        cost, logs_of_fit + 0.3, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-10, "maxiter": 4000}
-    )
+    best = minimize(cost, logs_of_fit + 0.3, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-10})
     assert cost(logs_of_fit) == pytest.approx(best.fun, abs=1e-5)
     np.testing.assert_allclose(logs_of_fit, best.x, atol=5e-3)
 
@@ -85,7 +83,6 @@ def test_a_forest_has_a_fit_without_it_beside() -> None:
     error, columns = rows_of(60)
     blocks = [BLOCKS[0], Block([1], 1.0, True)]
     fit = fit_terms(error, columns, blocks)
-    assert fit.without is not None
     assert_same_doubles(fit.without.variance(columns), fit_terms(error, columns, blocks[:1]).variance(columns))
     assert fit_terms(error, columns, BLOCKS).without is None
 

@@ -94,9 +94,7 @@ def test_targets_whose_squares_overflow(size: float) -> None:
         as_output(torch.zeros(60, 1), y.double() * size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LatedropWarning)
-        uq = latedrop.calibrate(
-            Sum().double(), (x.double(), y.double() * size), method=latedrop.Sampling(rates=[0.1], draws=5)
-        )
+        uq = latedrop.calibrate(Sum().double(), (x.double(), y.double() * size), method=latedrop.Sampling([0.1], 5))
     assert uq.calibration.scales[0] > 0
     prediction = calibrated(Sum(), y).predict(x)
     with pytest.raises(DataError, match=message):

@@ -14,33 +14,19 @@ from torch.utils.data import DataLoader, TensorDataset
 import latedrop
 from latedrop.errors import OutputError
 from latedrop.prediction.predictor import ClassPredictor
+from networks import Net, mlp, noisy
 from rounding import assert_same_up_to_rounding
 
 
-class Times(nn.Module):
-    """A network whose logits are multiplied."""
-
-    def __init__(self, factor: float, classes: int = 3) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, classes))
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x) * self.factor
-
-
 def case(factor: float = 3.0, classes: int = 3, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model, x = Times(factor, classes), torch.randn(120, 4)
-        with torch.no_grad():
-            y = (model(x) / factor + 0.2 * torch.randn(120, classes)).argmax(1)
-    return model, x, y
+    """A network whose logits are multiplied, with rows and labels."""
+    layers = mlp(4, 20, classes, seed=seed)
+    x, logits = noisy(layers, 120, seed, 0.2, inputs=4)
+    return Net(lambda net, x: net.layers(x) * factor, layers=layers), x, logits.argmax(1)
 
 
 def calibrated(*args: Any, **options: Any) -> ClassPredictor:
     uq = latedrop.calibrate(*args, progress=False, **options)
-    assert isinstance(uq, ClassPredictor)
     return uq
 
 
@@ -83,8 +69,7 @@ def test_labels_that_are_all_right(classes: int) -> None:
 @pytest.mark.parametrize("size", [1, 40])
 def test_a_sigmoid_is_refused(size: int) -> None:
     model, x, _ = case(4.0, 1)
-    with torch.no_grad():
-        y = (torch.sigmoid(model(x)[:, 0]) > torch.rand(len(x), generator=torch.Generator().manual_seed(0))).long()
+    y = (torch.sigmoid(model(x)[:, 0]) > torch.rand(len(x), generator=torch.Generator().manual_seed(0))).long()
     ended, loader = nn.Sequential(model, nn.Sigmoid()), DataLoader(TensorDataset(x, y), batch_size=size)
     with pytest.raises(OutputError, match="before a sigmoid"):
         calibrated(ended, loader, task="classification")

@@ -22,25 +22,20 @@ def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, (torch.rand(count, LABELS, generator=dice) < chance).float()
 
 
-class Overconfident(nn.Module):
+def overconfident(factor: float = 5.0) -> nn.Module:
     """The true logits, five times as large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, LABELS)
-        with torch.no_grad():
-            self.first.weight.copy_(torch.eye(6))
-            self.first.bias.zero_()
-            self.last.weight.copy_(10 * torch.eye(LABELS, 6))
-            self.last.bias.copy_(-5 * torch.arange(LABELS) / 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, LABELS))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(6))
+        model[0].bias.zero_()
+        model[1].weight.copy_(2 * factor * torch.eye(LABELS, 6))
+        model[1].bias.copy_(-factor * torch.arange(LABELS) / 2)
+    return model
 
 
 @pytest.fixture(scope="module")
 def uq() -> latedrop.MultiLabelPredictor:
-    return latedrop.calibrate_multilabel(Overconfident(), rows(400, 0), names="abcd").control(rows(500, 1))
+    return latedrop.calibrate_multilabel(overconfident(), rows(400, 0), names="abcd").control(rows(500, 1))
 
 
 def test_probabilities_follow_the_truth(uq: latedrop.MultiLabelPredictor) -> None:
@@ -55,10 +50,7 @@ def test_probabilities_follow_the_truth(uq: latedrop.MultiLabelPredictor) -> Non
 
 
 def test_a_calibrated_model_stays_as_it_is() -> None:
-    model = Overconfident()
-    with torch.no_grad():
-        model.last.weight /= 5
-        model.last.bias /= 5
+    model = overconfident(1.0)
     uq = latedrop.calibrate_multilabel(model, rows(400, 0))
     assert uq.calibration.choice == "model"
     x, _ = rows(10, 3)
@@ -97,13 +89,15 @@ def test_a_file_brings_it_back(uq: latedrop.MultiLabelPredictor, tmp_path: Path)
     assert again.calibration == uq.calibration
     x, _ = rows(7, 5)
     assert again.predict(iter([x[:3], x[3:]])).label_set().tolist() == uq.predict(x).label_set().tolist()
+    with pytest.raises(FileError, match=r"latedrop\.load_multilabel\(path, model\)"):
+        latedrop.load(path, uq.model)
     path.write_text(path.read_text().replace('"slopes"', '"shapes"'))
     with pytest.raises(FileError):
         latedrop.load_multilabel(path, uq.model)
 
 
 def test_what_is_refused(uq: latedrop.MultiLabelPredictor) -> None:
-    model, (x, y) = Overconfident(), rows(40, 6)
+    model, (x, y) = overconfident(), rows(40, 6)
     with pytest.raises(DataError, match=r"labels of 0 and 1 of shape \(40, 4\).*found shape \(40, 3\)"):
         latedrop.calibrate_multilabel(model, (x, y[:, :3]))
     with pytest.raises(DataError, match=r"labels of 0 and 1.*values from 0 to 2"):
@@ -122,27 +116,12 @@ def test_what_is_refused(uq: latedrop.MultiLabelPredictor) -> None:
         latedrop.calibrate_multilabel(model, (x, nn.functional.one_hot(y.argmax(1), 4)))
     with pytest.warns(latedrop.LatedropWarning, match="used for nothing else"):
         uq.control(rows(400, 0))
+    for inputs in (torch.randn(5, 7), {"x": x}):
+        with pytest.raises(DataError, match="expected inputs that the model takes"):
+            uq.predict(inputs)
     with torch.no_grad():
-        uq.model.last.bias += 1
+        uq.model[1].bias += 1
     with pytest.warns(latedrop.LatedropWarning, match="weights"):
         uq.predict(x)
     with torch.no_grad():
-        uq.model.last.bias -= 1
-
-
-def test_inputs_that_the_model_does_not_take_are_refused_in_words() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(100, 3)
-    uq = latedrop.calibrate_multilabel(nn.Linear(3, 4), (x, torch.rand(100, 4) < 0.3))
-    with pytest.raises(DataError, match="expected inputs that the model takes"):
-        uq.predict(torch.randn(5, 7))
-    with pytest.raises(DataError, match="expected inputs that the model takes"):
-        uq.predict({"x": x})
-
-
-def test_another_kind_of_file_names_what_reads_it(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(100, 3)
-    latedrop.calibrate_multilabel(model, (x, torch.rand(100, 4) < 0.3)).save(tmp_path / "labels.json")
-    with pytest.raises(FileError, match=r"latedrop\.load_multilabel\(path, model\)"):
-        latedrop.load(tmp_path / "labels.json", model)
+        uq.model[1].bias -= 1

@@ -1,7 +1,8 @@
-"""How novel a row of a classifier is: leverage of features and of mask gradients of the largest logit."""
+"""How novel a row of a classifier is, and which candidate is used: the guard on novel rows always stays."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,22 +10,21 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+from latedrop.calibration.cross_validation import CrossValidation, leading
+from latedrop.calibration.fit_classes import ALONE, Measured, chosen
 from latedrop.errors import OutputError
 from latedrop.metrics import auroc
-from networks import mlp, trained
+from networks import Net, mlp, trained
 from rounding import assert_same_up_to_rounding
 
 
 def made(classes: int = 3, rows: int = 200, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, classes))
-        return model, torch.randn(rows, 4), torch.arange(rows) % max(classes, 2)
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+    return mlp(4, 12, 8, classes, seed=seed), x, torch.arange(rows) % max(classes, 2)
 
 
 def calibrated(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> latedrop.ClassPredictor:
     uq = latedrop.calibrate(model, (x, y), task="classification", progress=False, **options)
-    assert isinstance(uq, latedrop.ClassPredictor)
     return uq
 
 
@@ -97,30 +97,61 @@ def test_classes_never_seen_are_told_where_features_do_not() -> None:
     for name in ("leverage", "gradients"):
         uq = calibrated(net, seen[600:900], labels[600:900], reference=seen[:600], method=latedrop.Terms([name]))
         usual, novel = uq.predict(seen[900:]).novelty, uq.predict(unseen).novelty
-        assert usual is not None
-        assert novel is not None
         areas[name] = float(auroc(torch.cat([novel, usual]), torch.arange(len(novel) + len(usual)) < len(novel)))
     assert areas["gradients"] > 0.9
     assert areas["gradients"] > areas["leverage"] + 0.1
 
 
-class Detached(nn.Module):
-    """A classifier without derivatives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = made()[0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.inner(x)
-
-
 def test_a_model_without_derivatives_has_features_alone() -> None:
-    _, x, y = made()
-    uq = calibrated(Detached(), x, y)
-    assert uq.calibration.guard is not None
+    inner, x, y = made()
+    model = Net(torch.no_grad()(lambda net, x: net.inner(x)), inner=inner)
+    uq = calibrated(model, x, y)
     assert uq.calibration.guard.terms == ("leverage",)
     assert uq.predict(x).novelty is not None
     with pytest.raises(OutputError, match="expected an output that autograd can differentiate"):
-        calibrated(Detached(), x, y, method=latedrop.Terms(["gradients"]))
+        calibrated(model, x, y, method=latedrop.Terms(["gradients"]))
+
+
+ROWS = 400
+
+
+def rows(sure: float) -> Measured:
+    """A tenth of the rows are strange; `sure` is how often the likeliest class of these is right."""
+    dice = torch.Generator().manual_seed(0)
+    logits = torch.zeros(ROWS, 3)
+    logits[:, 0] = 2.0
+    strange = torch.cat([torch.full((40,), 3.0), torch.full((ROWS - 40,), 0.5)])
+    right = torch.where(strange > 1, sure, float(torch.softmax(logits[0], 0)[0]))
+    labels = torch.where(torch.rand(ROWS, generator=dice) < right, 0, torch.randint(1, 3, (ROWS,), generator=dice))
+    return Measured(logits.double(), labels, strange.double())
+
+
+@pytest.mark.parametrize("sure", [0.3, 0.6, 1.0])
+def test_the_guard_stays(sure: float) -> None:
+    picked = chosen(rows(sure), guard=True)
+    guard = next(each for each in picked.candidates if each.name == "guard")
+    assert (guard.gain < -2 * guard.gain_error) == (sure == 1.0)  # also where one temperature is clearly better
+    assert picked.name != ALONE
+    strange = picked.fit.temperatures(torch.tensor([1.0, 5.0]), torch.zeros(2, 3).double())
+    assert float(strange[1]) >= 5 * float(strange[0]) * (1 - 1e-6)
+
+
+def test_a_small_lead_adds_nothing() -> None:
+    left, home = CrossValidation(), torch.zeros(ROWS)
+    for gain, name in ((0.0009, "home"), (0.0011, "other")):
+        scores = {"home": home, "other": home + gain}  # without any standard error
+        assert leading(scores, "home", left) == name
+
+
+def test_without_a_guard_one_temperature_is_left() -> None:
+    assert chosen(rows(0.3), guard=False).name == ALONE
+
+
+@pytest.mark.parametrize(("shift", "taken"), [(1e-5, False), (1e-3, False), (0.1, True)])
+def test_draws_must_gain_a_thousandth_of_a_nat(shift: float, taken: bool) -> None:
+    measured = rows(0.3)
+    better = measured.logits + shift * torch.nn.functional.one_hot(measured.labels, 3)  # in every row, by the same
+    picked = chosen(replace(measured, drawn={0.1: better.expand(4, -1, -1)}), guard=False)
+    draws = next(each for each in picked.candidates if each.name == "draws at rate 0.1")
+    assert draws.gain > draws.gain_error
+    assert (draws.gain > 1e-3, picked.name == draws.name) == (taken, taken)

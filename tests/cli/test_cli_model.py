@@ -3,12 +3,13 @@
 import csv
 import hashlib
 import json
+import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,6 @@ from latedrop.cli import app as cli
 from latedrop.errors import DataError
 from rounding import assert_same_up_to_rounding, rounding
 from written import arrays_of, rows_of
-
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -45,10 +43,6 @@ class Parts(Net):
         hidden = self.first(x).tanh()
         return {"mean": self.second(hidden), "hidden": hidden}
 
-class Maps(Net):
-    def forward(self, x):
-        return self.second(self.first(x).tanh()).unflatten(1, (2, 2))
-
 class Fails(Net):
     def forward(self, x):
         raise KeyError("a bug of the user's")
@@ -63,9 +57,6 @@ def net():
 
 def two():
     return _seeded(Net, 2)
-
-def maps():
-    return _seeded(Maps, 4)
 
 def parts():
     return _seeded(Parts)
@@ -92,22 +83,19 @@ def call(call: Run) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(user_folder: Path) -> Path:
     """A user's folder, as the current one: code, weights, and rows in every kind of file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     Path("user_model.py").write_text(CODE)
     dice = np.random.default_rng(0)
     for name in ("val", "test"):
         x = dice.normal(size=(60, 3)).astype(np.float32)
         y = x[:, 0] * x[:, 1] + 0.1 * dice.normal(size=60)
-        np.savez(f"{name}.npz", x=x, y=y[:, None], y2=np.stack([y, -y], 1), y4=np.zeros((60, 2, 2)) + y[:, None, None])
+        np.savez(f"{name}.npz", x=x, y=y[:, None], y2=np.stack([y, -y], 1))
         with open(f"{name}.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["id", "a", "b", "c", "y", "z"])
             writer.writerows([f"r{i}", *map(float, x[i]), y[i], -y[i]] for i in range(60))
-    yield tmp_path
-    sys.modules.pop("user_model", None)
+    return user_folder
 
 
 def written(path: str, rows: list[list[object]], head: Sequence[str] = ("a", "b", "c", "y", "z")) -> None:
@@ -146,19 +134,14 @@ class TestSites:
         ("arguments", "message"),
         [
             ([], "expected --data or --input-shape, rows to run the model on; found none."),
-            (
-                ["--input-shape", "3,x"],
-                "expected --input-shape as the sizes of one row, such as 3,224,224; found '3,x'.",
-            ),
+            (["--input-shape", "3,x"], "as the sizes of one row, such as 3,224,224; found '3,x'."),
             (["--input-shape", "0"], "expected --input-shape as the sizes of one row, such as 3,224,224; found '0'."),
-            (
-                ["--input-shape", "3", "--data", "val.csv"],
-                "expected --data or --input-shape; found both. Leave one out.",
-            ),
+            (["--input-shape", "3", "--data", "val.csv"], "--data or --input-shape; found both. Leave one out."),
         ],
     )
     def test_wrong_arguments(self, call: Run, arguments: list[str], message: str) -> None:
-        assert call("sites", "user_model:net", *arguments) == (2, "", f"latedrop: {message}\n")
+        code, out, err = call("sites", "user_model:net", *arguments)
+        assert (code, out, err.count("\n"), message in err) == (2, "", 1, True)
 
 
 class TestCalibrate:
@@ -171,11 +154,8 @@ class TestCalibrate:
         assert record.fingerprint == expected.fingerprint
 
     def test_table_and_report(self, call: Run) -> None:
-        pytest.importorskip("matplotlib")
-        rates = ("--rates", "0.2,0.3", "--draws", "10")
-        code, out, err = call(
-            "calibrate", "user_model:net", "--data", "val.npz", *rates, "-o", "c.json", "--report", "c.html"
-        )
+        rates, report = ("--rates", "0.2,0.3", "--draws", "10"), ("--report", "c.html")
+        code, out, err = call("calibrate", "user_model:net", "--data", "val.npz", *rates, "-o", "c.json", *report)
         assert (code, err) == (0, "")
         assert len(re.findall(r"^ 0\.[23]( \*)? ", out, re.MULTILINE)) == 2
         assert "60 validation rows; the rate in use is marked *.\n" in out
@@ -201,13 +181,11 @@ class TestCalibrate:
         arguments = ("--data", "val.npz", *QUICK, "-o", "c.json")
         code, out, _ = call("calibrate", "user_model:net", *arguments, "--intervals", "conformal")
         record = latedrop.Calibration.from_json(Path("c.json").read_text())
-        assert isinstance(record.intervals, latedrop.quantiles.ConformalScores)
         scores = len(record.intervals.scores[0])
         assert (code, record.rows + scores) == (0, 60)
         assert f"{record.rows} validation rows, {scores} more for the conformal intervals" in out
         code, _, _ = call("calibrate", "user_model:net", *arguments, "--conformal-data", "test.npz")
         record = latedrop.Calibration.from_json(Path("c.json").read_text())
-        assert isinstance(record.intervals, latedrop.quantiles.ConformalScores)
         assert (code, record.rows, len(record.intervals.scores[0])) == (0, 60, 60)
 
     def test_readouts(self, call: Run) -> None:
@@ -234,18 +212,13 @@ class TestCalibrate:
             ("net --data val.csv --target y --inputs a,b", 1, "Its input was columns a, b of val.csv: see --inputs."),
             ("two --data val.npz", 1, "It was array y of val.npz: see --target."),
             ("fails --data val.npz", 1, 'it raised KeyError: "a bug of the user\'s"'),
-            (
-                "net --data val.npz --method linear --draws 5",
-                2,
-                "expected options that belong to --method linear; found --draws",
-            ),
+            ("net --data val.npz --method linear --draws 5", 2, "options that belong to --method linear; found"),
             ("net --data val.npz --rates a", 2, "expected --rates as numbers separated by commas"),
             ("net --data val.npz --report c.pdf", 2, "expected an output that ends in .html"),
             ("net --data val.npz --device tpu", 2, "expected --device auto, cpu"),
         ],
     )
     def test_one_line_and_no_file(self, call: Run, words: str, code: int, message: str) -> None:
-        pytest.importorskip("matplotlib")
         status, out, err = call("calibrate", *f"user_model:{words} --draws 5 -o c.json".split())
         assert (status, out, err.count("\n")) == (code, "", 1)
         assert err.startswith("latedrop: expected ")
@@ -292,9 +265,6 @@ class TestPredict:
             writer.writerows({name: row.get(name, "text") for name in names} for row in rows_of("test.csv"))
         assert call("predict", "user_model:net", calibrated, "--data", "turned.csv", "-o", "turned_out.csv")[0] == 0
         assert Path("turned_out.csv").read_text() == Path("out.csv").read_text()
-        Path("short.csv").write_text("a,b\n1,2\n")
-        code, _, err = call("predict", "user_model:net", calibrated, "--data", "short.csv")
-        assert (code, err) == (2, "latedrop: expected column 'c' in short.csv; it is not there. It has 'a', 'b'.\n")
 
     @pytest.mark.parametrize("end", ["parquet", "npz"])
     def test_other_files(self, call: Run, calibrated: str, end: str) -> None:
@@ -314,10 +284,7 @@ class TestPredict:
         arguments = ("--data", "gaps.csv", "-o", "out.csv", "--keep", "id", "--json")
         code, out, err = call("predict", "user_model:net", calibrated, *arguments)
         assert code == 0
-        assert err == (
-            "latedrop: warning: NaN or missing values in 1 of 60 rows, at line 5 of gaps.csv; their predictions are "
-            "left empty.\n"
-        )
+        assert "NaN or missing values in 1 of 60 rows, at line 5 of gaps.csv; their predictions are left empty." in err
         record = json.loads(out)
         assert (record["rows"], record["empty"], record["file"]) == (60, 1, "out.csv")
         rows = rows_of("out.csv")
@@ -341,19 +308,11 @@ class TestPredict:
         ("arguments", "code", "message"),
         [
             (["none.json", "--data", "test.csv"], 1, "expected a calibration file at none.json"),
-            (
-                ["cal.json", "--data", "test.csv", "--level", "90"],
-                2,
-                "expected a probability inside (0, 1); found 90.0",
-            ),
+            (["cal.json", "--data", "test.csv", "--level", "90"], 2, "a probability inside (0, 1); found 90.0"),
             (["cal.json", "--data", "test.csv", "--keep", "w"], 2, "expected column 'w' in test.csv"),
             (["cal.json", "--data", "clash.csv", "--keep", "mean"], 2, "found mean, names of the output"),
             (["cal.json", "--data", "head.csv"], 1, "expected at least one row in head.csv; found none."),
-            (
-                ["cal.json", "--data", "text.csv"],
-                1,
-                "expected numbers in column 'b' of text.csv; found 'low' in line 42",
-            ),
+            (["cal.json", "--data", "text.csv"], 1, "numbers in column 'b' of text.csv; found 'low' in line 42"),
         ],
     )
     @pytest.mark.usefixtures("calibrated")
@@ -390,7 +349,6 @@ class TestPredict:
 
 class TestEvaluate:
     def test_table_and_report(self, call: Run, calibrated: str) -> None:
-        pytest.importorskip("matplotlib")
         arguments = ("--data", "test.csv", "--report", "page.html", "--level", "0.8")
         code, out, err = call("evaluate", "user_model:net", calibrated, *arguments)
         assert (code, err) == (0, "")
@@ -448,23 +406,20 @@ class TestEvaluate:
         arguments = ("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--require")
         code, out, err = call(*arguments, "rows>=61,coverage50>=0,rmse<0", "--report", "page.html")
         assert code == 3
-        assert re.fullmatch(
-            r"latedrop: required rows >= 61; found 60\.\nlatedrop: required rmse < 0; found [\d.]+\.\n", err
-        )
+        assert re.fullmatch(r"latedrop: required rows >= 61; found 60\.\nlatedrop: required rmse < 0; found .+\n", err)
         assert out.startswith("60 test rows\n")
         assert Path("page.html").exists()
         assert call(*arguments, "rows>=60")[0] == 0
 
     def test_one_line(self, call: Run, calibrated: str) -> None:
-        units = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--unit", "m,s")
-        message = "latedrop: expected one unit, or one for each of 1 outputs; found 2: ['m', 's'].\n"
-        assert units == (2, "", message)
-        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--report", "page.pdf")
-        message = "latedrop: expected an output that ends in .html or .htm; found 'page.pdf'. Rename it.\n"
-        assert (code, out, err) == (2, "", message)
         Path("head.csv").write_text("a,b,c,y\n")
-        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "head.csv")
-        assert (code, out, err) == (1, "", "latedrop: expected rows to evaluate in head.csv; found none.\n")
+        for words, status, message in (
+            ("test.csv --unit m,s", 2, "one unit, or one for each of 1 outputs; found 2: ['m', 's']"),
+            ("test.csv --report page.pdf", 2, "expected an output that ends in .html or .htm; found 'page.pdf'"),
+            ("head.csv", 1, "expected rows to evaluate in head.csv; found none."),
+        ):
+            code, out, err = call("evaluate", "user_model:net", calibrated, "--data", *words.split())
+            assert (code, out, err.count("\n"), message in err) == (status, "", 1, True)
 
     def test_what_was_not_foreseen(self, call: Run, calibrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: object, **__: object) -> None:
@@ -473,9 +428,44 @@ class TestEvaluate:
         monkeypatch.setattr("latedrop.prediction.predictor.Predictor.predict_labelled", broken)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv")
         assert (code, out) == (1, "")
-        assert err == (
-            "latedrop: ZeroDivisionError: oh. This was not foreseen: pass --debug to see where it comes from.\n"
-        )
+        assert err.startswith("latedrop: ZeroDivisionError: oh. This was not foreseen: pass --debug")
+
+
+class TestExport:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("-o model.txt", "ends in .onnx"),
+            ("-o model.onnx --level 2", "inside (0, 1)"),
+            ("-o model.onnx --input-shape 5", "inputs that the model takes"),
+            ("-o model.onnx --data val.csv --input-shape 3", "Leave one out"),
+        ],
+    )
+    def test_wrong_words(self, call: Run, calibrated: str, words: str, message: str) -> None:
+        code, out, err = call("export", "user_model:net", calibrated, *words.split())
+        assert (code in (1, 2), out, message in err) == (True, "", True)
+
+    def test_a_file_predicts_as_the_model_does(self, call: Run, calibrated: str) -> None:
+        code, out, _ = call("export", "user_model:net", calibrated, "-o", "model.onnx", "--level", "0.8")
+        assert (code, "written: model.onnx" in out) == (0, True)
+        x = arrays_of("test.npz")["x"]
+        expected = latedrop.load(calibrated, sys.modules["user_model"].net()).predict(x).interval(0.8)[0]
+        assert_same_up_to_rounding(latedrop.load_onnx("model.onnx").predict(x).interval()[0], expected.numpy())
+
+
+class TestVerbose:
+    def test_v_and_vv(self, call: Run) -> None:
+        before = list(logging.getLogger("latedrop").handlers)  # other libraries of this process may have changed them
+        words = ("calibrate", "user_model:net", "--data", "val.npz", *QUICK, "-o", "cal.json")
+        assert call(*words)[2] == ""
+        once, twice, again = (call(*words, word)[2].splitlines() for word in ("-v", "-vv", "--verbose"))
+        assert once[0].startswith("latedrop: model user_model:net: Net, on ")
+        assert once[1] == "latedrop: data val.npz: 60 rows, arrays x, y, y2"
+        assert once[-1] == "latedrop: written: cal.json"
+        assert any(line.startswith("latedrop.terminal: calibrating: 60 rows in ") for line in twice)
+        assert len(twice) > len(once) == len(again)
+        assert logging.getLogger("latedrop").handlers == before
+        assert call(*words)[2] == ""
 
 
 class TestHelp:
@@ -506,7 +496,6 @@ class TestPage:
 
     @pytest.mark.slow
     def test_it_is_true(self, folder: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("matplotlib")
         assert len(self.STEPS) == 8
         (folder / "my_model.py").write_text((ROOT / "examples" / "my_model.py").read_text())
         for name, start in (("latedrop", "-c 'from latedrop.cli.app import main; main()'"), ("python", "")):

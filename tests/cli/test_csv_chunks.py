@@ -110,7 +110,6 @@ def test_rows_and_errors_are_those_of_the_csv_module(
         "a,b,t\n" + "1,2,x\n" * 40 + "3,oh,y\noh,4,y\n",
         "a,b,t\n",
     ],
-    ids=range(10),
 )
 def test_all_kinds_of_files(tmp_path: Path, text: str, size: int) -> None:
     between = max(",;\t", key=text.count)

@@ -3,6 +3,7 @@
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,9 @@ from latedrop.prediction.predictor import Predictor
 
 
 def calibrated(outputs: int, dtype: torch.dtype) -> Predictor:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
-        x = torch.randn(60, 2, dtype=dtype)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
+    x = torch.randn(60, 2, dtype=dtype)
     return latedrop.calibrate(net, (x, x[:, :outputs] ** 2), method=latedrop.Sampling(rates=[0.3], draws=10))
 
 
@@ -68,9 +68,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
     @pytest.mark.parametrize("out", ["out.csv", "out.npz"])
-    def test_rows_held_at_once(
-        self, uq: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, out: str
-    ) -> None:
+    def test_rows_held_at_once(self, uq: Predictor, tmp_path: Path, monkeypatch: Any, kind: str, out: str) -> None:
         path = csv_file(tmp_path, self.ROWS)
         if kind == "parquet":
             parquet, arrow_csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")

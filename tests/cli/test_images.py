@@ -1,8 +1,7 @@
 """Images that a table names, through the whole command line: real files in, columns out, and each wrong one named."""
 
 import csv
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from latedrop.cli.tables import image_transform
 from rounding import assert_same_up_to_rounding
 
 Image: Any = pytest.importorskip("PIL.Image")
-for package in ("typer", "rich"):
-    pytest.importorskip(package, reason="typer and rich make the command line")
 
 CODE = """
 import numpy as np
@@ -46,9 +43,7 @@ QUICK = ("--rates", "0.3", "--draws", "4")
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def place(user_folder: Path) -> Path:
     Path("pictured_model.py").write_text(CODE)
     Path("photos/more").mkdir(parents=True)
     dice = np.random.default_rng(0)
@@ -58,8 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Image.fromarray(dice.integers(0, 255, (10 + index % 2, 12, 3)).astype(np.uint8)).save(f"photos/{name}")
         lines.append(f"{name},{index},{0.1 * index}")
     Path("val.csv").write_text("\n".join(lines) + "\n")
-    yield tmp_path
-    sys.modules.pop("pictured_model", None)
+    return user_folder
 
 
 def calibrate(call: Run, *words: object, target: str = "y") -> tuple[int, str, str]:
@@ -132,11 +126,7 @@ def deepen(name: str) -> None:
     ("wrong", "words", "message"),
     [
         (lambda: damage("2.png"), SMALL, "expected an image at photos/2.png, named at line 4 of val.csv; it"),
-        (
-            lambda: Path("photos/2.png").unlink(),
-            SMALL,
-            "expected image '2.png', named at line 4 of val.csv, in",
-        ),
+        (lambda: Path("photos/2.png").unlink(), SMALL, "expected image '2.png', named at line 4 of val.csv, in"),
         (lambda: deepen("0.png"), "", "it has more than 8 bits per channel, mode I;16"),
         (lambda: None, "", "expected images of one shape; found (3, 10, 12) and, for 'more/1.jpg' at line 3"),
         (lambda: None, "pictured_model:tiny", "Its input was column file of val.csv: see --transform."),
@@ -146,11 +136,8 @@ def deepen(name: str) -> None:
         (lambda: None, f"{SMALL} --images none", "expected a folder of images at none; there is none."),
         (lambda: None, f"{SMALL} --data val.npz", "expected a table with names of images, csv or parquet"),
     ],
-    ids=range(10),
 )
-def test_each_wrong_input_is_one_line(
-    call: Run, place: Path, wrong: Callable[[], Any], words: str, message: str
-) -> None:
+def test_each_wrong_input_is_one_line(call: Run, place: Path, wrong: Any, words: str, message: str) -> None:
     np.savez("val.npz", x=np.zeros((3, 2)), y=np.zeros(3))
     wrong()
     code, out, err = calibrate(call, *(["--transform", *words.split()] if words else []))

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import feather, parquet
 
 import latedrop
 from latedrop.cli.tables import Columns, Rows, choose, open_table, read_batches
@@ -43,10 +45,7 @@ class TestCsv:
             ("1,2\n3,4\n", "found only numbers. Put a line of names on top"),
             ("a,b\n1,2\n3\n", "expected 2 cells in every line.*found 1 in line 3"),
             ("a,b\n1,2,3\n", "found 3 in line 2"),
-            (
-                'a,b\n1,2\n"3,4\n' + "5,6\n" * 1_200_000,
-                "expected csv in .*line 3 found: field larger than field limit .* Is a quote not closed",
-            ),
+            ('a,b\n1,2\n"3,4\n' + "5,6\n" * 1_200_000, "line 3 found: field larger than .* Is a quote not closed"),
         ],
         ids=["empty", "no names", "too few", "too many", "quote not closed"],
     )
@@ -67,13 +66,11 @@ class TestCsv:
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
 class TestArrow:
     def written(self, columns: Any, path: Path, kind: str) -> str:
-        pyarrow, files = pytest.importorskip("pyarrow"), pytest.importorskip(f"pyarrow.{kind}")
-        write = files.write_table if kind == "parquet" else files.write_feather
+        write = parquet.write_table if kind == "parquet" else feather.write_feather
         write(pyarrow.table(columns), path / f"data.{kind}")
         return str(path / f"data.{kind}")
 
     def test_rows(self, tmp_path: Path, kind: str) -> None:
-        pyarrow = pytest.importorskip("pyarrow")
         columns = {
             "id": ["r0", "r1", "r2"],
             "int": [1, 2, None],
@@ -128,9 +125,7 @@ class TestArrays:
         ],
         ids=["objects", "complex", "text", "scalar", "lengths"],
     )
-    def test_arrays_that_are_no_rows(
-        self, tmp_path: Path, arrays: dict[str, Any], error: type[Exception], message: str
-    ) -> None:
+    def test_arrays_that_are_no_rows(self, tmp_path: Path, arrays: dict[str, Any], error: Any, message: str) -> None:
         path = str(tmp_path / "data.npz")
         np.savez(path, **arrays)
         with pytest.raises(error, match=message):
@@ -183,7 +178,6 @@ class TestArrays:
         finite = rows.where(rows.finite)
         assert isinstance(finite.inputs, dict)
         assert {name: value.shape for name, value in finite.inputs.items()} == {"a": (2, 2), "b": (2, 1)}
-        assert finite.target is not None
         assert finite.target.shape == (2, 4)
         with pytest.raises(ArgumentError, match="one value per row in each of several targets; found more in 't'"):
             rows_of(path, Columns(("a",), ("s", "t")))
@@ -192,8 +186,6 @@ class TestArrays:
 class TestFiles:
     @pytest.mark.parametrize("name", ["none.csv", "none.parquet", "none.npz"])
     def test_missing_file(self, tmp_path: Path, name: str) -> None:
-        if name.endswith("parquet"):
-            pytest.importorskip("pyarrow")
         with pytest.raises(FileError, match=f"expected data at .*{name}; the system says: .*No such file"):
             open_table(str(tmp_path / name))
 

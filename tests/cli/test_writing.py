@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from latedrop.cli import writing
 from latedrop.cli.writing import check_output, write_rows
@@ -40,9 +42,6 @@ def test_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
     monkeypatch.setattr(writing, "_GROUP", 3)
     path = tmp_path / "out.parquet"
     ids = pyarrow.array([None, None, "x", None, None])
@@ -74,8 +73,6 @@ def test_npz_takes_numbers_of_one_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
 def test_one_value_per_cell(tmp_path: Path, name: str) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match=r"one value per row in 'mean' .*found shape \(2, 3\). Write npz"):
         write(tmp_path / name, {"mean": np.zeros((2, 3))})
     assert list(tmp_path.iterdir()) == []
@@ -84,8 +81,6 @@ def test_one_value_per_cell(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.npz"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_what_is_broken_off_leaves_the_old_file(tmp_path: Path, name: str, error: type[BaseException]) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
     path = tmp_path / name
     path.write_text("old")
 

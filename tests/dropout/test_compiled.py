@@ -12,6 +12,7 @@ from latedrop import Network, Sampling, calibrate, find_sites, sample
 from latedrop.dropout.moments import Engine
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.network.sites import Site
+from networks import Net
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
 from zoo import ZOO, Case
@@ -108,7 +109,6 @@ def test_predictions_of_classes(uncompiled: None) -> None:
 @pytest.mark.filterwarnings("ignore:nothing is known of")
 @pytest.mark.parametrize("value", [1e10, 3e38])
 def test_absurd_rows_are_left_to_the_steps(value: float, uncompiled: None) -> None:
-    torch.manual_seed(0)
     model, x = mlp(), torch.randn(40, 5)
     fast, usual = (calibrate(model, (x, x[:, :1]), engine=name, progress=False) for name in ("compiled", "auto"))
     fast.predict(x)
@@ -143,7 +143,6 @@ def test_bad_input_is_told_as_ever(uncompiled: None) -> None:
 
 
 def test_draws_that_only_fill_up_a_chunk_do_not_count(uncompiled: None) -> None:
-    torch.manual_seed(0)
     model, x = mlp(), torch.randn(3, 5)
     sites = find_sites(model, x)
     for seed in range(100):
@@ -161,38 +160,11 @@ def test_draws_that_only_fill_up_a_chunk_do_not_count(uncompiled: None) -> None:
     assert_same_up_to_rounding(moments.mean, sample(model, x, 0.3, 9, seed, sites, root).mean)
 
 
-class Noisy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.first(x) + torch.randn(8))
-
-
-class Counts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.first(x)) * len((x > 0).nonzero())
-
-
+SMALL = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 HUGGING_FACE = {
-    "BertForSequenceClassification": {"num_attention_heads": 2, "intermediate_size": 16},
-    "LlamaForSequenceClassification": {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 16,
-        "pad_token_id": 0,
-    },
-    "ViTForImageClassification": {
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "image_size": 8,
-        "patch_size": 4,
-    },
+    "BertForSequenceClassification": {},
+    "LlamaForSequenceClassification": {"num_key_value_heads": 1, "pad_token_id": 0},
+    "ViTForImageClassification": {"image_size": 8, "patch_size": 4},
 }
 
 
@@ -201,8 +173,7 @@ HUGGING_FACE = {
 def test_models_of_hugging_face(name: str, uncompiled: None) -> None:
     library = pytest.importorskip("transformers")
     kind = getattr(library, name)
-    config = kind.config_class(vocab_size=40, hidden_size=8, num_hidden_layers=1, num_labels=1, **HUGGING_FACE[name])
-    torch.manual_seed(0)
+    config = kind.config_class(num_labels=1, **SMALL, **HUGGING_FACE[name])
     model = kind(config).eval()
     x: Any = {"pixel_values": torch.randn(3, 3, 8, 8)}
     if name != "ViTForImageClassification":
@@ -215,45 +186,31 @@ def test_models_of_hugging_face(name: str, uncompiled: None) -> None:
     assert_same_up_to_rounding(moments.variance, expected.variance)
 
 
-class Decides(nn.Module):
-    """Looks at the values of its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        return self.head(hidden.relu() if bool((hidden > 0).any()) else hidden)
+def decides(net: Net, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.head(hidden.relu() if bool((hidden > 0).any()) else hidden)
 
 
-class CountsPasses(nn.Module):
-    """Counts its passes in an attribute and in a buffer, which a program would count up alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head, self.passes = nn.Linear(5, 8), nn.Linear(8, 1), 0
-        self.register_buffer("counted", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        self.counted += 1
-        return self.head(self.first(x) * (self.passes / self.counted))
+def counts_passes(net: Net, x: Tensor) -> Tensor:
+    """Count them in an attribute and in a buffer, which a program would count up alone."""
+    net.passes += 1
+    net.counted += 1
+    return net.head(net.first(x) * (net.passes / net.counted))
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("run", "why"),
     [
-        (Noisy, "noise of its own"),
-        (Counts, "sizes that depend on values"),
-        (Decides, "Python code that decides by values of its tensors"),
-        (CountsPasses, "a model that writes into tensors of its own"),
+        (lambda net, x: net.head(net.first(x) + torch.randn(8)), "noise of its own"),
+        (lambda net, x: net.head(net.first(x)) * len((x > 0).nonzero()), "sizes that depend on values"),
+        (decides, "Python code that decides by values of its tensors"),
+        (counts_passes, "a model that writes into tensors of its own"),
     ],
 )
-def test_models_that_cannot_be_traced(make: type[nn.Module], why: str, uncompiled: None) -> None:
-    model, x = make(), torch.randn(3, 5)
+def test_models_that_cannot_be_traced(run: Any, why: str, uncompiled: None) -> None:
+    model = Net(run, first=nn.Linear(5, 8), head=nn.Linear(8, 1), passes=0, counted=torch.zeros(()))
     with pytest.raises(ArgumentError, match=f"found {why}.*Use engine='auto'"):
-        sample(model, x, 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
+        sample(model, torch.randn(3, 5), 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
 
 
 def test_only_a_cuda_device_records() -> None:

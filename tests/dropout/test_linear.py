@@ -14,8 +14,9 @@ from latedrop.dropout import first_order
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import ArgumentError, OutputError, SiteError
 from latedrop.network.network import part_of
+from networks import Net
 from rounding import assert_same_doubles, assert_same_up_to_rounding
-from zoo import ZOO, Case, Columns, mlp
+from zoo import ZOO, Case, columns, mlp
 
 SMALL = 4e-3
 
@@ -73,7 +74,7 @@ def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
 
 
 def test_one_output_costs_one_backward_pass() -> None:
-    model, x = Columns(), torch.randn(4, 1, 8, 8)
+    model, x = columns(), torch.randn(4, 1, 8, 8)
     sites = find_sites(model, x)
     backward, forward = [], []
     handle = model.fuse.register_full_backward_hook(lambda *_: backward.append(1))
@@ -150,30 +151,22 @@ def test_variance_at_a_rate() -> None:
 
 
 def test_units_add_up_to_their_site() -> None:
-    model, x = Columns(), torch.randn(1, 1, 8, 8)
+    model, x = columns(), torch.randn(1, 1, 8, 8)
     sites = find_sites(model, x)
     count = lambda y: y.sum((1, 2, 3))  # noqa: E731
-    _, columns = unit_variances(model, x, sites, count)
+    _, parts = unit_variances(model, x, sites, count)
     result = linearize(model, x, sites, count)
     for i, site in enumerate(sites):
-        assert columns[0][site.name].shape == (site.count,)
-        assert_same_doubles(columns[0][site.name].sum(), result.variance_by_site[0, 0, i])
+        assert parts[0][site.name].shape == (site.count,)
+        assert_same_doubles(parts[0][site.name].sum(), result.variance_by_site[0, 0, i])
     with pytest.raises(ArgumentError, match="expected one example; found 2"):
         unit_variances(model, x.expand(2, 1, 8, 8), sites, count)
 
 
 def test_errors() -> None:
-    class NoGraph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        @torch.no_grad()
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
+    no_graph = Net(torch.no_grad()(lambda net, x: net.inner(x)), inner=mlp())
     with pytest.raises(OutputError, match=r"one without a graph.*method='sample'"):
-        linearize(NoGraph(), torch.randn(3, 5))
+        linearize(no_graph, torch.randn(3, 5))
     with pytest.raises(ArgumentError, match=r"at most 1024 outputs.*found 4096.*propagate"):
         linearize(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)), torch.randn(2, 1, 64, 64))
     with pytest.raises(OutputError, match="NaN or inf in 3 of 3 rows"):
@@ -187,96 +180,67 @@ def test_errors() -> None:
 def test_checkpointed_parts(outputs: int, kind: Any) -> None:
     """They run once more in the backward pass, in the same private copy."""
 
-    class Parts(nn.Module):
-        def __init__(self, through: Any) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.enter, self.body, self.leave = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, outputs)
-            self.through = through
+    def run(net: Net, x: Tensor) -> Tensor:
+        def part(h: Tensor) -> Tensor:
+            return net.body(h).tanh()
 
-        def part(self, h: Tensor) -> Tensor:
-            return self.body(h).tanh()
+        h = net.enter(x).tanh()
+        return net.leave(net.through(part, net.through(part, h)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.enter(x).tanh()
-            return self.leave(self.through(self.part, self.through(self.part, h)))
-
-    x = torch.randn(5, 3)
-    linear = linearize(Parts(partial(checkpoint, use_reentrant=False)), x, find_sites(Parts(_run), x, kind=kind))
-    expected = linearize(Parts(_run), x, linear.sites)
+    layers = {"enter": nn.Linear(3, 8), "body": nn.Linear(8, 8), "leave": nn.Linear(8, outputs)}
+    plain, x = Net(run, **layers, through=lambda part, h: part(h)), torch.randn(5, 3)
+    expected = linearize(plain, x, find_sites(plain, x, kind=kind))
+    linear = linearize(Net(run, **layers, through=partial(checkpoint, use_reentrant=False)), x, expected.sites)
     assert_same_doubles(linear.variance_by_site, expected.variance_by_site)
 
 
-def _run(part: Any, h: Tensor) -> Tensor:
-    return part(h)
+def adds(net: Net, x: Tensor) -> Tensor:
+    """Add in place to what a layer has read."""
+    h = net.a(x).relu()
+    more = net.b(h).relu()
+    return net.c(h.add_(more) if net.in_place else h + more)
 
 
-class Adds(nn.Module):
-    """Adds in place to what a layer has read."""
-
-    def __init__(self, *, in_place: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.in_place = in_place
-        self.a, self.b, self.o = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).relu()
-        more = self.b(h).relu()
-        h = h.add_(more) if self.in_place else h + more
-        return self.o(h)
+def writes_over(net: Net, x: Tensor) -> Tensor:
+    """Write over what entered a layer, after it ran; the output does not change."""
+    h = net.a(x).tanh()
+    y = net.b(h)
+    if net.in_place:
+        h.detach().zero_()
+    return net.c(y.tanh())
 
 
-class WritesOver(nn.Module):
-    """Writes over what entered a layer, after it ran; the output does not change."""
-
-    def __init__(self, *, in_place: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.in_place = in_place
-        self.a, self.b, self.o = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).tanh()
-        y = self.b(h)
-        if self.in_place:
-            h.detach().zero_()
-        return self.o(y.tanh())
+@pytest.mark.parametrize("run", [adds, writes_over])
+def test_inputs_of_sites_that_are_written_over(run: Any) -> None:
+    layers, x = {"a": nn.Linear(4, 16), "b": nn.Linear(16, 16), "c": nn.Linear(16, 1)}, torch.randn(60, 4)
+    model, usual = (Net(run, **layers, in_place=in_place) for in_place in (True, False))
+    assert_same_up_to_rounding(linearize(model, x).variance_by_site, linearize(usual, x).variance_by_site)
+    assert calibrate(model, (x, torch.randn(60, 1)), progress=False).predict(x[:2]).std.shape == (2, 1)
 
 
-@pytest.mark.parametrize("kind", [Adds, WritesOver])
-def test_inputs_of_sites_that_are_written_over(kind: Any) -> None:
-    x = torch.randn(60, 4)
-    linear, expected = (linearize(kind(in_place=in_place), x) for in_place in (True, False))
-    assert_same_up_to_rounding(linear.variance_by_site, expected.variance_by_site)
-    assert calibrate(kind(in_place=True), (x, torch.randn(60, 1)), progress=False).predict(x[:2]).std.shape == (2, 1)
-
-
-class Cut(nn.Module):
+def cut(how: str) -> Net:
     """The output of a site goes on without its gradients."""
 
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.how = how
-        self.a, self.b, self.c, self.unused = (nn.Linear(4, 10), nn.Linear(10, 10), nn.Linear(10, 1), nn.Linear(10, 1))
-
-    def forward(self, x: Tensor) -> Any:
-        h = torch.tanh(self.a(x))
-        if self.how == "inference_mode":
+    def run(net: Net, x: Tensor) -> Any:
+        h = torch.tanh(net.a(x))
+        if how == "inference_mode":
             with torch.inference_mode():
-                h = torch.tanh(self.b(h))
-            return self.c(h)
-        scores = self.b(h)
-        if self.how == "argmax":
-            return self.c(torch.tanh(h + scores.argmax(1, keepdim=True)))
+                h = torch.tanh(net.b(h))
+            return net.c(h)
+        scores = net.b(h)
+        if how == "argmax":
+            return net.c(torch.tanh(h + scores.argmax(1, keepdim=True)))
         h = torch.tanh(scores)
-        return {"y": self.c(h.detach() if self.how == "detach" else h), "other": self.unused(h)}
+        return {"y": net.c(h.detach() if how == "detach" else h), "other": net.unused(h)}
+
+    torch.manual_seed(0)
+    layers = {"a": nn.Linear(4, 10), "b": nn.Linear(10, 10), "c": nn.Linear(10, 1), "unused": nn.Linear(10, 1)}
+    return Net(run, **layers)
 
 
 @pytest.mark.parametrize("how", ["detach", "argmax"])
 def test_sites_that_count_nothing_are_named_once(how: str) -> None:
-    model, x = Cut(how), torch.randn(32, 4)
+    model, x = cut(how), torch.randn(32, 4)
     readout = "y" if how == "detach" else None
     sites, network = find_sites(model, x), Network(model)
     with pytest.warns(LatedropWarning, match=r"depends on the sites \['b'\] in a way that has no gradient") as caught:
@@ -286,7 +250,7 @@ def test_sites_that_count_nothing_are_named_once(how: str) -> None:
 
 
 def test_a_branch_that_a_readout_leaves_out_is_no_such_site() -> None:
-    model, x = Cut("nothing"), torch.randn(32, 4)
+    model, x = cut("nothing"), torch.randn(32, 4)
     sites = linearize(model, x, find_sites(model, x), "y")  # warnings are errors here
     assert dict(zip([site.name for site in sites.sites], sites.variance_by_site.mean((0, 1)) > 0, strict=True)) == {
         **dict.fromkeys("bc", True),
@@ -295,6 +259,6 @@ def test_a_branch_that_a_readout_leaves_out_is_no_such_site() -> None:
 
 
 def test_a_part_in_inference_mode_is_refused() -> None:
-    model, x = Cut("inference_mode"), torch.randn(32, 4)
+    model, x = cut("inference_mode"), torch.randn(32, 4)
     with pytest.raises(SiteError, match=r"outside of torch.inference_mode\(\); the model runs 'b' inside"):
         linearize(model, x)

@@ -1,7 +1,6 @@
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,13 +120,6 @@ def test_masks_keep_their_share_and_their_mean(rate: float) -> None:
     assert abs(float((mask == 0).double().mean()) - rate) < 4 * math.sqrt(rate * (1 - rate) / n)
     assert abs(float(mask.mean()) - 1) < 4 * math.sqrt(rate / (1 - rate) / n)
     assert mask.max().item() == pytest.approx(1 / (1 - rate), rel=rounding(torch.float64))
-
-
-def test_masks_are_nested_in_the_rate() -> None:
-    dropped = [masks(0, range(3), "fc", 0, (5000,), rate, FLOAT) == 0 for rate in (0.001, 0.01, 0.1, 0.5, 0.9)]
-    for small, large in pairwise(dropped):
-        assert bool((small <= large).all())
-        assert int(small.sum()) < int(large.sum())
 
 
 def test_thresholds_at_the_ends() -> None:

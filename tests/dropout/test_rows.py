@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from counting import Runs
 from latedrop import Network, find_sites, sample
-from latedrop.errors import LatedropWarning
+from networks import Net
 from rounding import assert_same_up_to_rounding
 
 pytestmark = [
@@ -87,17 +87,11 @@ def test_linear_layers_are_one_operator() -> None:
     assert not any(name in runs.operators for name in ("mm", "bmm"))
 
 
-class Before(nn.Module):
+def before(use: Callable[[Any, Tensor], Tensor]) -> Net:
     """Something functional before the first site, which is the second layer, and something that uses it after."""
-
-    def __init__(self, use: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.head, self.use = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 1), use
-        self.register_buffer("factor", torch.arange(1.0, 7))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.use(self, x))
+    torch.manual_seed(0)
+    layers = {"first": nn.Linear(5, 6), "second": nn.Linear(6, 6), "head": nn.Linear(6, 1)}
+    return Net(lambda net, x: net.head(use(net, x)), **layers, factor=torch.arange(1.0, 7))
 
 
 def added(net: Any, x: Tensor) -> Tensor:
@@ -144,13 +138,13 @@ def typed(net: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("use", [added, added_in_place, joined, time_first, filled, counted, typed])
 @pytest.mark.parametrize("rows", [1, 3, 6])
 def test_what_was_computed_before_a_site_is_used_after_it(use: Callable[[Any, Tensor], Tensor], rows: int) -> None:
-    agree(Before(use), torch.randn(rows, 5), select=["second", "head"])
+    agree(before(use), torch.randn(rows, 5), select=["second", "head"])
 
 
 @pytest.mark.parametrize("use", [added, added_in_place, joined, time_first])
 @pytest.mark.parametrize("chunk", [None, 10])
 def test_functions_before_the_first_site_run_once(use: Callable[[Any, Tensor], Tensor], chunk: int | None) -> None:
-    model, x = Before(use), torch.randn(40, 5)
+    model, x = before(use), torch.randn(40, 5)
     sites, network = find_sites(model, x), Network(model)
     sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
     seen: list[tuple[str, int]] = []
@@ -167,18 +161,6 @@ def test_functions_before_the_first_site_run_once(use: Callable[[Any, Tensor], T
     assert seen[0][1] in (40 * 6, 4 * 40 * 6)
 
 
-def test_noise_of_the_model_before_the_first_site_differs_by_draw() -> None:
-    def noisy(net: Any, x: Tensor) -> Tensor:
-        return net.second(net.first(x) + torch.randn(len(x), 6))
-
-    torch.manual_seed(0)
-    model, x = Before(noisy), torch.randn(40, 5)
-    with pytest.warns(LatedropWarning, match="draws random numbers by itself"):
-        sites = find_sites(model, x)
-    moments = sample(model, x, 1e-6, 50, sites=sites)
-    assert float(moments.variance.min()) > 1e-3
-
-
 def test_what_runs_once_is_not_held_where_no_pass_follows() -> None:
     alive: list[bool] = []
 
@@ -189,7 +171,7 @@ def test_what_runs_once_is_not_held_where_no_pass_follows() -> None:
         alive.append(first() is not None)
         return net.second(h)
 
-    model, x = Before(noting), torch.randn(40, 5)
+    model, x = before(noting), torch.randn(40, 5)
     sites, network = find_sites(model, x), Network(model)
     for chunk, held_out in ((50, False), (10, True)):
         sample(network, x, 0.2, 50, sites=sites, chunk=chunk)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from latedrop import find_sites, sample
 from latedrop.dropout.moments import moments_of
 from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
+from networks import Net
 from rounding import assert_same_up_to_rounding
-from zoo import Columns, mlp
+from zoo import mlp
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -110,25 +111,9 @@ def test_memory_that_is_not_there_is_an_error_in_the_end(monkeypatch: pytest.Mon
         sample(mlp(), torch.randn(8, 5), 0.2, 30)
 
 
-def test_a_readout_before_the_moments_is_not_one_after() -> None:
-    model, x = Columns(), torch.randn(3, 1, 8, 8)
-    maps = sample(model, x, 0.2, 50)
-    count = sample(model, x, 0.2, 50, readout=lambda y: y.sum((1, 2, 3)))
-    assert_same_up_to_rounding(count.mean, maps.mean.sum((1, 2, 3)))
-    apart = (count.variance / maps.variance.sum((1, 2, 3)) - 1).abs()
-    assert bool((apart > 0.01).any())
-
-
 def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(nn.functional.dropout(self.first(x), 0.5))
-
-    model, x = Noisy(), torch.randn(6, 3)
+    run = lambda net, x: net.second(nn.functional.dropout(net.first(x), 0.5))  # noqa: E731
+    model, x = Net(run, first=nn.Linear(3, 8), second=nn.Linear(8, 1)), torch.randn(6, 3)
     with pytest.warns(UserWarning, match="random numbers by itself") as caught:
         sites = find_sites(model, x)
     assert len(caught) == 1

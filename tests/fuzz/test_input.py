@@ -22,11 +22,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
+from starlette import testclient
 
 import latedrop
+from counters import console
 from latedrop.cli.tables import choose, open_table, read_batches
 from latedrop.errors import FileError, LatedropError
+from latedrop.onnx_files.metadata import sealed
 from latedrop.records import checksum_of
+from latedrop.serving import Limits, Service
+from latedrop.serving.app import make_app
+from latedrop.web import listening
+from latedrop_crowd.console.server import make_app as console_app
+from latedrop_crowd.console.sources import Camera, Shot
+from latedrop_crowd.console.store import Store
+from latedrop_crowd.scenes import make_scenes
 from networks import mlp
 from rounding import assert_same_up_to_rounding
 
@@ -117,9 +128,6 @@ def test_calibrations(predictor: Any, tmp_path: Path) -> None:
 
 
 def test_onnx_files(predictor: Any, tmp_path: Path, capfd: Any) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    from latedrop.onnx_files.metadata import sealed
 
     path = predictor.to_onnx(tmp_path / "model.onnx", X[:4])
     content = path.read_bytes()
@@ -204,10 +212,6 @@ BODIES = [
 
 
 def test_requests_to_the_service(predictor: Any) -> None:
-    pytest.importorskip("fastapi")
-    testclient = pytest.importorskip("starlette.testclient")
-    from latedrop.serving import Limits, Service
-    from latedrop.serving.app import make_app
 
     service = Service(predictor, limits=Limits(queue_rows=100, wait=0.0), stream=predictor.stream())
     with testclient.TestClient(make_app(service), "http://127.0.0.1:1", client=("127.0.0.1", 5)) as client:
@@ -253,11 +257,6 @@ KINDS = ("", "text/html", "application/x-pickle", "multipart/form-data", "applic
 
 def test_bytes_on_the_wire(predictor: Any) -> None:
     """Anything may be sent to the port: what is no request is refused or closed, and then others are answered."""
-    pytest.importorskip("fastapi")
-    uvicorn = pytest.importorskip("uvicorn")
-    from latedrop.serving import Service
-    from latedrop.serving.app import make_app
-    from latedrop.web import listening
 
     actual, _ = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(Service(predictor)), log_level="critical"))
@@ -301,26 +300,12 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 
 def test_requests_to_the_console(tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
-    testclient = pytest.importorskip("starlette.testclient")
-    pytest.importorskip("scipy", reason="the console is an extra")
-    from counters import shipped_counter
-    from latedrop_crowd.console.notices import Notices
-    from latedrop_crowd.console.server import make_app
-    from latedrop_crowd.console.sources import Camera, Shot, Source
-    from latedrop_crowd.console.store import Store
-    from latedrop_crowd.console.watch import Settings, Watch
-    from latedrop_crowd.scenes import make_scenes
-
-    trained, calibration = shipped_counter()
     pixels = make_scenes(0, 6, 0).frames[0].pixels
-    assert pixels is not None
-    store, source = Store(tmp_path / "a.sqlite"), Source("door", False, lambda: iter(()))
-    watch = Watch([source], trained, calibration, store, Settings(), Notices([]))
-    watch.views[0].camera = Camera(source, watch._arrived)
+    watch = console(Store(tmp_path / "a.sqlite"), "door")
+    watch.views[0].camera = Camera(watch.views[0].source, watch._arrived)
     watch._look(watch.views[0], Shot(1, 1e9, pixels[:80, :120], 0.0))
     watch.freeze(watch.views[0])
-    client = testclient.TestClient(make_app(watch), "http://127.0.0.1:1", client=("127.0.0.1", 5))
+    client = testclient.TestClient(console_app(watch), "http://127.0.0.1:1", client=("127.0.0.1", 5))
 
     def ask(method: str, path: str, body: bytes | None) -> None:
         answer = client.request(method, f"/api/{path}", content=body, headers={"content-type": "application/json"})
@@ -336,12 +321,10 @@ def test_requests_to_the_console(tmp_path: Path) -> None:
             path = "".join(str(dice.choice((-1, 0, 1, 2, 10**20, "x", "%00"))) if c.isdigit() else c for c in path)
         sent = None if body is None else json.dumps(replaced(body, dice)).encode()
         ask(method, path, damaged(sent, dice) if sent is not None and dice.random() < 0.5 else sent)
-    store.close()
+    watch.store.close()
 
 
 def test_files_of_the_console(tmp_path: Path) -> None:
-    from latedrop_crowd.console.store import Store
-
     path = tmp_path / "a.sqlite"
     store = Store(path)
     zone = store.zones("door")[0].id

@@ -118,8 +118,7 @@ class Block(nn.Module):
             "gelu": nn.GELU,
             "dropout": lambda: nn.Dropout(0.5),
         }
-        layer: nn.Module = make.get(name, nn.Identity)()
-        return layer
+        return make.get(name, nn.Identity)()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.name == "residual":
@@ -206,8 +205,7 @@ def plain(model: nn.Module, x: Any, readout: Any) -> Tensor:
     other.requires_grad_(False)  # torch computes some layers in another way where weights ask for gradients
     with torch.no_grad():
         output = other.eval()(*(part.clone() for part in (x if isinstance(x, tuple) else (x,))))
-    value: Tensor = output if readout is None else output[readout]
-    return value
+    return output if readout is None else output[readout]
 
 
 def rows_of(x: Any, index: slice) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,69 +13,59 @@ from torch import Tensor, nn
 
 from latedrop import Terms, calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
+from networks import Net, mlp
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
 
 
-class Energy(nn.Module):
-    """An energy, its forces, and where asked the second derivative; asks for gradients as users do, in `forward`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        x.requires_grad_(True)
-        energy = self.net(x)
-        (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
-        (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
-        return {"energy": energy, "forces": -slope, "bend": bend}
+def energy(model: Net, x: Tensor) -> dict[str, Tensor]:
+    """Give the energy, its forces, and the second derivative; ask for gradients as users do, in `forward`."""
+    x.requires_grad_(True)
+    value = model.net(x)
+    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+    return {"energy": value, "forces": -slope, "bend": bend}
 
 
-class Forces(Energy):
-    """Forces alone, with gradients switched on by itself and no graph kept."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        x = x.detach().requires_grad_(True)
-        with torch.enable_grad():
-            return -torch.autograd.grad(self.net(x).sum(), x)[0]
+def forces(model: Net, x: Tensor) -> Tensor:
+    """Give forces alone, with gradients switched on by itself and no graph kept."""
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        return -torch.autograd.grad(model.net(x).sum(), x)[0]
 
 
-class Backward(Energy):
-    """Forces by `backward`, which also writes a gradient into every parameter."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        x = x.detach().requires_grad_(True)
-        with torch.enable_grad():
-            self.net(x).sum().backward()
-        assert x.grad is not None
-        return -x.grad
+def backward(model: Net, x: Tensor) -> Tensor:
+    """Give forces by `backward`, which also writes a gradient into every parameter."""
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        model.net(x).sum().backward()
+    return -x.grad
 
 
-class Functional(Energy):
-    """Forces by `torch.func`."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return -torch.func.grad(lambda z: self.net(z).sum())(x)
+def functional(model: Net, x: Tensor) -> Tensor:
+    """Give forces by `torch.func`."""
+    return -torch.func.grad(lambda z: model.net(z).sum())(x)
 
 
-class WithRespectToWeights(Energy):
-    """A model that differentiates with respect to its own weights."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        energy = self.net(x)
-        slope = torch.autograd.grad(energy.sum(), self.net[0].bias, create_graph=True)[0]
-        return energy + 0 * slope.sum()
+def with_respect_to_weights(model: Net, x: Tensor) -> Tensor:
+    """Differentiate with respect to weights of its own."""
+    value = model.net(x)
+    slope = torch.autograd.grad(value.sum(), model.net[0].bias, create_graph=True)[0]
+    return value + 0 * slope.sum()
 
 
-KINDS = {"energy": (Energy, "forces"), "second": (Energy, "bend"), "own switch": (Forces, None)}
-KINDS |= {"backward": (Backward, None), "functional": (Functional, None)}
+KINDS = {"energy": (energy, "forces"), "second": (energy, "bend"), "own switch": (forces, None)}
+KINDS |= {"backward": (backward, None), "functional": (functional, None)}
+
+
+def potential(run: Callable[[Net, Tensor], Any]) -> Net:
+    return Net(run, net=mlp(3, 8, 8, 1)).eval()
 
 
 def made(kind: str) -> tuple[nn.Module, Tensor, str | None]:
     torch.manual_seed(0)
-    build, readout = KINDS[kind]
-    return build().eval(), torch.randn(6, 3), readout
+    run, readout = KINDS[kind]
+    return potential(run), torch.randn(6, 3), readout
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +82,6 @@ def test_draws_are_those_of_a_model_that_is_called(kind: str, engine: str) -> No
     with inject(model, sites, 0.2):
         drawn = [model(x.clone()) for _ in range(5)]
     drawn = [output if readout is None else output[readout] for output in drawn]
-    assert moments.outputs is not None
     assert_same_up_to_rounding(moments.outputs, torch.stack(drawn).detach())
 
 
@@ -117,7 +108,7 @@ def test_inside_inference_mode_and_no_grad() -> None:
 
 def test_weights_get_no_gradients_from_a_calibration_or_a_loaded_one(tmp_path: Path) -> None:
     """A model that switches gradients on by itself, and writes them, is not known before its first pass."""
-    model, x = Backward(), torch.randn(60, 3)
+    model, x = potential(backward), torch.randn(60, 3)
     uq = calibrate(model, (x, torch.randn(60, 3)), method=Terms(["leverage"]), progress=False)
     uq.save(tmp_path / "uq.json")
     other = deepcopy(model)
@@ -151,16 +142,15 @@ def test_first_order_where_the_model_keeps_its_graph() -> None:
 def test_what_cannot_be_is_refused() -> None:
     _, x, _ = made("energy")
 
-    class Mixed(Energy):
-        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-            x = x.detach().requires_grad_(True)
-            energy = self.net(x)
-            return energy + torch.autograd.grad(energy.sum(), x, retain_graph=True)[0]
+    def mixed(model: Net, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        value = model.net(x)
+        return value + torch.autograd.grad(value.sum(), x, retain_graph=True)[0]
 
     with pytest.raises(OutputError, match="without create_graph=True"):
-        linearize(Mixed().eval(), x)
+        linearize(potential(mixed), x)
     with pytest.raises(DataError, match="One of the differentiated Tensors does not require grad"):
-        linearize(WithRespectToWeights().eval(), x)
+        linearize(potential(with_respect_to_weights), x)
     for kind in ("energy", "own switch", "functional"):
         other, _, readout = made(kind)
         with pytest.raises(SiteError, match="found a derivative"):

@@ -16,7 +16,7 @@ from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import DataError, LatedropWarning, OutputError, SiteError
 from latedrop.network.sites import Sites
-from networks import Raw
+from networks import Net, Raw
 from quick import quick
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
@@ -26,7 +26,6 @@ RATE = 0.2
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_on() -> Iterator[None]:
-    torch.manual_seed(0)
     yield
     assert torch._C._len_torch_function_stack() == 0
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
@@ -47,10 +46,7 @@ def in_modules(raw: Raw) -> nn.Sequential:
 
 def test_raw_parameters_are_sites_but_for_the_first() -> None:
     sites = find_sites(Raw(), torch.randn(6, 5))
-    assert [(s.name, s.weight, s.layer, s.units) for s in sites] == [
-        ("w2", "w2", "matmul", (16,)),
-        ("w3", "w3", "addmm", (8,)),
-    ]
+    assert [(s.name, s.layer, s.units) for s in sites] == [("w2", "matmul", (16,)), ("w3", "addmm", (8,))]
     assert str(sites).splitlines()[1].split() == ["w2", "matmul", "element", "16", "=", "16", "1"]
 
 
@@ -159,35 +155,25 @@ def test_every_call_draws_alike_in_both_engines_and_in_any_batch(headed: Headed)
 def test_what_is_no_layer_is_left_alone() -> None:
     """Scales, scores, tables of constants and products of weights are not weight calls."""
 
-    class Other(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
-            self.scale, self.left, self.right = matrix(4), matrix(4, 4), matrix(4, 4)
-            self.register_buffer("table", torch.randn(4, 4))
+    def run(net: Net, x: Tensor) -> Tensor:
+        h = net.first(x) * net.scale + (net.left @ net.right).mean()
+        h = h + torch.einsum("bi,i->bi", h, net.scale)
+        h = h @ net.table + ((h[:, :, None] @ h[:, None]).softmax(-1) @ h[:, :, None])[..., 0]
+        return net.last(F.layer_norm(h, (4,), net.scale))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x) * self.scale + (self.left @ self.right).mean()
-            h = h + torch.einsum("bi,i->bi", h, self.scale)
-            h = h @ self.table + ((h[:, :, None] @ h[:, None]).softmax(-1) @ h[:, :, None])[..., 0]
-            return self.last(F.layer_norm(h, (4,), self.scale))
-
-    assert names(find_sites(Other(), torch.randn(6, 4))) == ["last"]
+    weights = {"scale": matrix(4), "left": matrix(4, 4), "right": matrix(4, 4), "table": torch.randn(4, 4)}
+    model = Net(run, first=nn.Linear(4, 4), last=nn.Linear(4, 1), **weights)
+    assert names(find_sites(model, torch.randn(6, 4))) == ["last"]
 
 
 def test_no_double_dropout_and_layers_that_are_not_chosen_stay_clean() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    def run(net: Net, x: Tensor) -> Tensor:
+        h = net.second(net.first(x).relu()).relu()
+        h = h + net.attention(h[:, None], h[:, None], h[:, None])[0][:, 0]
+        return F.linear(h, net.third.weight, net.third.bias)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.second(self.first(x).relu()).relu()
-            h = h + self.attention(h[:, None], h[:, None], h[:, None])[0][:, 0]
-            return F.linear(h, self.third.weight, self.third.bias)
-
-    model, x = Mixed(), torch.randn(5, 4)
+    layers = {"first": nn.Linear(4, 8), "second": nn.Linear(8, 8), "third": nn.Linear(8, 1)}
+    model, x = Net(run, **layers, attention=nn.MultiheadAttention(8, 2, batch_first=True)), torch.randn(5, 4)
     sites = find_sites(model, x)
     assert [(s.name, s.calls) for s in sites] == [("second", 1), ("attention", 1), ("third.weight", 1)]
     head = find_sites(model, x, select="third*")
@@ -228,17 +214,12 @@ def test_select_by_owner_and_rates_by_name() -> None:
 
 
 def test_slices_of_one_parameter_are_sites_of_their_own() -> None:
-    class Stack(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stack = matrix(4, 5, 5)
+    def run(net: Net, x: Tensor) -> Tensor:
+        for layer in range(4):
+            x = torch.tanh(x @ net.stack[layer].T)
+        return x
 
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in range(4):
-                x = torch.tanh(x @ self.stack[layer].T)
-            return x
-
-    model, x = Stack(), torch.randn(6, 5)
+    model, x = Net(run, stack=matrix(4, 5, 5)), torch.randn(6, 5)
     sites = find_sites(model, x)
     assert [(s.name, s.weight, s.calls) for s in sites] == [(f"stack[{i}]", "stack", 1) for i in (1, 2, 3)]
     assert names(find_sites(model, x, select="stack[2]")) == ["stack[2]"]
@@ -247,33 +228,24 @@ def test_slices_of_one_parameter_are_sites_of_their_own() -> None:
 
 
 def test_lookups_count_as_upstream_and_tied_weights_keep_their_name() -> None:
-    class Tokens(nn.Module):
-        def __init__(self, lookup: str) -> None:
-            super().__init__()
-            self.table, self.w, self.lookup = matrix(7, 4), matrix(4, 4), lookup
+    def run(net: Net, tokens: Tensor) -> Tensor:
+        h = net.table[tokens] if net.lookup == "index" else F.embedding(tokens, net.table)
+        return torch.tanh(h.mean(1) @ net.w) @ net.table.T
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            h = self.table[tokens] if self.lookup == "index" else F.embedding(tokens, self.table)
-            return torch.tanh(h.mean(1) @ self.w) @ self.table.T
-
-    tokens = torch.randint(7, (5, 3))
     for lookup in ("index", "embedding"):
-        assert names(find_sites(Tokens(lookup), tokens)) == ["w", "table"]
+        model = Net(run, table=matrix(7, 4), w=matrix(4, 4), lookup=lookup)
+        assert names(find_sites(model, torch.randint(7, (5, 3)))) == ["w", "table"]
 
 
 def test_a_recurrence_by_hand_counts_its_calls() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w_in, self.w, self.out = matrix(2, 6), nn.Parameter(torch.randn(6, 6) / 3), matrix(6, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 6)
+        for step in x.unbind(1):
+            h = torch.tanh(step @ net.w_in + h @ net.w)
+        return h @ net.out
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = torch.zeros(len(x), 6)
-            for step in x.unbind(1):
-                h = torch.tanh(step @ self.w_in + h @ self.w)
-            return h @ self.out
-
-    model, x = Recurrent(), torch.randn(5, 4, 2)
+    weights = {"w_in": matrix(2, 6), "w": nn.Parameter(torch.randn(6, 6) / 3), "out": matrix(6, 1)}
+    model, x = Net(run, **weights), torch.randn(5, 4, 2)
     sites = find_sites(model, x)
     assert [(s.name, s.calls) for s in sites] == [("w", 3), ("out", 1)]  # the first product is with zeros
     loop = sample(model, x, RATE, 10, sites=sites, engine="loop")
@@ -283,54 +255,44 @@ def test_a_recurrence_by_hand_counts_its_calls() -> None:
 
 
 def test_attention_by_function() -> None:
-    class ByFunction(nn.Module):
-        def __init__(self, module: nn.MultiheadAttention | None) -> None:
-            super().__init__()
-            self.embed, self.head, self.module = nn.Linear(3, 8), nn.Linear(8, 1), module
-            self.in_proj_weight, self.out_proj = matrix(24, 8), nn.Parameter(torch.randn(8, 8))
+    def by_function(net: Net, x: Tensor) -> Tensor:
+        h = net.embed(x).transpose(0, 1)
+        zeros = torch.zeros(24), torch.zeros(8)
+        mixed, _ = F.multi_head_attention_forward(
+            h, h, h, 8, 2, net.in_proj_weight, zeros[0], None, None, False, 0.0, net.out_proj, zeros[1]
+        )
+        return net.head(mixed.mean(0))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.embed(x).transpose(0, 1)
-            if self.module is not None:
-                return self.head(self.module(h, h, h)[0].mean(0))
-            zeros = torch.zeros(24), torch.zeros(8)
-            mixed, _ = F.multi_head_attention_forward(
-                h, h, h, 8, 2, self.in_proj_weight, zeros[0], None, None, False, 0.0, self.out_proj, zeros[1]
-            )
-            return self.head(mixed.mean(0))
+    def by_module(net: Net, x: Tensor) -> Tensor:
+        h = net.embed(x).transpose(0, 1)
+        return net.head(net.module(h, h, h)[0].mean(0))
 
-    x = torch.randn(5, 4, 3)
-    model = ByFunction(None)
+    x, layers = torch.randn(5, 4, 3), {"embed": nn.Linear(3, 8), "head": nn.Linear(8, 1)}
+    model = Net(by_function, **layers, in_proj_weight=matrix(24, 8), out_proj=matrix(8, 8))
     sites = find_sites(model, x)
     assert [(s.name, s.layer, s.units) for s in sites] == [
         ("in_proj_weight", "multi_head_attention_forward", (4, 8)),
         ("head", "Linear", (8,)),
     ]
-    other = ByFunction(nn.MultiheadAttention(8, 2))
-    other.load_state_dict(model.state_dict(), strict=False)
+    other = Net(by_module, **layers, module=nn.MultiheadAttention(8, 2))
     state = {"in_proj_weight": model.in_proj_weight, "out_proj.weight": model.out_proj}
     other.module.load_state_dict(state, strict=False)
     assert_same_up_to_rounding(linearize(model, x).variance_by_site, linearize(other, x).variance_by_site)
-    assert_same_up_to_rounding(
-        sample(model, x, RATE, 8, engine="rows").variance, sample(model, x, RATE, 8, engine="loop").variance
-    )
+    rows, loop = (sample(model, x, RATE, 8, engine=engine).variance for engine in ("rows", "loop"))
+    assert_same_up_to_rounding(rows, loop)
     with pytest.raises(SiteError, match="found a layer of type multi_head_attention_forward in the model"):
         propagate(model, x, RATE)
 
 
 def test_recurrent_functions_and_cells() -> None:
-    class Functions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.cell, self.lstm = nn.Linear(2, 4), nn.GRUCell(4, 4), nn.LSTM(4, 4, batch_first=True)
+    def run(net: Net, x: Tensor) -> Tensor:
+        h, zeros = net.embed(x), x.new_zeros(1, len(x), 4)
+        weights = list(net.lstm.parameters())
+        states = torch.lstm(h, (zeros, zeros), weights, True, 1, 0.0, False, False, True)[0]
+        return torch.gru_cell(states[:, -1], zeros[0], *net.cell.parameters())
 
-        def forward(self, x: Tensor) -> Tensor:
-            h, zeros = self.embed(x), x.new_zeros(1, len(x), 4)
-            weights = list(self.lstm.parameters())
-            states = torch.lstm(h, (zeros, zeros), weights, True, 1, 0.0, False, False, True)[0]
-            return torch.gru_cell(states[:, -1], zeros[0], *self.cell.parameters())
-
-    model, x = Functions(), torch.randn(5, 3, 2)
+    layers = {"embed": nn.Linear(2, 4), "cell": nn.GRUCell(4, 4), "lstm": nn.LSTM(4, 4, batch_first=True)}
+    model, x = Net(run, **layers), torch.randn(5, 3, 2)
     sites = find_sites(model, x)
     assert [(s.name, s.layer, s.units) for s in sites] == [
         ("lstm.weight_ih_l0", "lstm", (3, 4)),
@@ -347,18 +309,12 @@ def test_parametrized_layers_and_parameters() -> None:
         def forward(self, w: Tensor) -> Tensor:
             return w.triu() + w.triu(1).mT
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w = nn.Linear(3, 4), matrix(4, 4)
-            self.normed = parametrizations.weight_norm(nn.Linear(4, 4))
-            self.spectral = parametrizations.spectral_norm(nn.Linear(4, 4))
-            register_parametrization(self, "w", Symmetric())
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.spectral(net.normed(torch.tanh(net.first(x)) @ net.w))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.spectral(self.normed(torch.tanh(self.first(x)) @ self.w))
-
-    model, x = Model(), torch.randn(6, 3)
+    normed = parametrizations.weight_norm(nn.Linear(4, 4)), parametrizations.spectral_norm(nn.Linear(4, 4))
+    model, x = Net(run, first=nn.Linear(3, 4), w=matrix(4, 4), normed=normed[0], spectral=normed[1]), torch.randn(6, 3)
+    register_parametrization(model, "w", Symmetric())
     sites = find_sites(model, x)
     assert [(s.name, s.weight, s.layer) for s in sites] == [
         ("w", "w", "matmul"),
@@ -379,15 +335,11 @@ def test_channels_of_an_einsum_are_all_that_is_summed_over() -> None:
 def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     model, x = Raw(), torch.randn(80, 5)
     y = model(x).detach() + 0.1 * torch.randn(80, 2)
-    for method in ("sample", "linear", "propagate"):
-        uq = quick([0.05, 0.2], 20)(model, (x, y), method=method)
-        uq.save(tmp_path / "c.json")
-        back = latedrop.load(tmp_path / "c.json", model)
-        assert back.calibration.sites == uq.calibration.sites
-        # A file keeps every digit, and the batch is the same.
-        assert torch.equal(back.predict(x).variance, uq.predict(x).variance)
-    explanation = uq.explain(x[:1])
-    assert set(explanation.sites) == {"w2", "w3"}
+    uq = quick([0.05, 0.2], 20)(model, (x, y), method="linear")
+    uq.save(tmp_path / "c.json")
+    # A file keeps every digit, and the batch is the same.
+    assert torch.equal(latedrop.load(tmp_path / "c.json", model).predict(x).variance, uq.predict(x).variance)
+    assert set(uq.explain(x[:1]).sites) == {"w2", "w3"}
     with pytest.raises(latedrop.errors.FileError, match=r"its layers \['w2', 'w3'\] are missing"):
         latedrop.load(tmp_path / "c.json", in_modules(model))
     mean, columns = unit_variances(model, x[:1], uq.calibration.sites)
@@ -396,32 +348,24 @@ def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
 
 
 def test_weights_inside_of_transforms_are_refused() -> None:
-    class Mapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w = nn.Linear(3, 4), matrix(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.vmap(lambda row: torch.tanh(row) @ self.w)(self.first(x))
+    def run(net: Net, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: torch.tanh(row) @ net.w)(net.first(x))
 
     with pytest.raises(DataError, match="escaped from inside a function being vmapped"):
-        find_sites(Mapped(), torch.randn(5, 3))
+        find_sites(Net(run, first=nn.Linear(3, 4), w=matrix(4, 1)), torch.randn(5, 3))
 
 
-class Graph(nn.Module):
+def graph(links: Tensor) -> Net:
     """The rows are nodes of one graph."""
 
-    def __init__(self, links: Tensor) -> None:
-        super().__init__()
-        self.first, self.w = nn.Linear(3, 4), matrix(4, 1)
-        self.register_buffer("links", links)
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.links @ torch.tanh(net.links @ net.first(x)) @ net.w
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.links @ torch.tanh(self.links @ self.first(x)) @ self.w
+    return Net(run, first=nn.Linear(3, 4), w=matrix(4, 1), links=links)
 
 
 def test_sparse_matrices_are_followed() -> None:
-    model, x = Graph((torch.rand(6, 6).gt(0.5) + torch.eye(6)).to_sparse()), torch.randn(6, 3)
+    model, x = graph((torch.rand(6, 6).gt(0.5) + torch.eye(6)).to_sparse()), torch.randn(6, 3)
     with pytest.warns(LatedropWarning, match="do not depend on each other"):
         sites = find_sites(model, x)
     assert names(sites) == ["w"]
@@ -432,7 +376,7 @@ def test_sparse_matrices_are_followed() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_sparse_matrices_that_torch_cannot_copy_are_named() -> None:
     with pytest.raises(SiteError, match=r"a model that can be copied; links \(Tensor\) cannot"):
-        find_sites(Graph(torch.eye(6).to_sparse_csr()), torch.randn(6, 3))
+        find_sites(graph(torch.eye(6).to_sparse_csr()), torch.randn(6, 3))
 
 
 def test_sites_without_gradients_have_no_first_order() -> None:
@@ -446,15 +390,10 @@ def test_sites_without_gradients_have_no_first_order() -> None:
         def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
             return slope @ ctx.saved_tensors[0].T, None
 
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w, self.last = nn.Linear(3, 4), matrix(4, 4), nn.Linear(4, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.last(Product.apply(torch.tanh(net.first(x)), net.w))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(Product.apply(torch.tanh(self.first(x)), self.w))
-
-    model, x = Own(), torch.randn(5, 3)
+    model, x = Net(run, first=nn.Linear(3, 4), w=matrix(4, 4), last=nn.Linear(4, 1)), torch.randn(5, 3)
     assert names(find_sites(model, x)) == ["w", "last"]
     assert bool((sample(model, x, {"w": RATE}, 10).variance > 0).all())
     with pytest.raises(OutputError, match=r"the model runs \['w'\] without"):

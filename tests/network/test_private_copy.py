@@ -18,6 +18,7 @@ from latedrop import Network, calibrate, find_sites, linearize, sample
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import LatedropWarning, OutputError, SiteError
 from latedrop.network.private_copy import private_copy
+from networks import Net
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
 
@@ -105,17 +106,6 @@ def test_a_wrapped_forward_in_a_global_is_an_error_too() -> None:
     assert_same(before, state(model))
 
 
-def test_weights_are_shared_and_asked_for_no_gradients() -> None:
-    model = net()
-    own = private_copy(model)
-    for a, b in zip(own.parameters(), model.parameters(), strict=True):
-        assert a is not b
-        assert a.data_ptr() == b.data_ptr()
-        assert not a.requires_grad
-    assert not any(module.training for module in own.modules())
-    assert model.training
-
-
 def test_statistics_of_batch_normalization_are_shared_and_followed() -> None:
     model, x = net().eval(), torch.randn(3, 4)
     own = private_copy(model)
@@ -125,15 +115,10 @@ def test_statistics_of_batch_normalization_are_shared_and_followed() -> None:
 
 
 def test_batch_normalization_that_trains_inside_is_refused_and_moves_nothing() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.b(net.norm.train()(net.a(x)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.norm.train()(self.a(x)))
-
-    model, x = Model().eval(), torch.randn(6, 4)
+    model, x = Net(run, a=nn.Linear(4, 8), norm=nn.BatchNorm1d(8), b=nn.Linear(8, 1)).eval(), torch.randn(6, 4)
     before = state(model)
     with (
         pytest.warns(LatedropWarning, match="do not depend on each other"),
@@ -153,16 +138,11 @@ def test_tied_weights_stay_tied_and_keep_their_attributes() -> None:
 
 
 def test_an_embedding_with_max_norm_writes_into_its_own_weights() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = nn.Embedding(9, 4, max_norm=0.1), nn.Linear(4, 4)
-            self.last = nn.Linear(4, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.last(net.head(net.table(x)).relu())
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.head(self.table(x)).relu())
-
-    model, x = Model(), torch.randint(0, 9, (6,))
+    layers = {"table": nn.Embedding(9, 4, max_norm=0.1), "head": nn.Linear(4, 4), "last": nn.Linear(4, 1)}
+    model, x = Net(run, **layers), torch.randint(0, 9, (6,))
     before, network = model.table.weight.clone(), Network(model)
     sites = find_sites(network, x)
     sample(network, x, 0.2, 4, sites=sites)
@@ -259,17 +239,12 @@ def test_a_predictor_moves_with_its_model() -> None:
 
 
 def test_a_layer_that_runs_in_a_thread_of_the_models_own_is_an_error() -> None:
-    class Threads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(self.b, self.a(x)).result()
+    def run(net: Net, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(net.b, net.a(x)).result()
 
     with pytest.raises(SiteError, match="layer 'b' to run in the thread or task that makes the prediction"):
-        find_sites(Threads(), torch.randn(3, 4))
+        find_sites(Net(run, a=nn.Linear(4, 8), b=nn.Linear(8, 1)), torch.randn(3, 4))
 
 
 def test_a_function_without_a_backward_pass_is_said_in_words() -> None:
@@ -278,16 +253,10 @@ def test_a_function_without_a_backward_pass_is_said_in_words() -> None:
         def forward(ctx: Any, x: Tensor) -> Tensor:
             return x.round()
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 8)
-            self.c = nn.Linear(8, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.c(Rounded.apply(net.b(net.a(x))))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(Rounded.apply(self.b(self.a(x))))
-
-    model, x = Model(), torch.randn(40, 4)
+    model, x = Net(run, a=nn.Linear(4, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 1)), torch.randn(40, 4)
     with pytest.raises(Exception, match=r"a model that autograd can differentiate.*Use method='sample'"):
         linearize(model, x)
     assert calibrate(model, (x, torch.randn(40, 1)), progress=False).predict(x).std.shape == (40, 1)  # by draws
@@ -296,19 +265,11 @@ def test_a_function_without_a_backward_pass_is_said_in_words() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_checkpoint_around_a_weight_without_a_module_goes_by_draws(reentrant: bool) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.c = nn.Linear(4, 8), nn.Linear(8, 1)
-            self.w = nn.Parameter(torch.randn(8, 8))
+    def run(net: Net, x: Tensor) -> Tensor:
+        return net.c(checkpoint(lambda h: F.linear(h, net.w).tanh(), net.a(x).relu(), use_reentrant=reentrant))
 
-        def part(self, h: Tensor) -> Tensor:
-            return F.linear(h, self.w).tanh()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(checkpoint(self.part, self.a(x).relu(), use_reentrant=reentrant))
-
-    model, x = Model(), torch.randn(40, 4)
+    weight = nn.Parameter(torch.randn(8, 8))
+    model, x = Net(run, a=nn.Linear(4, 8), c=nn.Linear(8, 1), w=weight), torch.randn(40, 4)
     with pytest.raises(OutputError, match=r"Use method='sample'"):
         linearize(model, x)
     assert calibrate(model, (x, torch.randn(40, 1)), progress=False).predict(x).std.shape == (40, 1)

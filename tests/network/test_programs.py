@@ -20,6 +20,7 @@ from latedrop import LatedropWarning, find_sites, inject, linearize, load_progra
 from latedrop.data.rows import take_rows
 from latedrop.errors import ArgumentError, FileError, SiteError
 from latedrop.network.network import call, read
+from networks import Net
 from quick import quick
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
@@ -138,8 +139,7 @@ def test_the_whole_road_without_the_source(name: str, method: str, tmp_path: Pat
     path, file = tmp_path / "model.pt2", tmp_path / "c.json"
     path.write_bytes(archive)
     x = torch.cat([x] * 5)
-    with torch.no_grad():
-        y = model(x) + 0.1 * torch.randn(30, 1)
+    y = model(x).detach() + 0.1 * torch.randn(30, 1)
     uq = quick([0.05, 0.2], 10)(load_program(path), (x, y), method=method)
     uq.save(file)
     again = latedrop.load(file, load_program(path))
@@ -159,18 +159,14 @@ def test_a_fixed_number_of_rows_is_refused() -> None:
 
 
 def test_decomposed_programs_and_blocks_without_gradients() -> None:
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+    def run(net: Net, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = net.first(x).relu()
+        with torch.autocast("cpu", enabled=False):
+            return net.third(torch.tanh(net.second(h)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                h = self.first(x).relu()
-            with torch.autocast("cpu", enabled=False):
-                return self.third(torch.tanh(self.second(h)))
-
-    model, x = Blocks().eval(), torch.randn(6, 5)
+    model = Net(run, first=nn.Linear(5, 8), second=nn.Linear(8, 8), third=nn.Linear(8, 1))
+    x = torch.randn(6, 5)
     program = exported(model, x, Dim("rows"))
     eager = linearize(model, x).variance_by_site
     for form in (program, program.run_decompositions()):

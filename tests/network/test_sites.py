@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -5,8 +8,9 @@ from torch import Tensor, nn
 from latedrop import Site, find_sites, inject, sample
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, SiteError
 from latedrop.network.sites import Sites, rates_by_site
+from networks import Net
 from rounding import assert_same_up_to_rounding
-from zoo import Residual, UNet, mlp
+from zoo import mlp, residual, unet
 
 
 def names(sites: Sites) -> list[str]:
@@ -14,7 +18,7 @@ def names(sites: Sites) -> list[str]:
 
 
 def test_select_by_pattern_type_predicate_and_list() -> None:
-    model, x = UNet(), torch.zeros(2, 1, 8, 8)
+    model, x = unet(), torch.zeros(2, 1, 8, 8)
     assert names(find_sites(model, x, select="down*")) == ["down2"]
     assert names(find_sites(model, x, select=nn.ConvTranspose2d)) == ["up"]
     assert names(find_sites(model, x, select=lambda name, module: module.kernel_size == (1, 1))) == ["out"]
@@ -22,7 +26,7 @@ def test_select_by_pattern_type_predicate_and_list() -> None:
 
 
 def test_table_is_readable() -> None:
-    table = str(find_sites(Residual(), torch.zeros(2, 3, 8, 8)))
+    table = str(find_sites(residual(), torch.zeros(2, 3, 8, 8)))
     assert table.splitlines()[0].split() == ["site", "layer", "masks", "units", "calls"]
     assert "conv1  Conv2d  element  512 = 8 x 8 x 8  1" in table
 
@@ -38,24 +42,17 @@ def test_channel_masks_drop_whole_channels_at_every_place() -> None:
 
 
 def test_one_row_or_a_fixed_batch_will_do() -> None:
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x.view(4, 3)))
-
-    assert names(find_sites(Residual(), torch.zeros(1, 3, 8, 8))) == ["conv1", "conv2", "head"]
-    assert names(find_sites(Fixed(), torch.zeros(4, 3))) == ["second"]
+    fixed = Net(lambda net, x: net.second(net.first(x.view(4, 3))), first=nn.Linear(3, 8), second=nn.Linear(8, 1))
+    assert names(find_sites(residual(), torch.zeros(1, 3, 8, 8))) == ["conv1", "conv2", "head"]
+    assert names(find_sites(fixed, torch.zeros(4, 3))) == ["second"]
     with pytest.raises(DataError, match="it raised RuntimeError"):
-        find_sites(Fixed(), torch.zeros(4, 7))
+        find_sites(fixed, torch.zeros(4, 7))
     with pytest.raises(DataError, match="at least one row"):
-        find_sites(Residual(), torch.zeros(0, 3, 8, 8))
+        find_sites(residual(), torch.zeros(0, 3, 8, 8))
     with pytest.raises(ArgumentError, match="example inputs"):
-        find_sites(Residual())
+        find_sites(residual())
     with pytest.raises(ArgumentError, match="'element' or 'channel'"):
-        find_sites(Residual(), torch.zeros(1, 3, 8, 8), kind="pixel")
+        find_sites(residual(), torch.zeros(1, 3, 8, 8), kind="pixel")
 
 
 def test_examples_folded_into_another_axis() -> None:
@@ -96,19 +93,15 @@ def test_examples_folded_into_another_axis() -> None:
 
 
 def test_data_flow_sees_through_no_grad_detach_and_buffers() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.side = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(3, 2)
+    def odd(net: Net, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = net.first(x).detach()
+        buffer = torch.zeros(len(x), 4)
+        buffer[:, 1:3] = h[:, :2]
+        return net.second(buffer) + net.side(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                h = self.first(x).detach()
-            buffer = torch.zeros(len(x), 4)
-            buffer[:, 1:3] = h[:, :2]
-            return self.second(buffer) + self.side(x)
-
-    assert names(find_sites(Odd(), torch.randn(5, 3))) == ["second"]
+    model = Net(odd, first=nn.Linear(3, 4), second=nn.Linear(4, 2), side=nn.Linear(3, 2))
+    assert names(find_sites(model, torch.randn(5, 3))) == ["second"]
 
 
 def test_rates_by_site() -> None:
@@ -126,52 +119,41 @@ def test_place_of_a_unit() -> None:
     assert Site("fc", "element", "Linear", (4,), calls=3).place(9) == (2, 1)
 
 
-class Centred(nn.Module):
-    """Takes the mean of the batch off, which no row has by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.body(x).relu()
-        return self.head(hidden - hidden.mean(0))
+def headed(run: Callable[..., Any]) -> Net:
+    return Net(run, body=nn.Linear(4, 8), head=nn.Linear(8, 1), noise=0.0)
 
 
-class Neighbours(Centred):
+def centred(net: Net, x: Tensor) -> Tensor:
+    """Take the mean of the batch off, which no row has by itself."""
+    hidden = net.body(x).relu()
+    return net.head(hidden - hidden.mean(0))
+
+
+def neighbours(net: Net, x: Tensor, edges: Tensor) -> Tensor:
     """Rows are the nodes of one graph; `edges` has two rows, however many nodes there are."""
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        hidden = self.body(x).relu()
-        return self.head(hidden.new_zeros(len(x), 8).index_add(0, edges[1], hidden[edges[0]]))
+    hidden = net.body(x).relu()
+    return net.head(hidden.new_zeros(len(x), 8).index_add(0, edges[1], hidden[edges[0]]))
 
 
 def test_rows_that_depend_on_each_other_are_warned_about() -> None:
-    torch.manual_seed(0)
     x = torch.randn(7, 4)
     with pytest.warns(LatedropWarning, match=r"examples that do not depend on each other.*method='linear' is wrong"):
-        assert names(find_sites(Centred(), x)) == ["head"]
+        assert names(find_sites(headed(centred), x)) == ["head"]
     with pytest.warns(LatedropWarning, match="do not depend on each other"):
-        assert names(find_sites(Neighbours(), x, torch.randint(7, (2, 20)))) == ["head"]
+        assert names(find_sites(headed(neighbours), x, torch.randint(7, (2, 20)))) == ["head"]
 
 
 def test_outputs_that_are_not_one_per_row_tell_nothing() -> None:
-    class Scaled(Centred):
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            hidden = self.body(x).relu()
-            return {"y": self.head(hidden), "norm": hidden.norm(), "steps": torch.arange(4.0), "mean": hidden.mean(0)}
+    def scaled(net: Net, x: Tensor) -> dict[str, Tensor]:
+        hidden = net.body(x).relu()
+        return {"y": net.head(hidden), "norm": hidden.norm(), "steps": torch.arange(4.0), "mean": hidden.mean(0)}
 
-    assert names(find_sites(Scaled(), torch.randn(7, 4))) == ["head"]
+    assert names(find_sites(headed(scaled), torch.randn(7, 4))) == ["head"]
 
 
 def test_numbers_that_are_drawn_for_nothing_are_no_noise() -> None:
-    class Idle(Centred):
-        noise = 0.0
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.body(x).relu()) + self.noise * torch.rand([])
-
-    model, x = Idle(), torch.randn(7, 4)
+    model = headed(lambda net, x: net.head(net.body(x).relu()) + net.noise * torch.rand([]))
+    x = torch.randn(7, 4)
     assert names(find_sites(model, x)) == ["head"]
     model.noise = 1.0
     with pytest.warns(LatedropWarning, match="draws random numbers by itself"):

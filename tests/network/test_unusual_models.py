@@ -13,21 +13,12 @@ from torch import Tensor, nn
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import DataError, SiteError
+from networks import Net
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the draws of this model run one by one"),
     pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),
 ]
-
-TINY = 1e-9  # a rate that is as good as none
-
-
-ENGINES = pytest.mark.parametrize("engine", ["auto", "loop"])
-
-
-def net(*widths: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(widths[0], 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
 def drawn(model: nn.Module, x: Any, sites: Any, rate: Any, draws: int) -> Tensor:
@@ -40,36 +31,25 @@ def drawn(model: nn.Module, x: Any, sites: Any, rate: Any, draws: int) -> Tensor
     return torch.stack(outputs)
 
 
-class WritesIntoInput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x += 1
-        return self.net(x)
+def writes_into_input(net: Net, x: Tensor) -> Tensor:
+    x += 1
+    return net.c(net.b(net.a(x)).relu())
 
 
-class WritesIntoHidden(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        h.masked_fill_(h < 0, 0.5)
-        return self.c(self.b(h).relu())
+def writes_into_hidden(net: Net, x: Tensor) -> Tensor:
+    h = net.a(x)
+    h.masked_fill_(h < 0, 0.5)
+    return net.c(net.b(h).relu())
 
 
-@ENGINES
+@pytest.mark.parametrize("engine", ["auto", "loop"])
 @pytest.mark.parametrize("rows", [1, 40])
-@pytest.mark.parametrize("make", [WritesIntoInput, WritesIntoHidden])
-def test_draws_are_those_of_inject(make: type[nn.Module], rows: int, engine: Any) -> None:
-    model, rate = make(), 0.3
+@pytest.mark.parametrize("run", [writes_into_input, writes_into_hidden])
+def test_draws_are_those_of_inject(run: Callable[..., Tensor], rows: int, engine: Any) -> None:
+    model, rate = Net(run, a=nn.Linear(8, 16), b=nn.Linear(16, 16), c=nn.Linear(16, 1)), 0.3
     x = torch.randn((rows, 8), generator=torch.Generator().manual_seed(1))
     before, sites = x.clone(), find_sites(model, x)
-    expected = drawn(model, x.clone(), sites, rate, 20) if make is not WritesIntoInput else None
+    expected = drawn(model, x.clone(), sites, rate, 20) if run is writes_into_hidden else None
     for chunk in (None, 5):
         moments = sample(model, x, rate, 20, sites=sites, engine=engine, chunk=chunk, keep_draws=True)
         assert torch.equal(x, before)
@@ -79,7 +59,7 @@ def test_draws_are_those_of_inject(make: type[nn.Module], rows: int, engine: Any
     own_output(model, x)
     assert torch.equal(x, before)
     if expected is None:
-        torch.testing.assert_close(sample(model, x, TINY, 5, sites=sites).mean, model(x.clone()).detach())
+        torch.testing.assert_close(sample(model, x, 1e-9, 5, sites=sites).mean, model(x.clone()).detach())
 
 
 def test_rows_of_a_prediction_are_let_go() -> None:
@@ -95,22 +75,9 @@ def test_rows_of_a_prediction_are_let_go() -> None:
     assert alive == 0
 
 
-class Net(nn.Module):
-    """Three layers, with something of a test's own between the first two."""
-
-    def __init__(self, middle: Callable[[Net, Tensor, Tensor], Tensor] = lambda net, h, x: net.m(h)) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.m, self.b = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-        self.middle = middle
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.middle(self, self.a(x).relu(), x).relu())
-
-
-def rows(count: int, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, generator=generator) * (0.2 + 3 * torch.rand(count, 1, generator=generator))
+def layers() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {"a": nn.Linear(3, 8), "m": nn.Linear(8, 8), "b": nn.Linear(8, 1)}
 
 
 class Compiled(Net):
@@ -122,9 +89,12 @@ class Compiled(Net):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not")
 @pytest.mark.parametrize("how", ["method", "attribute"])
 def test_methods_that_are_compiled(how: str) -> None:
-    model: Any = Compiled(lambda net, h, x: net.block(h) if how == "method" else net.fast(h))
+    def run(net: Any, x: Tensor) -> Tensor:
+        return net.b((net.block if how == "method" else net.fast)(net.a(x).relu()))
+
+    model: Any = Compiled(run, **layers())
     model.fast = torch.compile(lambda h: model.m(h).relu(), backend="eager")
-    x = rows(12)
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
     by_rows, one_by_one = (sample(model.eval(), x, 0.2, 5, engine=engine) for engine in ("auto", "loop"))
     torch.testing.assert_close(by_rows.mean, one_by_one.mean)
     torch.testing.assert_close(sample(model, x, 0.0, 2).mean, model(x).detach())
@@ -134,38 +104,27 @@ def test_methods_that_are_compiled(how: str) -> None:
 @pytest.mark.parametrize("kind", ["element", "channel"])
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
 def test_nested_tensors_are_refused(layout: Any, kind: Any) -> None:
-    class Nested(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            parts = [row[: 1 + i % 3] for i, row in enumerate(x)]
-            nested = torch.nested.as_nested_tensor(parts, layout=layout)
-            return self.b(torch.nested.to_padded_tensor(self.m(self.a(nested).tanh()), 0.0).sum(1))
+    def run(net: Net, x: Tensor) -> Tensor:
+        parts = [row[: 1 + i % 3] for i, row in enumerate(x)]
+        nested = torch.nested.as_nested_tensor(parts, layout=layout)
+        return net.b(torch.nested.to_padded_tensor(net.m(net.a(nested).tanh()), 0.0).sum(1))
 
     with pytest.raises(SiteError, match="'m'; found a nested one"):
-        find_sites(Nested().eval(), torch.randn(12, 4, 3), kind=kind)
-
-
-class TwoRanks(nn.Module):
-    """One projection of the pooled tokens and of all of them."""
-
-    def __init__(self, tokens_first: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens_first = tokens_first
-        self.e, self.m, self.h = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.e(x).tanh()
-        if self.tokens_first:
-            k, q = self.m(h), self.m(h.mean(1))
-        else:
-            q, k = self.m(h.mean(1)), self.m(h)
-        actual: Tensor = self.h((q[:, None] * k).tanh().mean(1))
-        return actual
+        find_sites(Net(run, **layers()), torch.randn(12, 4, 3), kind=kind)
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
 def test_a_layer_that_gets_more_axes_in_one_of_its_calls(tokens_first: bool) -> None:
-    model, x = TwoRanks(tokens_first), torch.randn(40, 5, 3)
+    def run(net: Net, x: Tensor) -> Tensor:
+        """One projection of the pooled tokens and of all of them."""
+        h = net.a(x).tanh()
+        if tokens_first:
+            k, q = net.m(h), net.m(h.mean(1))
+        else:
+            q, k = net.m(h.mean(1)), net.m(h)
+        return net.b((q[:, None] * k).tanh().mean(1))
+
+    model, x = Net(run, **layers()), torch.randn(40, 5, 3)
     sites = find_sites(model, x, kind="channel")
     alone = torch.cat([linearize(model, x[i : i + 1], sites).variance(0.1) for i in range(5)])
     for count in (5, 8):  # as many rows as tokens, and others
@@ -190,12 +149,10 @@ def test_no_rows(run: Any) -> None:
 def test_a_model_that_remembers_earlier_batches_is_refused() -> None:
     """Its rows meet those of the batch before, of which there are more or fewer."""
 
-    def remembered(net: Any, h: Tensor, x: Tensor) -> Tensor:
+    def remembered(net: Net, x: Tensor) -> Tensor:
+        h = net.a(x).relu()
         net.past = h if net.past is None else net.past + h
-        actual: Tensor = net.m(net.past)
-        return actual
+        return net.b(net.m(net.past).relu())
 
-    model: Any = Net(remembered)
-    model.past = None
     with pytest.raises(DataError, match="expected the model to run on the example inputs; it raised RuntimeError"):
-        find_sites(model, rows(12))
+        find_sites(Net(remembered, **layers(), past=None), torch.randn(12, 3))

@@ -14,19 +14,14 @@ import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.weights import fingerprint
+from networks import Net
 from rounding import assert_same_up_to_rounding
 
 
-class Net(nn.Module):
+def made() -> Net:
     """Modules, and a weight without one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
-        self.head = nn.Parameter(torch.randn(1, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.body(x), self.head)
+    body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+    return Net(lambda net, x: F.linear(net.body(x), net.head), body=body, head=nn.Parameter(torch.randn(1, 8)))
 
 
 def compiled(net: Net) -> nn.Module:
@@ -63,7 +58,7 @@ def wrap(request: pytest.FixtureRequest) -> Callable[[Net], nn.Module]:
 def pair(wrap: Callable[[Net], nn.Module]) -> tuple[Net, nn.Module, Tensor]:
     """A net, and one with the same weights in a wrapper that has run already."""
     torch.manual_seed(0)
-    net, inner, x = Net(), Net(), torch.randn(6, 4)
+    net, inner, x = made(), made(), torch.randn(6, 4)
     inner.load_state_dict(net.state_dict())
     wrapped = wrap(inner)
     with torch.no_grad():
@@ -105,7 +100,7 @@ def test_compiled_code_comes_back() -> None:
     def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
         return lambda *args: (runs.append(1), graph(*args))[1]
 
-    net, x = Net(), torch.randn(6, 4)
+    net, x = made(), torch.randn(6, 4)
     model = torch.compile(net, backend=backend)
     with torch.no_grad():
         model(x)
@@ -124,7 +119,7 @@ def test_compiled_code_comes_back() -> None:
 
 
 def test_copies_on_several_devices_are_refused() -> None:
-    model = nn.DataParallel(Net())
+    model = nn.DataParallel(made())
     model.device_ids = [0, 1]
     sites = find_sites(model, torch.randn(6, 4))
     with pytest.raises(SiteError, match=r"DataParallel on 2 devices.*inject\(model.module"), inject(model, sites, 0.1):
@@ -134,7 +129,7 @@ def test_copies_on_several_devices_are_refused() -> None:
 def test_a_model_without_its_weights_is_refused(group: None) -> None:
     offload = pytest.importorskip("accelerate").cpu_offload
     with pytest.raises(ArgumentError, match=r"expected weights in memory; found 'head' and 4 others.*Load the whole"):
-        find_sites(offload(Net(), execution_device=torch.device("cpu")), torch.randn(3, 4))
-    sharded = fully_shard(Net(), mesh=init_device_mesh("cpu", (1,)))
+        find_sites(offload(made(), execution_device=torch.device("cpu")), torch.randn(3, 4))
+    sharded = fully_shard(made(), mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(SiteError, match="expected a model that can be copied"):
         find_sites(sharded, torch.randn(3, 4))

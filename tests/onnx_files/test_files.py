@@ -17,11 +17,10 @@ from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.derivatives import decompositions
 from latedrop.onnx_files.metadata import sealed
-from networks import mlp
+from networks import Net, mlp
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
-pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 DRAWS = {"method": latedrop.Sampling(rates=[0.3], draws=20)}
 GENERATOR = torch.Generator().manual_seed(0)
@@ -92,33 +91,21 @@ def test_names_and_metadata(written: tuple[Any, Path]) -> None:
     assert whole["table"][0]["scale"] == list(uq.calibration.scales)
 
 
-class Odd(nn.Module):
-    """An operator without a translation after the last layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 0.0 * torch.special.bessel_j0(x)
-
-
-class Meeting(nn.Module):
-    """Rows that see each other."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - 0.5 * x.mean(0)
+ODD = Net(lambda net, x: x + 0.0 * torch.special.bessel_j0(x))
+"""An operator without a translation after the last layer."""
 
 
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        (net(Odd()), DRAWS, "with the operator prims.bessel_j0, which torch.onnx cannot translate"),
+        (net(ODD), DRAWS, "with the operator prims.bessel_j0, which torch.onnx cannot translate"),
         (net(), {"method": latedrop.Sampling([0.3], 20, shared=False)}, "shared=False"),
         (net().bfloat16(), {"method": "linear"}, "bfloat16"),
         (net(), {"method": latedrop.Terms(["neighbours"])}, "nearest of other rows"),
     ],
     ids=["operator", "own masks", "half precision", "neighbours"],
 )
-def test_what_cannot_be_written_is_refused(
-    model: nn.Module, options: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_written_is_refused(model: nn.Module, options: Any, words: str, tmp_path: Path) -> None:
     x = X.to(next(model.parameters()).dtype)
     uq = latedrop.calibrate(model, (x, Y), progress=False, **options)
     with pytest.raises(ArgumentError, match="expected a model that can be written as an ONNX file") as caught:
@@ -128,7 +115,7 @@ def test_what_cannot_be_written_is_refused(
 
 
 def test_rows_that_meet_are_refused(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(3, 8), Meeting(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(3, 8), Net(lambda net, x: x - 0.5 * x.mean(0)), nn.Linear(8, 1))
     with pytest.warns(latedrop.LatedropWarning, match="do not depend on each other"):
         uq = latedrop.calibrate(model, (X, Y), **DRAWS, progress=False)
     with pytest.raises(ArgumentError, match="whose rows affect each other"):
@@ -268,21 +255,11 @@ def test_rows_whose_output_is_not_finite_are_flagged(tmp_path: Path) -> None:
             predict(given[3:])
 
 
-class Kinds(nn.Module):
-    """A number, and one of four kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.first, self.last = nn.Embedding(4, 3), nn.Linear(6, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(torch.cat([x, self.table(kind)], 1))))
-
-
 def test_kinds_are_whole_numbers_of_the_table(tmp_path: Path) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Kinds()
+    def run(net: Net, x: Tensor, kind: Tensor) -> Tensor:
+        return net.last(torch.tanh(net.first(torch.cat([x, net.table(kind)], 1))))
+
+    model = Net(run, table=nn.Embedding(4, 3), first=nn.Linear(6, 8), last=nn.Linear(8, 1))
     kinds = torch.arange(60) % 4
     uq = latedrop.calibrate(model, ((X, kinds), Y), method="linear", progress=False)
     read = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", (X[:4], kinds[:4])))
@@ -327,41 +304,6 @@ def test_sizes_that_grow_unevenly_are_refused() -> None:
 
     with pytest.raises(ArgumentError, match="grow unevenly"):
         tracing.traced_for_any_rows(squared, lambda n: [torch.ones(n, 2)])
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("typer")
-    from latedrop.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    code = ["from torch import manual_seed, nn", "manual_seed(0)"]
-    code += ["net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))"]
-    (tmp_path / "exported_net.py").write_text("\n".join(code))
-    table = np.concatenate([X.numpy(), Y.numpy()], 1)
-    np.savetxt("val.csv", table, delimiter=",", header="a,b,c,y", comments="")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(words)
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    assert run("calibrate", "exported_net:net", "--data", "val.csv", "--target", "y", "-o", "cal.json")[0] == 0
-    code_of, out, _ = run("export", "exported_net:net", "cal.json", "-o", "model.onnx", "--level", "0.8")
-    assert (code_of, "written: model.onnx" in out) == (0, True)
-    prediction = latedrop.load_onnx("model.onnx").predict(X.numpy())
-    import importlib
-
-    uq = latedrop.load("cal.json", importlib.import_module("exported_net").net)
-    assert_same_up_to_rounding(prediction.interval()[0], uq.predict(X).interval(0.8)[0].numpy())
-    for words, message in (
-        (("-o", "model.txt"), "ends in .onnx"),
-        (("-o", "model.onnx", "--level", "2"), "inside (0, 1)"),
-        (("-o", "model.onnx", "--input-shape", "5"), "inputs that the model takes"),
-        (("-o", "exported_net.py.onnx", "--data", "val.csv", "--input-shape", "3"), "Leave one out"),
-    ):
-        status, _, err = run("export", "exported_net:net", "cal.json", *words)
-        assert status in (1, 2)
-        assert message in err
 
 
 @pytest.mark.parametrize(

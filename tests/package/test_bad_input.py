@@ -10,30 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import latedrop
 import networks
-from latedrop import (
-    Batches,
-    Classification,
-    FirstOrder,
-    LatedropError,
-    LatedropWarning,
-    Predictor,
-    Propagation,
-    Sampling,
-    Site,
-    Terms,
-    calibrate,
-    find_sites,
-    inject,
-    load,
-    load_boxes,
-    load_multilabel,
-    sample,
-)
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
+from latedrop import Batches, Predictor, Sampling, Terms, calibrate, find_sites, inject, load, sample
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError, SiteError
+from networks import Net
 from quick import quick
 from rounding import assert_same_up_to_rounding
 
@@ -41,9 +24,8 @@ quietly = quick((0.1, 0.2), 10)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
+    torch.manual_seed(seed)
+    return build()
 
 
 def mlp(outputs: int = 1, hidden: int = 20, seed: int = 0) -> nn.Module:
@@ -58,60 +40,45 @@ X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 
 
-class Wrapped(nn.Module):
-    """A network of three layers, for subclasses to misuse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (
-            seeded(lambda sizes=sizes: nn.Linear(*sizes)) for sizes in ((3, 20), (20, 20), (20, 1))
-        )
+def three_layers(run: Callable[..., Any]) -> nn.Module:
+    layers = {"first": (3, 20), "second": (20, 20), "third": (20, 1)}
+    return seeded(lambda: Net(run, **{name: nn.Linear(*sizes) for name, sizes in layers.items()}))
 
 
-class Bypassed(Wrapped):
-    """Uses the weights of its second layer without calling it."""
+def branching() -> nn.Module:
+    """Take the second layer for small batches only."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(F.linear(self.first(x).tanh(), self.second.weight).tanh())
+    def run(net: Net, x: Tensor) -> Tensor:
+        h = net.first(x).tanh()
+        return net.third(net.second(h).tanh() if len(x) < 10 else h)
 
-
-class Branching(Wrapped):
-    """Takes its second layer for small batches only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).tanh()
-        return self.third(self.second(h).tanh() if len(x) < 10 else h)
+    return three_layers(run)
 
 
-class Untouched(Wrapped):
-    """Its sites do not reach the output where the first input is negative."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.first(x).tanh() * (x[:, :1] > 0))
+def halved() -> nn.Module:
+    """Give exactly 0, with a variance of 0, where the first input is negative."""
+    return three_layers(lambda net, x: net.third(net.first(x).tanh()) * (x[:, :1] > 0))
 
 
-class Broken(Wrapped):
-    """Gives NaN where the first input is large."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.third(self.first(x).tanh())
-        return torch.where(x[:, :1] > 1, torch.nan, out)
+def broken() -> nn.Module:
+    """Give NaN where the first input is large."""
+    return three_layers(lambda net, x: torch.where(x[:, :1] > 1, torch.nan, net.third(net.first(x).tanh())))
 
 
-class Forgiving(Wrapped):
-    """Its output is finite whatever its input is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.first(x.nan_to_num(0.0, 0.0, 0.0)).tanh())
+def forgiving() -> nn.Module:
+    """Give a finite output whatever the input is."""
+    return three_layers(lambda net, x: net.third(net.first(x.nan_to_num(0.0, 0.0, 0.0)).tanh()))
 
 
-class Fussy(Wrapped):
-    """Raises an error of its own where its input is not finite."""
+def fussy() -> nn.Module:
+    """Raise an error of its own where its input is not finite."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def run(net: Net, x: Tensor) -> Tensor:
         if not x.isfinite().all():
             raise ZeroDivisionError("not finite")
-        return self.third(self.first(x).tanh())
+        return net.third(net.first(x).tanh())
+
+    return three_layers(run)
 
 
 def test_every_error_is_ours() -> None:
@@ -128,7 +95,7 @@ class TestSites:
             ("encoder.*", r"expected 'encoder\.\*' to match at least one site; found none\. Sites: \['2'\].*\['0'\]"),
             ([nn.Conv2d, lambda name, module: False], "to match at least one site; found none"),
             ("0", r"expected '0'.*first layers, which are never sites: \['0'\]"),
-            (find_sites(Branching(), X, select="third"), r"\['third'\] are not among its modules.*find_sites\(model"),
+            (find_sites(branching(), X, select="third"), r"\['third'\] are not among its modules.*find_sites\(model"),
         ],
         ids=["name", "type and predicate", "first layer", "another model"],
     )
@@ -150,22 +117,9 @@ class TestSites:
 
     @pytest.mark.filterwarnings("ignore:the sites .* did not run in this batch")
     def test_a_site_that_another_branch_passes_by(self) -> None:
-        with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
-            quietly(Branching(), (X, Y))
-        with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
-            quietly(Branching(), (X, Y), sites="third")
-
-    def test_a_site_whose_weights_are_used_directly(self) -> None:
-        model = Bypassed()
-        assert [site.name for site in find_sites(model, X)] == ["second.weight", "third"]
-        sites = [Site("second", "element", "Linear", (20,))]
-        with (
-            pytest.raises(OutputError, match="an output that varies under dropout"),
-            pytest.warns(LatedropWarning, match=r"sites \['second'\] did not run in this batch"),
-        ):
-            quietly(model, (X, Y), sites=sites)
-        with pytest.warns(LatedropWarning, match=r"\['second'\] did not run"), inject(model, sites, 0.1):
-            model(X)
+        for sites in (None, "third"):
+            with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
+                quietly(branching(), (X, Y), sites=sites)
 
 
 class TestOutputs:
@@ -179,19 +133,16 @@ class TestOutputs:
             quietly(mlp(), (X, Y), method=Sampling(rates=(1e-9,)))
 
     def test_a_rate_at_which_no_draw_drops_anything_is_left_out(self) -> None:
+        method = Sampling(rates=(0.001, 0.1), draws=30, seed=6)
         with pytest.warns(LatedropWarning, match="all 40 at 1 rates, which are left out"):
-            calibration = quietly(
-                mlp(hidden=50), (X, Y), method=Sampling(rates=(0.001, 0.1), draws=30, seed=6)
-            ).calibration
+            calibration = quietly(mlp(hidden=50), (X, Y), method=method).calibration
         assert [row.rate for row in calibration.table] == [0.1]
 
     def test_rows_that_no_draw_touches(self) -> None:
         untouched = int((X[:, 0] <= 0).sum())
-        match = (
-            rf"of 40 validation values, some have zero variance.*: {untouched} at rate 0\.1; {untouched} at rate 0\.2"
-        )
+        match = rf"of 40 validation values, some have zero.*: {untouched} at rate 0\.1; {untouched} at rate 0\.2"
         with pytest.warns(LatedropWarning, match=match):
-            uq = quietly(Halved(), (X, Y))
+            uq = quietly(halved(), (X, Y))
         for row in uq.calibration.table:
             assert row.zero_variances == untouched
             numbers = [value for value in vars(row).values() if isinstance(value, float)]
@@ -210,12 +161,12 @@ class TestOutputs:
     def test_nan_in_the_output(self, mean: str) -> None:
         rows = int((X[:, 0] > 1).sum())
         with pytest.raises(OutputError, match=rf"expected a finite output; found NaN or inf in {rows} of 40 rows"):
-            quietly(Broken(), (X, Y), method=Sampling(mean=mean))
+            quietly(broken(), (X, Y), method=Sampling(mean=mean))
         with pytest.raises(OutputError, match="expected a finite output"):
-            sample(Broken(), X, 0.1)
+            sample(broken(), X, 0.1)
 
     def test_nan_in_the_output_of_a_prediction(self) -> None:
-        predictor = quietly(Broken(), (-X.abs(), Y))
+        predictor = quietly(broken(), (-X.abs(), Y))
         with pytest.raises(OutputError, match="expected a finite output; found NaN or inf in 1 of 1 rows"):
             predictor.predict(torch.full((1, 3), 5.0))
 
@@ -233,65 +184,40 @@ class TestOutputs:
                 quietly(mlp(), (X, Y), readout=readout)
 
     def test_an_output_of_several_parts_needs_a_readout(self) -> None:
-        class Two(Wrapped):
-            def forward(self, x: Tensor) -> dict[str, Tensor]:
-                out = self.third(self.first(x).tanh())
-                return {"mean": out, "aux": out}
+        def run(net: Net, x: Tensor) -> dict[str, Tensor]:
+            out = net.third(net.first(x).tanh())
+            return {"mean": out, "aux": out}
 
-        with pytest.raises(
-            OutputError, match=r"expected one floating tensor.*found 2 in dict.*'mean', 'aux'.*readout="
+        for readout, match in (
+            (None, r"expected one floating tensor.*found 2 in dict.*'mean', 'aux'.*readout="),
+            ("y", r"a part 'y'; found dict with parts \['mean', 'aux'\]"),
         ):
-            quietly(Two(), (X, Y))
-        with pytest.raises(OutputError, match=r"a part 'y'; found dict with parts \['mean', 'aux'\]"):
-            quietly(Two(), (X, Y), readout="y")
-
-
-class Halved(Untouched):
-    """Its output is exactly 0, and so is the variance, where the first input is negative."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (x[:, :1] > 0)
+            with pytest.raises(OutputError, match=match):
+                quietly(three_layers(run), (X, Y), readout=readout)
 
 
 class TestData:
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_what_is_not_finite(self, value: float) -> None:
-        bad = X.clone()
-        bad[3, 1] = value
-        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-            quietly(mlp(), (bad, Y))
-        for batch_size in (256, 7):
-            with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-                quietly(mlp(), (X, Y), batches=Batches(batch_size)).predict(bad.numpy())
-        bad = Y.clone()
-        bad[3] = value
-        with pytest.raises(DataError, match="expected finite targets; found 1 NaN or inf among 40"):
-            quietly(mlp(), (X, bad))
-
     @pytest.mark.filterwarnings("ignore:none of 40 rows reached the parameters")  # of a layer that never runs
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize("make", [Forgiving, Fussy])
-    @pytest.mark.parametrize("rate", [0.0, 0.1])
-    def test_inputs_that_are_not_finite_whatever_the_model_does(self, make: Any, value: float, rate: float) -> None:
+    @pytest.mark.parametrize("make", [mlp, forgiving, fussy])
+    def test_inputs_that_are_not_finite_whatever_the_model_does(self, make: Any, value: float) -> None:
         model, bad = make(), X.clone()
         bad[3, 1] = value
         sites = find_sites(model, X)
-        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-            sample(model, bad, rate, 5, sites=sites)
-        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-            sample(model, (bad,), rate, 5, sites=sites, chunk=1)
-        predictor = quietly(model, (X, Y), method=Sampling(mean="model"))
-        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-            predictor.predict(bad)
+        predictor = quietly(model, (X, Y), method=Sampling(mean="model"), batches=Batches(7))
+        for run in (
+            lambda: quietly(model, (bad, Y)),
+            lambda: predictor.predict(bad),
+            lambda: predictor.predict(bad.numpy()),
+            lambda: sample(model, bad, 0.0, 5, sites=sites),
+            lambda: sample(model, (bad,), 0.1, 5, sites=sites, chunk=1),
+        ):
+            with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
+                run()
 
     @pytest.mark.parametrize(
         ("outputs", "readout", "shape"),
-        [
-            (1, lambda out: out[:, 0], (40, 1)),
-            (1, None, (40, 2)),
-            (2, None, (40, 3)),
-            (1, None, (40, 1, 1)),
-        ],
+        [(1, lambda out: out[:, 0], (40, 1)), (1, None, (40, 2)), (2, None, (40, 3)), (1, None, (40, 1, 1))],
     )
     def test_targets_of_another_shape(self, outputs: int, readout: Any, shape: tuple[int, ...]) -> None:
         pattern = r"\(" + ", ".join(map(str, shape)) + r",?\)"
@@ -299,7 +225,7 @@ class TestData:
             quietly(mlp(outputs), (X, torch.ones(shape)), readout=readout)
 
     @pytest.mark.parametrize("rows", [0, 1])
-    @pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
+    @pytest.mark.parametrize("method", ["terms", "sample", "linear", "propagate"])
     def test_too_few_rows(self, rows: int, method: str) -> None:
         with pytest.raises(DataError, match=f"expected at least 2 validation rows.*found {rows}"):
             quietly(mlp(), (X[:rows], Y[:rows]), method=method)
@@ -326,18 +252,10 @@ class TestData:
                 predictor.predict(huge)
 
     def test_a_tuple_as_one_argument(self) -> None:
-        class Pair(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = mlp()
-
-            def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-                left, right = pair
-                return self.inner(left) + self.inner(right)
-
+        model = Net(lambda net, pair: net.inner(pair[0]) + net.inner(pair[1]), inner=mlp())
         several: list[dict[str, Any]] = [{}, {"method": Sampling(draws=10, rates=[0.1])}, {"method": "linear"}]
         for options in several:
-            uq = calibrate(Pair(), (((X, X),), Y), progress=False, **options)
+            uq = calibrate(model, (((X, X),), Y), progress=False, **options)
             assert uq.predict(((X, X),)).mean.shape == Y.shape
 
     def test_nothing_to_predict(self) -> None:
@@ -370,58 +288,47 @@ class TestData:
 
 
 class TestArguments:
+    RATES = (1.0, 1.5, -0.1, 0, math.nan, math.inf, True, False, "0.1", [], [0.1, 1.0], [0.1, True], [[0.1]], [None])
+    ONE_RATE = (1, 1.5, -0.1, math.nan, True, "0.1", None, [0.1])
+    MAPPINGS = ({}, {"2": 0}, {"2": 1.0}, {"2": True}, {"2": None})
+    DRAWS = (1, 0, -5, 2.5, True, "10")
+    CHUNKS = (0, -1, "a", True, 1.5)
+    IN_UNIT = r"expected a rate in \[0, 1\); found"
+    INSIDE = r"expected (rates inside|at least one rate|a sequence of rates)"
+    TWO_DRAWS = "expected at least 2 draws, as one has no variance; found"
+    CHUNK = "expected chunk to be a whole number of at least 1 or None; found .*. See help"
+
     @pytest.mark.parametrize(
-        "rates",
+        ("use", "match", "values"),
         [
-            *(1.0, 1.5, -0.1, 0, math.nan, math.inf, True, False, "0.1", [], [0.1, 1.0], [0.1, True], [[0.1]], [None]),
-            *(np.float32(1.5), object()),
+            (lambda rates: Sampling(rates=rates), INSIDE, (*RATES, np.float32(1.5), object())),
+            (lambda rate: Sampling(rates=[rate]), "expected rates inside", MAPPINGS),
+            (lambda rate: sample(mlp(), X, rate), IN_UNIT, ONE_RATE),
+            (lambda rate: inject(mlp(), [], rate).__enter__(), IN_UNIT, ONE_RATE),
+            (lambda draws: Sampling(draws=draws), TWO_DRAWS, DRAWS),
+            (lambda draws: sample(mlp(), X, 0.1, draws), TWO_DRAWS, DRAWS),
+            (lambda seed: Sampling(seed=seed), "expected seed to be a whole number; found", (1.5, None, "1", True)),
+            (lambda chunk: Sampling(chunk=chunk), CHUNK, CHUNKS),
+            (lambda chunk: sample(mlp(), X, 0.1, chunk=chunk), CHUNK, CHUNKS),
         ],
     )
-    def test_rates(self, rates: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"expected (rates inside|at least one rate|a sequence of rates)"):
-            quietly(mlp(), (X, Y), method=Sampling(rates=rates))
-
-    @pytest.mark.parametrize("rate", [1, 1.5, -0.1, math.nan, True, "0.1", None, [0.1]])
-    def test_one_rate(self, rate: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"expected a rate in \[0, 1\); found"):
-            sample(mlp(), X, rate)
-        with pytest.raises(ArgumentError, match=r"expected a rate in \[0, 1\); found"), inject(mlp(), [], rate):
-            pass
-
-    @pytest.mark.parametrize("rate", [{}, {"2": 0}, {"2": 1.0}, {"2": True}, {"2": None}])
-    def test_mappings_of_rates(self, rate: Any) -> None:
-        with pytest.raises(ArgumentError, match="expected rates inside"):
-            quietly(mlp(), (X, Y), method=Sampling(rates=[rate]))
+    def test_numbers(self, use: Callable[[Any], object], match: str, values: tuple[Any, ...]) -> None:
+        for value in values:
+            with pytest.raises(ArgumentError, match=match):
+                use(value)
 
     def test_a_mapping_that_matches_nothing(self) -> None:
         with pytest.raises(ArgumentError, match=r"every pattern.*'head\*' matches none of \['2'\]"):
             quietly(mlp(), (X, Y), method=Sampling(rates=[{"2": 0.1, "head*": 0.2}]))
 
-    @pytest.mark.parametrize("draws", [1, 0, -5, 2.5, True, "10"])
-    def test_draws(self, draws: Any) -> None:
-        with pytest.raises(ArgumentError, match="expected at least 2 draws, as one has no variance; found"):
-            quietly(mlp(), (X, Y), method=Sampling(draws=draws))
-        with pytest.raises(ArgumentError, match="expected at least 2 draws"):
-            sample(mlp(), X, 0.1, draws)
-
-    @pytest.mark.parametrize("seed", [1.5, None, "1", True])
-    def test_seed(self, seed: Any) -> None:
-        with pytest.raises(ArgumentError, match="expected seed to be a whole number; found"):
-            Sampling(seed=seed)
-
-    @pytest.mark.parametrize("chunk", [0, -1, "a", True, 1.5])
-    def test_chunk(self, chunk: Any) -> None:
-        match = f"expected chunk to be a whole number of at least 1 or None; found {chunk!r}. See help"
-        with pytest.raises(ArgumentError, match=match):
-            quietly(mlp(), (X, Y), method=Sampling(chunk=chunk))
-        with pytest.raises(ArgumentError, match=match):
-            sample(mlp(), X, 0.1, chunk=chunk)
-
     @pytest.mark.parametrize(
         ("kind", "name"),
         [
-            *((Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "floor")),
-            *((Propagation, "floor"), (Terms, "guard")),
+            (Sampling, "floor"),
+            (Sampling, "shared"),
+            (latedrop.FirstOrder, "floor"),
+            (latedrop.Propagation, "floor"),
+            (Terms, "guard"),
         ],
     )
     @pytest.mark.parametrize("value", ["no", 1, None, torch.ones(2)])
@@ -438,7 +345,7 @@ class TestArguments:
             (lambda: Batches(collate=3), "collate to be a function or None; found 3"),  # type: ignore[arg-type]
             (lambda: Terms(features=3), "features to be a list of texts or None; found 3"),  # type: ignore[arg-type]
             (lambda: Terms(features="2"), "features to be a list of texts or None; found '2'"),
-            (lambda: Classification(names=3), "names to be a list of texts; found 3"),  # type: ignore[arg-type]
+            (lambda: latedrop.Classification(names=3), "names to be a list of texts; found 3"),  # type: ignore[arg-type]
             (lambda: Sampling(rates=[{3: 0.1}]), "mappings of names"),  # type: ignore[dict-item]
             (lambda: Sampling(scale=10**400), "expected scale .* found 1000.*000"),
             (lambda: Sampling(scale=10**5000), "expected scale .* found an object of type int"),
@@ -465,7 +372,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("name", "kind"),
-        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("mean", Terms)],
+        [("criterion", Sampling), ("mean", Sampling), ("mean", latedrop.Propagation), ("mean", Terms)],
     )
     @pytest.mark.parametrize("value", ["best", "", 1, ["scaled"]])
     def test_words(self, name: str, kind: type[Any], value: Any) -> None:
@@ -478,7 +385,7 @@ class TestArguments:
             calibrate(mlp(), (X, Y), method=value)
 
     def test_engine(self) -> None:
-        with pytest.raises(ArgumentError, match=r"expected engine to be one of \('auto', .*'compiled'\); found 'cuda'"):
+        with pytest.raises(ArgumentError, match=r"expected engine to be one of .*; found 'cuda'"):
             sample(mlp(), X, 0.1, engine="cuda")
         predictor = quietly(mlp(), (X, Y))
         predictor.engine = "fast"  # type: ignore[assignment]
@@ -492,7 +399,7 @@ class TestArguments:
         with pytest.raises(ArgumentError, match="expected most, a number of units, to be 0 or more; found -1"):
             predictor.explain(X[:1], most=-1)
 
-    @pytest.mark.parametrize("read", [load, load_boxes, load_multilabel])
+    @pytest.mark.parametrize("read", [load, latedrop.load_boxes, latedrop.load_multilabel])
     def test_loading_with_arguments_swapped(self, read: Any) -> None:
         with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module; found str"):
             read(mlp(), "model.latedrop.json")
@@ -512,7 +419,7 @@ class TestArguments:
             lambda: Sampling(criterion="x"),  # type: ignore[arg-type]
             lambda: Sampling(draws=1),
             lambda: Sampling(rates=[2]),
-            lambda: FirstOrder(scale="x"),  # type: ignore[arg-type]
+            lambda: latedrop.FirstOrder(scale="x"),  # type: ignore[arg-type]
             lambda: Terms(["nobody"]),
         ):
             with pytest.raises(ArgumentError):
@@ -528,13 +435,6 @@ class TestArguments:
 
 
 class TestConformal:
-    @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
-    def test_too_few_rows_for_the_level(self) -> None:
-        predictor = quietly(mlp(), (X, Y)).conformal((X[:9], Y[:9]))
-        predictor.predict(X).interval(0.9)
-        with pytest.raises(ArgumentError, match=r"at least 19 conformal rows for an interval at level 0\.95; found 9"):
-            predictor.predict(X).interval(0.95)
-
     def test_data_that_give_no_intervals(self) -> None:
         predictor = quietly(mlp(), (X, Y))
         for data, match in (
@@ -559,17 +459,13 @@ def saved(tmp_path: Path) -> Path:
 
 
 class TestFiles:
-    def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(FileError, match=r"expected a calibration file at .*gone\.json; the system says"):
-            load(tmp_path / "gone.json", mlp())
-
     @pytest.mark.parametrize(
         "build",
         [
             lambda: nn.Sequential(nn.Linear(3, 20), nn.Linear(20, 1)),
             lambda: nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Bilinear(20, 20, 1)),
             lambda: nn.Linear(3, 1),
-            Branching,
+            branching,
         ],
         ids=["no such layer", "another type", "one layer", "other names"],
     )
@@ -577,28 +473,19 @@ class TestFiles:
         with pytest.raises(FileError, match=r"expected a model with the sites of .*\['2'\] are missing or of another"):
             load(saved, seeded(build))
 
-    def test_other_weights(self, saved: Path) -> None:
-        for model in (mlp(seed=1), mlp(hidden=30), mlp().double()):
-            with pytest.warns(LatedropWarning, match="the model's weights are not those that"):
-                load(saved, model)
-
     def test_a_readout_that_no_file_holds(self, saved: Path) -> None:
         def halve(out: Tensor) -> Tensor:
             return out / 2
 
         quietly(mlp(), (X, Y), readout=halve).save(saved)
-        with pytest.raises(
-            FileError, match=r"expected readout=.*made with the function '.*halve'.*Pass the same function"
-        ):
+        with pytest.raises(FileError, match=r"expected readout=.*the function '.*halve'.*Pass the same function"):
             load(saved, mlp())
 
-    @pytest.mark.parametrize("kept", [1, 2])
-    def test_a_readout_of_another_shape(self, saved: Path, kept: int) -> None:
+    @pytest.mark.parametrize("kept", [slice(1), slice(2), 0])
+    def test_a_readout_of_another_shape(self, saved: Path, kept: Any) -> None:
         quietly(mlp(3), (X, X), readout=lambda out: out * 1).save(saved)
         with pytest.raises(DataError, match=r"expected outputs of shape \(N, 3\), as in the calibration; found"):
-            load(saved, mlp(3), readout=lambda out: out[:, :kept]).predict(X)
-        with pytest.raises(DataError, match="expected outputs of shape"):
-            load(saved, mlp(3), readout=lambda out: out[:, 0]).predict(X)
+            load(saved, mlp(3), readout=lambda out: out[:, kept]).predict(X)
 
     def test_a_failed_save_keeps_the_old_file(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = saved.read_text()

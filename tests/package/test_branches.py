@@ -10,6 +10,7 @@ from alone import DRAWS, RATE, check_rows_alone, injected
 from latedrop import Network, Site, Terms, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import Linearization
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
+from networks import Net
 
 BATCHES = ([0], [20], [33], [0, 1, 2, 3], [20, 0, 33, 1, 21], [*range(40)], [*range(39, 0, -1)])
 
@@ -86,22 +87,18 @@ def test_rows_that_are_features_alone_need_no_channels() -> None:
     with pytest.raises(SiteError, match=r"as many entries for every row.*layer 'nets.0.0'.*Use kind='channel'"):
         find_sites(Kinds("each"), x)
 
-    class Pictures(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter, self.a, self.b = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
+    def of_pictures(net: Net, x: Tensor) -> Tensor:
+        h, bright = net.enter(x), x.mean((1, 2, 3)) > 0
+        out = h.new_zeros(len(x), 2, 4, 4)
+        out[bright], out[~bright] = net.a(h[bright]), net.b(h[~bright])
+        return out.mean((2, 3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h, bright = self.enter(x), x.mean((1, 2, 3)) > 0
-            out = h.new_zeros(len(x), 2, 4, 4)
-            out[bright], out[~bright] = self.a(h[bright]), self.b(h[~bright])
-            return out.mean((2, 3))
-
-    with pytest.raises(SiteError, match=r"as many entries for every row.*layer 'a'.*kind='channel'"):
-        find_sites(Pictures(), torch.randn(9, 1, 8, 8))
+    model = Net(of_pictures, enter=nn.Conv2d(1, 2, 3), a=nn.Conv2d(2, 2, 3), b=nn.Conv2d(2, 2, 3))
     images = torch.randn(9, 1, 8, 8)
-    sites = find_sites(Pictures(), images, kind="channel")
-    check_rows_alone(Pictures(), lambda index: images[index], ([0, 3, 5], [8, 7]), sites)
+    with pytest.raises(SiteError, match=r"as many entries for every row.*layer 'a'.*kind='channel'"):
+        find_sites(model, images)
+    sites = find_sites(model, images, kind="channel")
+    check_rows_alone(model, lambda index: images[index], ([0, 3, 5], [8, 7]), sites)
 
 
 def test_a_branch_that_no_row_takes_is_warned_about() -> None:
@@ -117,16 +114,9 @@ def test_a_branch_that_no_row_takes_is_warned_about() -> None:
 
 def test_layers_that_never_run_are_nothing_to_warn_about() -> None:
     """Without a look at values all rows go the same way."""
-
-    class Spare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.only_for_training = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x).relu())
-
-    assert [site.name for site in find_sites(Spare(), rows())] == ["b"]
+    layers = {"a": nn.Linear(4, 8), "b": nn.Linear(8, 1), "only_for_training": nn.Linear(8, 1)}
+    spare = Net(lambda net, x: net.b(net.a(x).relu()), **layers)
+    assert [site.name for site in find_sites(spare, rows())] == ["b"]
 
 
 def test_a_site_that_does_not_fire_adds_nothing() -> None:
@@ -144,19 +134,13 @@ def test_a_site_that_does_not_fire_adds_nothing() -> None:
 
 
 def test_features_of_rows_are_taken_where_layers_always_run() -> None:
-    class Skips(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.enter, self.more, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+    def skips(net: Net, x: Tensor) -> Tensor:
+        h, hard = net.enter(x).tanh(), x[:, 1:2] > 0
+        if hard.any():
+            h = torch.where(hard, net.more(h).tanh(), h)
+        return net.leave(h)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h, hard = self.enter(x).tanh(), x[:, 1:2] > 0
-            if hard.any():
-                h = torch.where(hard, self.more(h).tanh(), h)
-            return self.leave(h)
-
-    model, x = Skips(), rows()
+    model, x = Net(skips, enter=nn.Linear(4, 8), more=nn.Linear(8, 8), leave=nn.Linear(8, 1)), rows()
     sites = find_sites(model, x)
     assert [site.skipped for site in sites] == [True, False]
     uq = calibrate(model, (x, x.sum(1, keepdim=True)), method=Terms(["leverage"]), progress=False)
@@ -165,20 +149,14 @@ def test_features_of_rows_are_taken_where_layers_always_run() -> None:
 
 
 def test_no_site_fires_at_all() -> None:
-    class Skips(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.enter, self.leave = nn.Linear(4, 4), nn.Linear(4, 1)
+    def skips(net: Net, x: Tensor) -> Tensor:
+        h, hard = net.enter(x).tanh(), x[:, 0] > 0
+        out = h[:, :1].clone()
+        if hard.any():
+            out[hard] = net.leave(h[hard])
+        return out
 
-        def forward(self, x: Tensor) -> Tensor:
-            h, hard = self.enter(x).tanh(), x[:, 0] > 0
-            out = h[:, :1].clone()
-            if hard.any():
-                out[hard] = self.leave(h[hard])
-            return out
-
-    model, x = Skips(), rows()
+    model, x = Net(skips, enter=nn.Linear(4, 4), leave=nn.Linear(4, 1)), rows()
     sites = find_sites(model, x)
     assert not bool(sample(model, x[:5], RATE, DRAWS, sites=sites).variance.any())
     assert not bool(linearize(model, x[:5], sites).variance_by_site.any())
@@ -223,18 +201,13 @@ def test_tied_layers_run_in_turn() -> None:
 def test_values_that_decide_nothing_cost_nothing() -> None:
     """Reading a constant, or looking at inputs, leaves draws as rows of one batch."""
 
-    class Looks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
-            self.register_buffer("keep", torch.tensor([True, False] * 4))
+    def looks(net: Net, x: Tensor) -> Tensor:
+        if x.isnan().any():
+            raise ValueError
+        return net.b(net.a(x).relu() * net.keep + net.keep.sum().item())
 
-        def forward(self, x: Tensor) -> Tensor:
-            if x.isnan().any():
-                raise ValueError
-            return self.b(self.a(x).relu() * self.keep + self.keep.sum().item())
-
-    (site,) = find_sites(Looks(), rows())
+    model = Net(looks, a=nn.Linear(4, 8), b=nn.Linear(8, 1), keep=torch.tensor([True, False] * 4))
+    (site,) = find_sites(model, rows())
     assert site == Site("b", "element", "Linear", (8,))
 
 
@@ -242,20 +215,14 @@ def test_values_that_decide_nothing_cost_nothing() -> None:
 def test_experts_that_choose_among_the_rows_are_warned_about(how: str) -> None:
     """Two rows and three have one best each; of more rows, which one that is depends on those beside it."""
 
-    class Chosen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.enter, self.expert, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+    def choose(net: Net, x: Tensor) -> Tensor:
+        h, best = net.enter(x).tanh(), x[:, 1].topk(max(1, len(x) // 2)).indices
+        if how == "places":
+            return net.leave(h.index_add(0, best, net.expert(h[best])))
+        chosen = best.tolist()
+        return net.leave(torch.stack([net.expert(row) if i in chosen else row for i, row in enumerate(h)]))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h, best = self.enter(x).tanh(), x[:, 1].topk(max(1, len(x) // 2)).indices
-            if how == "places":
-                return self.leave(h.index_add(0, best, self.expert(h[best])))
-            chosen = best.tolist()
-            return self.leave(torch.stack([self.expert(row) if i in chosen else row for i, row in enumerate(h)]))
-
-    model, x = Chosen(), rows()
+    model, x = Net(choose, enter=nn.Linear(4, 8), expert=nn.Linear(8, 8), leave=nn.Linear(8, 1)), rows()
     x[:3, 1] = torch.tensor([9.0, 8.0, 7.0])
     with pytest.warns(LatedropWarning, match="the output of a row changes with the rows beside it"):
         assert all(site.coupled for site in find_sites(model, x, kind="channel"))

@@ -26,8 +26,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def targets(model: nn.Module, x: object, case: Case) -> torch.Tensor:
-    with torch.no_grad():
-        output = read(call(model, x), case.readout, row_count(x))
+    output = read(call(model, x), case.readout, row_count(x)).detach()
     return output + torch.linspace(0.5, 1, output.numel()).reshape(output.shape)
 
 
@@ -78,6 +77,8 @@ def test_the_model_is_clean_after_an_interruption(case: Case, error: type[BaseEx
         sample(model, x, RATE, DRAWS, sites=sites, readout=readout, engine=engine)
     with pytest.raises(error, match="stop"):
         linearize(model, x, sites, readout)
+    with pytest.raises(error, match="stop"):
+        calibrate(model, (x, torch.zeros(6, 1)), readout=readout)
     assert_same(before, state(model))
     with pytest.raises(error, match="stop"), inject(model, sites, RATE):
         raise error("stop")

@@ -1,7 +1,8 @@
-"""Both packages as a whole: imports point one way, importing is quick and silent, the public names are there."""
+"""Both packages as a whole: imports point one way, importing is quick and silent, loggers tell what is done."""
 
 import ast
 import importlib
+import logging
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import latedrop
 import latedrop_crowd
+from networks import mlp, noisy
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ROOMS = [
@@ -142,3 +144,34 @@ assert not torch.jit.is_scripting()
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+def test_a_calibration_is_told_to_loggers(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    net = mlp(2, 20, 1)
+    rows = noisy(net, 40, noise=1.0, inputs=2)
+    caplog.set_level(logging.INFO, "latedrop")
+    latedrop.calibrate(net, rows, progress=False).save(tmp_path / "cal.json")
+    messages = [record.getMessage() for record in caplog.records]
+    assert str(tmp_path / "cal.json") in messages[-1]
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"latedrop"}
+    caplog.clear()
+    caplog.set_level(logging.DEBUG, "latedrop")
+    latedrop.calibrate(net, rows, method=latedrop.Sampling(rates=[0.1, 0.3], draws=6), progress=False)
+    assert any("rate 0.3" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.slow
+def test_nothing_is_heard_unless_asked_for() -> None:
+    code = """
+import logging, torch, latedrop
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(40, 2)
+net = nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 1))
+latedrop.calibrate(net, (x, net(x).detach() + torch.randn(40, 1)), progress=False)
+assert logging.getLogger().handlers == []
+assert [type(handler) for handler in logging.getLogger("latedrop").handlers] == [logging.NullHandler]
+assert logging.getLogger("latedrop").level == logging.NOTSET
+"""
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

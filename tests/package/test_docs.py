@@ -1,4 +1,4 @@
-"""Check the pages: every python block runs, every link leads somewhere."""
+"""Check the pages and the README: every python block runs, every link leads somewhere, its numbers are right."""
 
 import contextlib
 import random
@@ -12,13 +12,12 @@ import torch
 
 import latedrop
 from architectures import missing
+from benchmarks.pages import headline_table
 from latedrop.errors import LatedropWarning
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted(
-    [*DOCS.glob("*.md"), *DOCS.glob("reference/*.md"), ROOT / "crowd" / "README.md"]
-)  # the README has tests of its own
+DOCS, README = ROOT / "docs", ROOT / "README.md"
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("reference/*.md"), ROOT / "crowd" / "README.md"])
 OTHERS = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG", "studies/README")]
 OTHERS += [ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md", ROOT / "benchmarks" / "NOTES.md"]
 LONG = {"adapters", "classification", "coming_from", "crowd", "deployment", "tutorial_maps", "tutorial_text"}
@@ -94,9 +93,7 @@ def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.stem not in WIDE and p.parent == DOCS], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.stem not in WIDE and p.parent == DOCS], ids=lambda p: p.stem)
 def test_lines_of_code_fit_the_site(page: Path) -> None:
     blocks = CODE.findall(page.read_text(encoding="utf-8"))
     assert [line for block in blocks for line in block.splitlines() if len(line) > WIDEST] == []
@@ -135,3 +132,19 @@ def needed(names: str) -> set[str]:
 
 def _links(page: Path) -> set[str]:
     return set(LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))))
+
+
+def test_the_code_of_the_readme_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    with torch.random.fork_rng(devices=[]):
+        for index, block in enumerate(blocks):
+            exec(compile(block, f"README, block {index}", "exec"), names)
+    assert len(blocks) >= 2
+    assert names["p"].std.shape == names["y"].shape
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.latedrop.json"]
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
+    assert headline_table() in README.read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ import torch
 
 from architectures import missing
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
-pytest.importorskip("pandas")
 with contextlib.suppress(ImportError):
     import rich.style  # noqa: F401 - scikit-learn imports it late, and it takes a random number when it is imported
 with contextlib.suppress(ImportError), warnings.catch_warnings():
@@ -57,9 +55,7 @@ def test_an_example_is_a_notebook(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")  # Lightning's own
 @pytest.mark.parametrize("name", MARKED)
-def test_example_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_runs(name: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = NEEDS.get(name, ())
     absent = [library for library in missing("torchvision", *wanted) if library in wanted] if wanted else []
     absent += [library for library in FOUND.get(name, ()) if find_spec(library) is None]

@@ -13,6 +13,7 @@ from alone import check_rows_alone, injected, slope_of_small_rates
 from latedrop import Batches, calibrate, find_sites, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
 from latedrop.network.sites import Kind
+from networks import Net
 from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 
@@ -137,25 +138,18 @@ def test_first_order_is_the_limit_of_small_rates() -> None:
     torch.testing.assert_close(slope_of_small_rates(model, items, sites, one_batch), variances, rtol=0.25, atol=1e-6)
 
 
-class SharedShift(nn.Module):
-    """Adds the same shift, which it makes of its weights alone, to every row: no entry of that belongs to one row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.randn(3, 4))
-        self.make, self.shift, self.enter = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shift: Tensor = self.shift(self.make(self.weights).relu()).sum()
-        return self.enter(x).tanh() + shift
+def shared_shift(net: Net, x: Tensor) -> Tensor:
+    """Add the same shift, made of weights alone, to every row: no entry of that belongs to one row."""
+    shift: Tensor = net.shift(net.make(net.weights).relu()).sum()
+    return net.enter(x).tanh() + shift
 
 
 @pytest.mark.parametrize("kind", ["element", "channel"])
 @pytest.mark.parametrize("rows", [9, 10, 33])
 def test_entries_that_serve_all_rows_count_for_each(rows: int, kind: Kind) -> None:
     """Their mean number of a row is a whole one where there is an odd number of rows."""
-    torch.manual_seed(0)
-    model, x = SharedShift().eval(), torch.randn(rows, 5)
+    layers = {"make": nn.Linear(4, 8), "shift": nn.Linear(8, 5), "enter": nn.Linear(5, 1)}
+    model, x = Net(shared_shift, weights=nn.Parameter(torch.randn(3, 4)), **layers), torch.randn(rows, 5)
     sites = find_sites(model, x, kind=kind)
     each = torch.cat([linearize(model, row, sites).variance_by_site for row in x.split(1)])
     torch.testing.assert_close(linearize(model, x, sites).variance_by_site, each)
@@ -241,12 +235,13 @@ def test_a_wrong_collate_is_an_error() -> None:
     for wrong in (first_two, twice):
         with pytest.raises(OutputError, match=r"counts the 9 examples; found shape .*with collate=, a batch must"):
             sample(model, MIXED, 0.1, 5, sites=sites, collate=wrong)
-    with pytest.raises(DataError, match="collate= to make a batch with one output for each item"):
-        find_sites(model, MIXED, kind="channel", collate=first_two)
-    with pytest.raises(DataError, match="collate= to keep the order"):
-        find_sites(model, MIXED, kind="channel", collate=by_size)
-    with pytest.raises(DataError, match=r"collate= to make a batch of 3 items; it raised KeyError"):
-        find_sites(model, MIXED, kind="channel", collate=lambda items: [item["no"] for item in items])
+    for collate, match in (
+        (first_two, "collate= to make a batch with one output for each item"),
+        (by_size, "collate= to keep the order"),
+        (lambda items: [item["no"] for item in items], "collate= to make a batch of 3 items; it raised KeyError"),
+    ):
+        with pytest.raises(DataError, match=match):
+            find_sites(model, MIXED, kind="channel", collate=collate)
     with pytest.raises(DataError, match="a list of items with collate="):
         sample(model, MIXED[0], 0.1, 5, sites=sites, collate=one_batch)
     with pytest.raises(DataError, match="collate= to be a function"):

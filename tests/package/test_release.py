@@ -39,11 +39,8 @@ def test_a_typed_program_from_outside(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    asked = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    packages = Path(asked.stdout.strip())
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     (packages / "here.pth").write_text(
         f"{Path(latedrop.__file__).parents[1]}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8"
     )
@@ -71,8 +68,6 @@ def wrong(model: nn.Module, x: Tensor) -> None:
 
 def script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made

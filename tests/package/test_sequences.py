@@ -7,17 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import (
-    PackedSequence,
-    pack_padded_sequence,
-    pack_sequence,
-    pad_packed_sequence,
-    pad_sequence,
-)
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 from alone import check_rows_alone, injected
 from latedrop import Terms, calibrate, find_sites, sample
 from latedrop.errors import DataError, LatedropWarning, SiteError
+from networks import Net
 from rounding import assert_same_up_to_rounding
 
 BATCHES = ([0, 1, 2], [3], [3, 1], [5, 2, 0, 1], [*range(8)])
@@ -68,18 +63,15 @@ class Sequences(nn.Module):
         return h[-1][order.argsort()]
 
     def twice(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        assert self.second is not None
         _, h = self.second(self.rnn(self.packed(tokens, lengths))[0])
         return h[-1]
 
     def entries(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        assert self.each is not None
         out, _ = self.rnn(self.packed(tokens, lengths))
         padded, _ = pad_packed_sequence(out._replace(data=self.each(out.data).tanh()), batch_first=True)
         return padded.sum(1)
 
     def attention(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        assert self.each is not None
         out, _ = pad_packed_sequence(self.rnn(self.packed(tokens, lengths))[0], batch_first=True)
         beyond = torch.arange(out.shape[1]) >= lengths[:, None]
         weights = self.each(out).sum(-1).masked_fill(beyond, -torch.inf).softmax(1)
@@ -124,30 +116,27 @@ def test_rows_that_must_be_sorted(kind: str) -> None:
     check_rows_alone(model, lambda rows: (x[rows], lengths[rows]), ([0, 1, 2], [2], [1, 5, 7]), sites)
 
 
-class Sorts(nn.Module):
-    """Sorts its rows, by torch or by Python, and puts them back before the last layer."""
+def sorts(net: Net, x: Tensor) -> Tensor:
+    """Sort the rows, by torch or by Python, and put them back before the last layer."""
+    keys = x[:, 0]
+    if net.how == "torch":
+        order, back = keys.argsort(), keys.argsort().argsort()
+        return net.c(net.b(net.a(x[order]).tanh()).tanh()[back])
+    places = sorted(range(len(x)), key=keys.tolist().__getitem__)
+    rows = x[places] if net.how == "list" else torch.stack([x[i] for i in places])
+    return net.c(net.b(net.a(rows).tanh()).tanh()[[places.index(i) for i in range(len(x))]])
 
-    def __init__(self, how: str = "torch") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-        self.how = how
 
-    def forward(self, x: Tensor) -> Tensor:
-        keys = x[:, 0]
-        if self.how == "torch":
-            order, back = keys.argsort(), keys.argsort().argsort()
-            return self.c(self.b(self.a(x[order]).tanh()).tanh()[back])
-        places = sorted(range(len(x)), key=keys.tolist().__getitem__)
-        rows = x[places] if self.how == "list" else torch.stack([x[i] for i in places])
-        return self.c(self.b(self.a(rows).tanh()).tanh()[[places.index(i) for i in range(len(x))]])
+def sorting(how: str = "torch") -> Net:
+    torch.manual_seed(0)
+    return Net(sorts, a=nn.Linear(4, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 1), how=how)
 
 
 @KINDS
 @pytest.mark.parametrize("how", ["torch", "list", "stack"])
 def test_rows_that_a_model_sorts(how: str, kind: str) -> None:
     """First order was that of the row which the sorting put in its place."""
-    model, x = Sorts(how), torch.randn(8, 4)
+    model, x = sorting(how), torch.randn(8, 4)
     sites = find_sites(model, x, kind=kind)
     assert [site.moved for site in sites] == [True, False]
     check_rows_alone(model, lambda rows: x[rows], BATCHES, sites)
@@ -155,32 +144,25 @@ def test_rows_that_a_model_sorts(how: str, kind: str) -> None:
 
 def test_features_of_rows_are_not_taken_where_these_are_sorted() -> None:
     """Every row had the features of the one that the sorting put in its place."""
-    model, x = Sorts(), torch.randn(60, 4)
+    model, x = sorting(), torch.randn(60, 4)
     uq = calibrate(model, (x, x.sum(1, keepdim=True)), method=Terms(["leverage"]), progress=False)
     assert_same_up_to_rounding(uq.predict(x).variance[5:6], uq.predict(x[5:6]).variance)
 
 
-class StepsFirst(nn.Module):
-    """Takes steps along its first axis, `(L, N, 4)`; gives one output for each row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.c = nn.LSTM(4, 8), nn.LSTM(8, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.a(x)[0])[0][-1])
+def recurrent(run: Callable[..., Tensor]) -> Net:
+    torch.manual_seed(0)
+    return Net(run, a=nn.LSTM(4, 8), b=nn.LSTM(8, 8), c=nn.Linear(8, 1))
 
 
-class RowsFirst(StepsFirst):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.transpose(0, 1))
+def steps_first(net: Net, x: Tensor) -> Tensor:
+    """Take steps along the first axis, `(L, N, 4)`; give one output for each row."""
+    return net.c(net.b(net.a(x)[0])[0][-1])
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 6])
 def test_steps_along_the_first_axis_are_refused(rows: int) -> None:
     """With as many steps as rows, steps were taken for rows."""
-    model, x = StepsFirst(), torch.randn(5, rows, 4)
+    model, x = recurrent(steps_first), torch.randn(5, rows, 4)
     with pytest.raises(DataError, match=r"first axis counts the examples.*such as the steps of sequences"):
         find_sites(model, x)
     with pytest.raises(DataError, match="first axis counts the examples"):
@@ -190,19 +172,16 @@ def test_steps_along_the_first_axis_are_refused(rows: int) -> None:
 @KINDS
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])
 def test_rows_along_the_second_axis_of_a_layer(steps: int, kind: str) -> None:
-    model, x = RowsFirst(), torch.randn(8, steps, 4)
+    model, x = recurrent(lambda net, x: steps_first(net, x.transpose(0, 1))), torch.randn(8, steps, 4)
     sites = find_sites(model, x, kind=kind)
     assert [site.batch_axis for site in sites] == [1, 0]
     check_rows_alone(model, lambda rows: x[rows], BATCHES, sites)
 
 
 def test_an_output_for_every_step_is_warned_about() -> None:
-    class EachStep(StepsFirst):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(self.b(self.a(x)[0])[0])
-
+    each_step = recurrent(lambda net, x: net.c(net.b(net.a(x)[0])[0]))
     with pytest.warns(LatedropWarning, match="changes with the rows beside it.*steps of one sequence"):
-        find_sites(EachStep(), torch.randn(5, 5, 4))
+        find_sites(each_step, torch.randn(5, 5, 4))
 
 
 def lists() -> list[Tensor]:
@@ -210,29 +189,20 @@ def lists() -> list[Tensor]:
     return [torch.randn(int(length), 4, generator=generator) for length in MIXED]
 
 
-class TakesPacked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.c = nn.LSTM(4, 8), nn.LSTM(8, 8), nn.Linear(8, 1)
-
-    def forward(self, packed: PackedSequence) -> Tensor:
-        return self.c(self.b(self.a(packed)[0])[1][0][-1])
+def takes_packed() -> Net:
+    return recurrent(lambda net, packed: net.c(net.b(net.a(packed)[0])[1][0][-1]))
 
 
 def packs(items: list[Tensor]) -> PackedSequence:
     return pack_sequence(items, enforce_sorted=False)
 
 
-class TakesPadded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+def takes_padded() -> Net:
+    def run(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
         beyond = torch.arange(x.shape[1]) >= lengths[:, None]
-        return self.b(self.a(x).tanh().masked_fill(beyond[..., None], 0).sum(1))
+        return net.b(net.a(x).tanh().masked_fill(beyond[..., None], 0).sum(1))
+
+    return Net(run, a=nn.Linear(4, 8), b=nn.Linear(8, 1))
 
 
 def pads(items: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -240,8 +210,8 @@ def pads(items: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 @KINDS
-@pytest.mark.parametrize(("make", "collate"), [(TakesPacked, packs), (TakesPadded, pads)])
-def test_lists_of_sequences(make: type[nn.Module], collate: Callable[[list[Tensor]], object], kind: str) -> None:
+@pytest.mark.parametrize(("make", "collate"), [(takes_packed, packs), (takes_padded, pads)])
+def test_lists_of_sequences(make: Callable[[], Net], collate: Callable[[list[Tensor]], object], kind: str) -> None:
     model, items = make(), lists()
     sites = find_sites(model, items, kind=kind, collate=collate)
     check_rows_alone(model, lambda rows: [items[i] for i in rows], BATCHES, sites, collate=collate)
@@ -250,6 +220,6 @@ def test_lists_of_sequences(make: type[nn.Module], collate: Callable[[list[Tenso
 def test_packed_inputs_are_refused_without_collate() -> None:
     for x in (packs(lists()), (packs(lists()),)):
         with pytest.raises(DataError, match=r"found a PackedSequence, in which it counts steps.*collate="):
-            sample(TakesPacked(), x, 0.1, 5)
+            sample(takes_packed(), x, 0.1, 5)
         with pytest.raises(DataError, match="found a PackedSequence"):
-            find_sites(TakesPacked(), x)
+            find_sites(takes_packed(), x)

@@ -20,10 +20,7 @@ DOCUMENTED = ("latedrop", "latedrop.metrics", "latedrop.metrics.classes", "lated
 DOCUMENTED += ("latedrop.errors", "latedrop.streams", "latedrop.report", "latedrop_crowd", "latedrop.adapters.sklearn")
 DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.files")
 DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices")
-DOCUMENTED += (
-    "latedrop.web",
-    "latedrop.metrics.levels",
-)
+DOCUMENTED += ("latedrop.web", "latedrop.metrics.levels")
 DOCUMENTED += ("latedrop.adapters.lightning", "latedrop.adapters.huggingface", "latedrop.adapters.ray")
 DOCUMENTED += ("latedrop.adapters.ase",)
 LOADED = {"script": "src", "img": "src", "link": "href", "source": "srcset", "iframe": "src", "video": "src"}

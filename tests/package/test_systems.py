@@ -1,15 +1,18 @@
-"""Linux, macOS and Windows: what only some of them have is not taken for granted."""
+"""Linux, macOS and Windows, and devices: what only some machines have is not taken for granted."""
 
 import ast
 import hashlib
 import io
 import sys
 from pathlib import Path, PureWindowsPath
+from typing import Any, NoReturn
 
 import pytest
+import torch
 
 import latedrop
 from latedrop import files
+from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError
 
 SOURCE = Path(latedrop.__file__).parent
@@ -57,24 +60,19 @@ def test_files_are_written_where_there_are_no_locks(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["whole.txt"]
 
 
-def test_a_folder_has_one_digest_on_every_system(tmp_path: Path) -> None:
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_folder_has_one_digest_on_every_system(tmp_path: Path, monkeypatch: Any, windows: bool) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "x.txt").write_bytes(b"1")
     (tmp_path / "B.txt").write_bytes(b"2")
     (tmp_path / "a.txt").write_bytes(b"3")
+    inner = type(tmp_path).relative_to
+    if windows:
+        monkeypatch.setattr(type(tmp_path), "relative_to", lambda self, *where: PureWindowsPath(inner(self, *where)))
     assert files.digest_of(tmp_path) == hashlib.sha256(b"B.txt2a.txt3part/x.txt1").hexdigest()
 
 
-def test_a_folder_is_spelled_as_on_posix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "x.txt").write_bytes(b"1")
-    inner = type(tmp_path).relative_to
-    monkeypatch.setattr(type(tmp_path), "relative_to", lambda self, *where: PureWindowsPath(inner(self, *where)))
-    assert files.digest_of(tmp_path) == hashlib.sha256(b"part/x.txt1").hexdigest()
-
-
 def test_a_console_that_does_not_know_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("typer")
     from latedrop.cli import main
 
     raw = io.BytesIO()
@@ -86,7 +84,6 @@ def test_a_console_that_does_not_know_a_letter(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_camera_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("scipy")
     pytest.importorskip("av")
     from latedrop_crowd.console.sources import open_sources
 
@@ -95,3 +92,20 @@ def test_a_camera_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
         open_sources(["0"])
     monkeypatch.setattr(sys, "platform", "darwin")
     assert [source.name for source in open_sources(["0"])] == ["Camera 0"]
+
+
+def test_cpu_is_the_cpu() -> None:
+    assert chosen_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("gpu", ""), ("cuda:63", ""), ("cuda", "driver is too old")], ids=["name", "number", "driver"]
+)
+def test_one_that_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(f"{said}.\nCompile with TORCH_USE_CUDA_DSA")
+
+    if said:
+        monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(ArgumentError, match=f"--device auto.*found '{name}', which.*: {said}.*Use --device auto"):
+        chosen_device(name)

@@ -15,6 +15,7 @@ from latedrop.network.find_sites import find_sites
 from latedrop.network.network import call, read
 from latedrop.propagation.propagate import propagate
 from latedrop.propagation.rules import Pair
+from networks import Net
 from rounding import assert_same_doubles
 from zoo import ZOO, Case
 
@@ -26,17 +27,8 @@ REFUSED = {
 }
 POOLED = {"batchnorm_cnn", "residual_cnn"}
 every_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
-fine_cases = pytest.mark.parametrize(
-    "case", [case for case in ZOO if case.name not in REFUSED], ids=lambda case: case.name
-)
+fine_cases = pytest.mark.parametrize("case", [c for c in ZOO if c.name not in REFUSED], ids=lambda case: case.name)
 DOUBLE = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def pair_of(shape, dtype=DOUBLE):
@@ -93,11 +85,7 @@ KINKED = {
     "celu": nn.CELU(0.7),
     "hardswish": nn.Hardswish(),
 }
-FUNCTIONS = [
-    *((f, 1e-6) for f in CLOSED.values()),
-    *((f, 2e-3) for f in SMOOTH.values()),
-    *((f, 4e-2) for f in KINKED.values()),
-]
+FUNCTIONS = [(f, rtol) for table, rtol in ((CLOSED, 1e-6), (SMOOTH, 2e-3), (KINKED, 4e-2)) for f in table.values()]
 every_function = pytest.mark.parametrize(("f", "tolerance"), FUNCTIONS, ids=[*CLOSED, *SMOOTH, *KINKED])
 
 
@@ -151,10 +139,7 @@ LINEAR = {
     "linear": (nn.Linear(6, 4), (3, 6)),
     "linear_without_bias": (nn.Linear(6, 4, bias=False), (3, 6)),
     "linear_on_sequences": (nn.Linear(6, 4), (2, 3, 6)),
-    "linear_on_transposed": (
-        lambda x: nn.functional.linear(x.transpose(1, 2), torch.ones(4, 3, dtype=DOUBLE)),
-        (2, 3, 6),
-    ),
+    "linear_on_transposed": (lambda x: F.linear(x.transpose(1, 2), torch.ones(4, 3, dtype=DOUBLE)), (2, 3, 6)),
     "matmul_left": (lambda x: torch.linspace(-1, 1, 15, dtype=DOUBLE).view(5, 3) @ x, (2, 3, 4)),
     "einsum": (lambda x: torch.einsum("bcw,cd->bdw", x, torch.linspace(-1, 1, 15, dtype=DOUBLE).view(3, 5)), (2, 3, 4)),
     "conv1d_same_dilated": (nn.Conv1d(4, 6, 3, padding="same", dilation=2), (2, 4, 7)),
@@ -269,15 +254,11 @@ def test_linear_operators_against_their_jacobian(f, shape):
 
 
 @pytest.mark.parametrize(
-    ("norm", "dims"),
-    [
-        (nn.LayerNorm(5), (2,)),
-        (nn.LayerNorm(5, elementwise_affine=False), (2,)),
-        (nn.InstanceNorm1d(4, affine=True), (2,)),
-    ],
+    "norm",
+    [nn.LayerNorm(5), nn.LayerNorm(5, elementwise_affine=False), nn.InstanceNorm1d(4, affine=True)],
     ids=["layer", "layer_plain", "instance"],
 )
-def test_norms_take_the_statistics_of_the_mean(norm, dims):
+def test_norms_take_the_statistics_of_the_mean(norm):
     norm = norm.double()
     with torch.no_grad():
         for parameter in norm.parameters():
@@ -287,7 +268,7 @@ def test_norms_take_the_statistics_of_the_mean(norm, dims):
     weight = norm.weight if norm.weight is not None else torch.ones(5)
     weight = weight[:, None] if isinstance(norm, nn.InstanceNorm1d) else weight
     close(mean, norm(m).detach())
-    close(variance, (v * weight.square() / (m.var(dims, correction=0, keepdim=True) + norm.eps)).detach())
+    close(variance, (v * weight.square() / (m.var(2, correction=0, keepdim=True) + norm.eps)).detach())
 
 
 @pytest.mark.parametrize(
@@ -422,56 +403,52 @@ def test_an_input_is_not_written_to():
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_models_carry_float32_moments(dtype):
-    model, x = next(case for case in ZOO if case.name == "unet").make()
+def made(name):
+    return next(case for case in ZOO if case.name == name).make()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float32, True)]
+)
+def test_half_precision_models_carry_float32_moments(dtype, autocast):
+    model, x = made("unet")
     expected = propagate(model, x, 0.1)
-    moments = propagate(model.to(dtype), x.to(dtype), 0.1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        moments = propagate(model.to(dtype), x.to(dtype), 0.1)
     assert moments.mean.dtype == moments.variance.dtype == torch.float32
     close(moments.variance, expected.variance, rtol=0.1, atol=1e-4)
 
 
-def test_under_autocast_moments_stay_close():
-    model, x = next(case for case in ZOO if case.name == "unet").make()
-    expected = propagate(model, x, 0.1)
-    with torch.autocast("cpu", torch.bfloat16):
-        moments = propagate(model, x, 0.1)
-    assert moments.variance.dtype == torch.float32
-    close(moments.variance, expected.variance, rtol=0.1, atol=1e-4)
+DENSE = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
 
-def test_channel_masks_over_several_positions_are_refused():
-    conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3))
-    x = torch.randn(2, 1, 8, 8)
-    with pytest.raises(SiteError, match=r"'2' drops whole channels.*\(2, 4, 6, 6\).*kind='element'"):
-        propagate(conv, x, 0.1, find_sites(conv, x, kind="channel"))
-    dense = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    with pytest.raises(SiteError, match="drops whole channels"):
-        propagate(dense, torch.randn(2, 5, 3), 0.1, find_sites(dense, torch.randn(2, 5, 3), kind="channel"))
-
-
-def test_channel_masks_of_features_are_element_masks():
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    x = torch.randn(2, 3)
-    moments = propagate(net, x, 0.1, find_sites(net, x, kind="channel"))
-    assert_same_doubles(moments.variance, propagate(net, x, 0.1).variance)
-
-
-def test_channel_masks_shared_between_calls_are_refused():
-    model, x = next(case for case in ZOO if case.name == "reused").make()
-    with pytest.raises(SiteError, match=r"'again' drops whole channels.* 3 times"):
+@pytest.mark.parametrize(
+    ("model", "x", "match"),
+    [
+        (
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3)),
+            torch.randn(2, 1, 8, 8),
+            r"'2' drops whole channels.*\(2, 4, 6, 6\).*kind='element'",
+        ),
+        (DENSE, torch.randn(2, 5, 3), "drops whole channels"),
+        (*made("reused"), r"'again' drops whole channels.* 3 times"),
+    ],
+    ids=["maps", "sequences", "several calls"],
+)
+def test_channel_masks_over_several_positions_are_refused(model, x, match):
+    with pytest.raises(SiteError, match=match):
         propagate(model, x, 0.1, find_sites(model, x, kind="channel"))
 
 
-class Applied(nn.Module):
-    """Applies a function between two layers."""
+def test_channel_masks_of_features_are_element_masks():
+    x = torch.randn(2, 3)
+    moments = propagate(DENSE, x, 0.1, find_sites(DENSE, x, kind="channel"))
+    assert_same_doubles(moments.variance, propagate(DENSE, x, 0.1).variance)
 
-    def __init__(self, f):
-        super().__init__()
-        self.f = f
 
-    def forward(self, x):
-        return self.f(x)
+def applied(f):
+    """A function between two layers."""
+    return Net(lambda net, x: f(x))
 
 
 @pytest.mark.parametrize(
@@ -494,21 +471,14 @@ class Applied(nn.Module):
     ],
 )
 def test_operators_without_a_rule_are_named_with_their_module(f, match):
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Sequential(Applied(f)))
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Sequential(applied(f)))
     with pytest.raises(SiteError, match=f"(?s){match}.*in '2.0.*'.*Use method='sample'"):
         propagate(net, torch.randn(5, 3), 0.1)
 
 
 def test_a_recurrent_layer_after_the_sites_is_refused():
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.cell = nn.Linear(3, 4), nn.Linear(4, 4), nn.GRUCell(4, 2)
-
-        def forward(self, x):
-            return self.cell(self.second(self.first(x)))
-
-    model, x = Late(), torch.randn(5, 3)
+    layers = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 4), "cell": nn.GRUCell(4, 2)}
+    model, x = Net(lambda net, x: net.cell(net.second(net.first(x))), **layers), torch.randn(5, 3)
     with pytest.raises(SiteError, match=r"gru_cell in 'cell' \(GRUCell\)"):
         propagate(model, x, 0.1, find_sites(model, x, select="second"))
 
@@ -521,7 +491,7 @@ def test_an_operator_without_a_rule_in_the_readout_says_so():
 
 @pytest.mark.parametrize("total", [lambda m: m.sum((1, 2, 3)), lambda m: m.mean((2, 3)), lambda m: F.avg_pool2d(m, 2)])
 def test_a_readout_that_sums_a_map_is_warned_about(total):
-    model, x = next(case for case in ZOO if case.name == "unet").make()
+    model, x = made("unet")
     with pytest.warns(LatedropWarning, match="the readout sums or averages"):
         propagate(model, x, 0.1, readout=total)
 
@@ -545,35 +515,30 @@ def test_the_variance_of_a_count_is_not_the_sum_of_the_variances():
 
 
 def test_a_model_that_averages_a_map_is_warned_about():
-    model, x = next(case for case in ZOO if case.name == "batchnorm_cnn").make()
+    model, x = made("batchnorm_cnn")
     with pytest.warns(LatedropWarning, match=r"'7' \(AdaptiveAvgPool2d\) sums or averages"):
         propagate(model, x, 0.1)
 
 
 def test_a_readout_before_the_sites_has_no_variance():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+    def both(net, x):
+        hidden = net.first(x)
+        return hidden, net.second(hidden)
 
-        def forward(self, x):
-            hidden = self.first(x)
-            return hidden, self.second(hidden)
-
-    moments = propagate(Two(), torch.randn(5, 3), 0.1, readout=0)
-    assert not moments.variance.any()
-    assert propagate(Two(), torch.randn(5, 3), 0.1, readout=1).variance.all()
+    model, x = Net(both, first=nn.Linear(3, 4), second=nn.Linear(4, 1)), torch.randn(5, 3)
+    assert not propagate(model, x, 0.1, readout=0).variance.any()
+    assert propagate(model, x, 0.1, readout=1).variance.all()
 
 
 def test_overflow_is_an_error():
-    net = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1), Applied(lambda x: (x * 100).exp()))
+    net = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1), applied(lambda x: (x * 100).exp()))
     with pytest.raises(OutputError, match=r"propagated at rate 0\.5"):
         propagate(net, 100 * torch.ones(2, 1), 0.5)
 
 
 @pytest.mark.parametrize(("name", "rank"), [("unet", 0.9), ("columns", 0.9)])
 def test_maps_of_random_networks_agree_with_draws(name, rank):
-    model, x = next(case for case in ZOO if case.name == name).make()
+    model, x = made(name)
     for rate in (0.01, 0.1):
         propagated, drawn = propagate(model, x, rate).variance, sample(model, x, rate, 2000).variance
         assert stats.spearmanr(propagated.flatten(), drawn.flatten()).statistic > rank

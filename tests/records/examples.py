@@ -49,10 +49,8 @@ def rows(count: int = 40, seed: int = 0) -> torch.Tensor:
 
 def calibrated(outputs: int = 1, count: int = 40, **options: Any) -> latedrop.Predictor:
     model, x = network(outputs), rows(count)
-    with torch.no_grad():
-        y = model(x) + 0.1 * torch.sin(40 * x[:, :1])
-    uq: latedrop.Predictor = latedrop.calibrate(model, (x, y), progress=False, **options)
-    return uq
+    y = model(x).detach() + 0.1 * torch.sin(40 * x[:, :1])
+    return latedrop.calibrate(model, (x, y), progress=False, **options)
 
 
 def by_terms() -> latedrop.Predictor:
@@ -64,8 +62,7 @@ def by_terms() -> latedrop.Predictor:
 
 def by_rates() -> latedrop.Predictor:
     x = rows(30, 2)
-    with torch.no_grad():
-        held_out = x, network(2)(x) + 0.1
+    held_out = x, network(2)(x).detach() + 0.1
     uq = calibrated(2, method=latedrop.Sampling([0.1, 0.3], draws=5)).conformal(held_out)
     return uq.scaled(uq.calibration.tradeoff()[3])
 

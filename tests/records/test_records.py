@@ -27,8 +27,7 @@ def golden(name: str) -> dict[str, Any]:
     """The record in a golden file, as plain data."""
     if name not in KINDS:
         pytest.skip("people counting needs scipy")
-    data: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())[KINDS[name].key]
-    return data
+    return json.loads((GOLDEN / f"{name}.json").read_text())[KINDS[name].key]
 
 
 def resealed(kind: Format[Any], data: Any) -> str:
@@ -219,6 +218,14 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         ("detector", "names", ["entropy"], "detector.combination to be there with several scores"),
         ("detector", "neighbours", None, "detector.neighbours to be there with that score, and only then; found None"),
         ("stream", "tracker.theta", [1e9], r"state.tracker.theta\[0\] to be at most 700"),
+        ("stream", "tracker.theta", [0.0, 0.0], "state.tracker"),
+        ("stream", "tracker.squares", [-1.0], "state.tracker.squares"),
+        ("stream", "tracker.weight", 1e9, "state.tracker.weight"),
+        ("stream", "tracker.means", [[0.0]], "state.tracker.means"),
+        ("stream", "tracker.losses", None, "state.tracker.losses"),
+        ("terms", "terms.usual.strangeness", [1], "usual"),
+        ("terms", "terms.usual.strangeness.0", -1, "usual"),
+        ("terms", "terms.usual.shares.floor", [0], "usual"),
         ("stream", "waiting.0.2", [0.0], r"state.waiting\[0\]\[2\]\[0\] to be at least"),
         ("stream", "held", [10**6], "state.held to be at most 4, as there were labels"),
         ("onnx", "model.level", 2.0, "metadata.model.level to be at most 1"),
@@ -233,7 +240,6 @@ def test_a_file_names_the_field(name: str, place: str, value: Any, message: str,
     file, kind = tmp_path / "file.json", KINDS.get(name)
     path = tuple(int(part) if part.isdigit() else part for part in place.split("."))
     data = changed(golden(name), path, value)
-    assert kind is not None
     file.write_text(resealed(kind, data))
     with pytest.raises(FileError, match=message) as raised:
         kind.read(file)
@@ -286,6 +292,4 @@ except latedrop.LatedropError as error:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.stdout == "expected pydantic to read files; it is not installed. Run: pip install pydantic\n", (
-        done.stderr
-    )
+    assert "expected pydantic to read files; it is not installed" in done.stdout, done.stderr

@@ -12,6 +12,7 @@ from torch import nn
 import latedrop
 from chromium import launch, needs_chromium
 from latedrop.report import write_report
+from networks import Net
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the report")
 pytestmark = needs_chromium
@@ -22,15 +23,14 @@ WIDE, PHONE = {"width": 1100, "height": 900}, {"width": 360, "height": 740}
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page about a model with two outputs, of long names and very different units."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
-        factor = torch.tensor([1e6, 1e-6])
-        x = torch.randn(500, 3)
-        with torch.no_grad():
-            y = (net(x) + (0.1 + 0.2 * x[:, :1].abs()) * torch.randn(500, 2)) * factor
-        model = nn.Sequential(net, Times(factor))
-        uq = latedrop.calibrate(model, (x[:250], y[:250]), progress=False)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
+    factor = torch.tensor([1e6, 1e-6])
+    x = torch.randn(500, 3)
+    with torch.no_grad():
+        y = (net(x) + (0.1 + 0.2 * x[:, :1].abs()) * torch.randn(500, 2)) * factor
+    model = Net(lambda model, x: model.net(x) * model.factor, net=net, factor=factor)
+    uq = latedrop.calibrate(model, (x[:250], y[:250]), progress=False)
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(
         path,
@@ -44,15 +44,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reproduce={"command": "latedrop evaluate " + 20 * "a_very_long_word_without_any_break", "sha": 64 * "0"},
     )
     return path
-
-
-class Times(nn.Module):
-    def __init__(self, factor: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("factor", factor)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +76,7 @@ class Opened:
     def beyond(self) -> int:
         """By how many pixels the page is wider than the screen."""
         root = "document.documentElement"
-        pixels: int = self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
-        return pixels
+        return self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
 
 
 def test_nothing_fails_and_nothing_is_fetched(browser: Any, report: Path) -> None:
@@ -102,9 +92,7 @@ def test_it_fits_the_screen(browser: Any, report: Path, screen: dict[str, int], 
         assert opened.beyond() == 0
         verdict = opened.page.locator(".verdict").bounding_box()
         assert verdict["y"] + verdict["height"] < screen["height"]
-        paper, ink = (
-            opened.page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("background", "color")
-        )
+        paper, ink = (opened.page.evaluate(f"getComputedStyle(document.body).{css}") for css in ("background", "color"))
         dark, light = (sum(map(int, re.findall(r"\d+", text)[:3])) for text in (paper, ink))
         assert (dark < light) == (scheme == "dark")
 

@@ -28,13 +28,6 @@ VOID = {"meta", "img", "br", "input"}
 pytestmark = pytest.mark.filterwarnings("ignore:the best rate, 0.05, is the smallest")
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def data(rows: int = 120, outputs: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, 3)
     return x, x[:, :1].sin().repeat(1, outputs) + 0.3 * torch.randn(rows, outputs)
@@ -43,9 +36,7 @@ def data(rows: int = 120, outputs: int = 1) -> tuple[torch.Tensor, torch.Tensor]
 QUICK = quick([0.05, 0.1, 0.2], 20)
 
 
-def predicted(
-    outputs: int = 1, held: Any = None, scale: Any = None, **settings: Any
-) -> tuple[latedrop.Prediction, torch.Tensor]:
+def predicted(outputs: int = 1, held: Any = None, scale: Any = None, **settings: Any) -> tuple[Any, torch.Tensor]:
     """The prediction of 60 test rows, with its calibration, and their target."""
     net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
     x, y = data(60, outputs)
@@ -121,9 +112,7 @@ def test_evaluation_is_what_the_metrics_say() -> None:
 def test_given_intervals_replace_the_gaussian_ones() -> None:
     zeros, ones = torch.zeros(4), torch.ones(4)
     target = torch.tensor([0.5, -0.5, 2.0, 3.0])
-    evaluation = evaluate(
-        zeros, ones, target, label="box", interval=lambda level: (-ones, 2 * ones), levels=[0.5, 0.75]
-    )
+    evaluation = evaluate(zeros, ones, target, label="box", interval=lambda _: (-ones, 2 * ones), levels=[0.5, 0.75])
     assert (evaluation.coverage, evaluation.width, evaluation.nll) == (0.75, 3.0, None)
     assert evaluation.observed == (0.75, 0.75)
     assert evaluation.ma == pytest.approx(0.125)
@@ -326,8 +315,6 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
     ids="-".join,
 )
 def test_every_kind_of_calibration_has_a_page(tmp_path: Path, settings: dict[str, Any]) -> None:
-    if settings.get("intervals") == "isotonic":
-        pytest.importorskip("sklearn", reason="scikit-learn fits isotonic intervals")
     page = page_of(tmp_path / "report.html", *predicted(**settings))
     assert "How it was fitted" in Outline(page).headings
 

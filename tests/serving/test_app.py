@@ -12,16 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from latedrop import load_onnx
 from latedrop.serving import Limits, Service
-from latedrop.serving.bodies import Asked, Form
-
-pytest.importorskip("fastapi")
-pytest.importorskip("httpx")
-from starlette.testclient import TestClient
-
 from latedrop.serving.app import make_app
+from latedrop.serving.bodies import Asked, Form
 from rounding import assert_same_up_to_rounding
 
 ROWS = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)
@@ -87,27 +83,18 @@ def test_gathered_requests_equal_single_ones(kind: str, exact: bool, request: py
                 assert_same_up_to_rounding(answer.columns[name], values.numpy())
 
 
-def test_classes(classes: Any) -> None:
-    with running(classes) as client:
-        answer = client.post("/predict", json=asked(ROWS)).json()
+@pytest.mark.parametrize("onnx", [False, True])
+def test_classes(onnx: bool, classes: Any, tmp_path: Path) -> None:
     wanted = classes.predict(ROWS)
-    assert answer["name"] == wanted.names
-    assert answer["label"] == wanted.label.tolist()
-    assert_same_up_to_rounding(answer["probabilities"], wanted.probabilities.numpy())
-    assert np.array_equal(answer["prediction_set"], wanted.prediction_set(0.9).numpy())
-
-
-def test_classes_of_an_onnx_file(classes: Any, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    wanted = classes.predict(ROWS)
-    with running(load_onnx(classes.to_onnx(tmp_path / "classes.onnx", ROWS[:2]))) as client:
+    served = load_onnx(classes.to_onnx(tmp_path / "classes.onnx", ROWS[:2])) if onnx else classes
+    with running(served) as client:
         answer = client.post("/predict", json=asked(ROWS, level=0.8)).json()
         assert client.post("/predict", json=asked(ROWS, level=0.9999)).status_code == 422
         assert client.post("/predict", json=asked(ROWS.astype(float) * 1e300)).status_code == 422
     assert answer["name"] == wanted.names
-    assert np.array_equal(answer["prediction_set"], wanted.prediction_set(0.8).numpy())
+    assert answer["label"] == wanted.label.tolist()
     assert_same_up_to_rounding(answer["probabilities"], wanted.probabilities.numpy())
+    assert np.array_equal(answer["prediction_set"], wanted.prediction_set(0.8).numpy())
 
 
 def test_refusals_are_json_and_leave_it_healthy(regression: Any) -> None:
@@ -266,7 +253,5 @@ def test_anything_that_predicts_can_be_served() -> None:
             return Found()
 
     with running(Own(), form=Form(("a",))) as client:
-        assert client.post("/predict", json={"rows": [{"a": 1}, {"a": 2}]}).json() == {
-            "mean": [1.0, None],
-            "level": 0.9,
-        }
+        answer = client.post("/predict", json={"rows": [{"a": 1}, {"a": 2}]})
+        assert answer.json() == {"mean": [1.0, None], "level": 0.9}

@@ -23,7 +23,6 @@ import pytest
 from latedrop.serving.app import check_address
 from saved import save_calibrated
 
-pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -60,7 +59,6 @@ def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
         [*command, "--port", "0", *options], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert process.stderr is not None
         line = process.stderr.readline()
         match = re.search(r"http://\S+?:\d+", line)
         assert match, line + process.stderr.read()
@@ -136,10 +134,19 @@ class Clients:
             thread.join(60)
 
 
-async def answer(send: Any) -> None:
-    """Answer a request with the two letters ok."""
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+def answering(seconds: float = 0.0, taken: set[int] | None = None) -> Any:
+    """An application that answers every request with the two letters ok, after a while, and notes its number."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await receive()
+            if taken is not None:
+                taken.add(int(scope["path"][1:]))
+            await asyncio.sleep(seconds)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    return app
 
 
 @contextmanager
@@ -163,15 +170,7 @@ def listening(monkeypatch: pytest.MonkeyPatch, app: Any, **options: Any) -> Iter
 @pytest.mark.parametrize("work", [0.0, 0.02], ids=["quick", "slow"])
 def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: set[int] = set()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await receive()
-            taken.add(int(scope["path"][1:]))
-            await asyncio.sleep(work)
-            await answer(send)
-
-    with listening(monkeypatch, app, patience=20) as (place, stop):
+    with listening(monkeypatch, answering(work, taken), patience=20) as (place, stop):
         clients = Clients(place, 64)
         while len(taken) < 500:
             time.sleep(0.01)
@@ -182,12 +181,8 @@ def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkey
 
 
 def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await answer(send)
-
     monkeypatch.setattr("latedrop.web.LAST_CALL", 20.0)
-    with listening(monkeypatch, app) as (place, stop):
+    with listening(monkeypatch, answering()) as (place, stop):
         wire = http.client.HTTPConnection(*place, timeout=30)
         wire.request("GET", "/")
         assert wire.getresponse().read() == b"ok"
@@ -200,13 +195,9 @@ def test_what_is_sent_on_an_open_connection_while_the_server_stops_is_answered(m
 
 
 def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await asyncio.sleep(0.6)  # longer than a head may take: what was asked is answered
-            await answer(send)
-
     monkeypatch.setattr("latedrop.web.HEAD_SECONDS", 0.3)
-    with listening(monkeypatch, app) as (place, stop):
+    # It works longer than a head may take: what was asked is answered.
+    with listening(monkeypatch, answering(0.6)) as (place, stop):
         address = f"http://{place[0]}:{place[1]}"
         with socket.create_connection(place) as silent, socket.create_connection(place) as half:
             half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")

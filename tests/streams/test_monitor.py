@@ -1,7 +1,5 @@
 """Alarms: p-values are uniform while nothing changes, false alarms as rare as promised, changes are found."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -96,7 +94,6 @@ def test_a_change_is_found_soon(change: str) -> None:
         noise[200:] = 3 * noise[200:] if change == "wider" else noise[200:] + 3
         monitor = errors(usual)
         ran(monitor, np.abs(noise), Kind(f"{change} {seed}", ERRORS))
-        assert monitor.alarm is not None
         delays.append(monitor.alarm.number - 200)
     assert 0 < np.median(delays) < 20
 
@@ -109,7 +106,6 @@ def test_smaller_scores_raise_an_alarm_with_both_sides_alone() -> None:
     for monitor, kind in zip(monitors, kinds, strict=True):
         ran(monitor, scores, kind)
     assert monitors[0].alarm is None
-    assert monitors[1].alarm is not None
     assert 100 < monitors[1].alarm.number < 130
 
 
@@ -119,7 +115,6 @@ def test_curves_are_counts() -> None:
     levels = [i / 100 for i in range(1, 100)]
     observed = [float((scores <= end).mean()) for end in ERRORS[:99]]
     counts = from_curve(levels, observed, 500)
-    assert counts is not None
     exact = counted(ERRORS, scores.tolist())
     assert_same_doubles(counts[:99], exact[:99])
     assert sum(counts[99:]) == pytest.approx(sum(exact[99:]))
@@ -142,23 +137,6 @@ def test_there_and_back() -> None:
 
 def test_rows_are_counted() -> None:
     usual = usual_of_rows([0.5, 1.0, 1e9, float("inf")], {"floor": [0.0, 1.0]})
-    assert usual.strangeness is not None
     assert (len(usual.strangeness), sum(usual.strangeness), usual.strangeness[-1]) == (len(STRANGENESS) + 1, 4, 2)
     assert (usual.shares["floor"][0], usual.shares["floor"][-1]) == (1, 1)
     assert usual_of_rows(None, {}) == Usual()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("strangeness", [1]),
-        ("strangeness", [-1] * (len(STRANGENESS) + 1)),
-        ("shares", {"floor": [0] * len(SHARES)}),
-        ("shares", None),
-        ("more", 1),
-    ],
-    ids=["short", "negative", "bins", "none", "other"],
-)
-def test_damaged_counts_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(DataError, match="usual"):
-        checked(Usual, plain(Usual()) | {field: value}, "usual", "")

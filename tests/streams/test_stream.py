@@ -1,6 +1,5 @@
 """Streams of predictors: predict now, learn later; nothing is lost, and nothing depends on how labels come in."""
 
-import json
 import os
 import subprocess
 import sys
@@ -181,15 +180,15 @@ def test_only_so_many_rows_wait() -> None:
     stream.follow(zeros(2))
     stream.follow(zeros(2))
     assert stream.waiting == (1, 2, 3)
-    with pytest.raises(DataError, match=r"rows that wait for a label.*found \[0\].*3 rows wait at most"):
-        stream.update(1.0, 0)
     stream.update(1.0, 1)
-    with pytest.raises(DataError, match="They have had their label"):
-        stream.update(1.0, 1)
-    with pytest.raises(DataError, match="each once"):
-        stream.update([1.0, 1.0], [2, 2])
-    with pytest.raises(DataError, match="rows that wait"):
-        Stream().update(1.0)
+    for attempt, match in (
+        (lambda: stream.update(1.0, 0), r"rows that wait for a label.*found \[0\].*3 rows wait at most"),
+        (lambda: stream.update(1.0, 1), "They have had their label"),
+        (lambda: stream.update([1.0, 1.0], [2, 2]), "each once"),
+        (lambda: Stream().update(1.0), "rows that wait"),
+    ):
+        with pytest.raises(DataError, match=match):
+            attempt()
 
 
 def test_wrong_labels_are_refused_and_change_nothing() -> None:
@@ -206,24 +205,20 @@ def test_wrong_labels_are_refused_and_change_nothing() -> None:
 
 
 def test_wrong_arguments() -> None:
-    for options, pattern in (
-        ({"level": 1.0}, "level"),
-        ({"alarm": 0}, "expected alarm between 0 and 1"),
-        ({"step": -1.0}, "expected step between 0 and 10"),
-        ({"waiting": 0}, "expected waiting to be a whole number of rows"),
-    ):
-        with pytest.raises(ArgumentError, match=pattern):
-            Stream(**options)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"has none\. Pass predictions to follow"):
-        Stream().predict(1)
-    with pytest.raises(DataError, match=r"found outputs of shape \(4, 5\)"):
-        Stream().follow(zeros(2, 4, 5))
-    with pytest.raises(DataError, match="wider than 0"):
-        Stream().follow(Plain(torch.zeros(2), std=0.0))
     stream = Stream()
     stream.follow(zeros(1, 2))
-    with pytest.raises(DataError, match="expected 2 outputs, as in rows before; found 3"):
-        stream.follow(zeros(1, 3))
+    for attempt, match in (
+        (lambda: Stream(level=1.0), "level"),
+        (lambda: Stream(alarm=0), "expected alarm between 0 and 1"),
+        (lambda: Stream(step=-1.0), "expected step between 0 and 10"),
+        (lambda: Stream(waiting=0), "expected waiting to be a whole number of rows"),
+        (lambda: Stream().predict(1), r"has none\. Pass predictions to follow"),
+        (lambda: Stream().follow(zeros(2, 4, 5)), r"found outputs of shape \(4, 5\)"),
+        (lambda: Stream().follow(Plain(torch.zeros(2), std=0.0)), "wider than 0"),
+        (lambda: stream.follow(zeros(1, 3)), "expected 2 outputs, as in rows before; found 3"),
+    ):
+        with pytest.raises((ArgumentError, DataError), match=match):
+            attempt()
 
 
 class TestAlarms:
@@ -273,9 +268,7 @@ class TestAlarms:
         stream.follow(Plain(torch.zeros(600), novelty=torch.ones(600)))
         assert stream._state.monitors["strangeness"].number == 200  # each third
 
-    def test_what_is_usual_is_saved_with_the_calibration(
-        self, predictor: latedrop.Predictor, data: Any, tmp_path: Path
-    ) -> None:
+    def test_what_is_usual_is_saved(self, predictor: latedrop.Predictor, data: Any, tmp_path: Path) -> None:
         model, x, _ = data
         predictor.save(tmp_path / "c.json")
         loaded = latedrop.load(tmp_path / "c.json", model)
@@ -330,7 +323,6 @@ while True:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env=environment
             )
-            assert process.stdout is not None
             said = before
             for line in process.stdout:
                 said = int(line)
@@ -354,6 +346,9 @@ while True:
             Stream(level=0.8, path=tmp_path / "s.json", made_with="a")
         with pytest.raises(FileError, match="of another model"):
             Stream(path=tmp_path / "s.json", made_with="b")
+        (tmp_path / "s.json").write_text("{}")
+        with pytest.raises(FileError, match=r"s\.json: expected"):
+            Stream(path=tmp_path / "s.json")
 
     def test_two_streams_do_not_write_over_each_other(self, tmp_path: Path) -> None:
         one, other = Stream(path=tmp_path / "s.json"), Stream(path=tmp_path / "s.json")
@@ -364,29 +359,6 @@ while True:
             again.follow(zeros(1))
         with pytest.raises(FileError, match="another one has written to it"):
             other.follow(zeros(1))
-
-    @pytest.mark.parametrize("damage", ["cut", "edited", "other", "forged"])
-    def test_a_damaged_file_is_refused(self, tmp_path: Path, damage: str) -> None:
-        path = tmp_path / "s.json"
-        stream = Stream(path=path)
-        stream.follow(zeros(2))
-        text = path.read_text()
-        document = json.loads(text)
-        if damage == "forged":
-            from latedrop.records import checksum_of
-
-            record = document["latedrop stream"]
-            record["waiting"][0][2] = [0.0]
-            document["checksum"] = checksum_of(record)
-        contents = {
-            "cut": text[:-20],
-            "edited": text.replace('"rows": 2', '"rows": 3'),
-            "other": "{}",
-            "forged": json.dumps(document),
-        }
-        path.write_text(contents[damage])
-        with pytest.raises(FileError, match=r"s\.json: expected"):
-            Stream(path=path)
 
 
 def test_threads_share_a_stream() -> None:
@@ -414,8 +386,6 @@ def test_shares_of_rows_are_those_of_the_record(predictor: latedrop.Predictor, d
     _, x, _ = data
     prediction = predictor.predict(x[:200])
     terms = predictor.calibration.terms
-    assert prediction.shares is not None
-    assert terms is not None
     total = sum(prediction.shares.values())
     assert_same_up_to_rounding(total, torch.ones(200))
     for name, share in prediction.shares.items():

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latedrop.errors import DataError
 from latedrop.quantiles import normal_quantile
-from latedrop.records import checked, plain
 from latedrop.streams.tracking import LEAST_SCALE, STEP, Tracker
 from rounding import assert_same_doubles
 
@@ -152,21 +150,3 @@ def test_no_errors_at_all_narrow_the_interval_and_end_somewhere() -> None:
     missed(tracker, np.zeros(5000))
     assert 1e-3 < tracker.factor(0.9)[0] < 0.01
     assert missed(tracker, stream("steady", 300, 0))[50:].mean() < 0.2
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("theta", [1e9]),
-        ("theta", [0.0, 0.0]),
-        ("squares", [-1.0]),
-        ("weight", 1e9),
-        ("means", [[0.0]]),
-        ("losses", None),
-    ],
-    ids=["theta", "outputs", "squares", "weight", "gains", "losses"],
-)
-def test_a_damaged_tracker_is_refused(field: str, value: object) -> None:
-    record = {**plain(Tracker.of(1)), field: value}
-    with pytest.raises(DataError, match=f"tracker.{field}"):
-        checked(Tracker, record, "tracker", "")

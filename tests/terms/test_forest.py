@@ -48,7 +48,6 @@ def learned(x: np.ndarray, error: np.ndarray, weights: np.ndarray | None = None,
 
 
 def columns_of(model: ErrorForest) -> np.ndarray:
-    assert model.out_of_bag is not None
     return model.out_of_bag.numpy()
 
 
@@ -115,7 +114,6 @@ def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
 )
 def test_trees_that_point_nowhere_are_refused(name: str, place: tuple[int, ...] | None, value: float) -> None:
     trees = learned(*rows_of(), trees=5).grown
-    assert trees is not None
     assert trees.checked() is trees
     changed = value if place is None else getattr(trees, name).clone()
     if place is not None:
@@ -141,7 +139,6 @@ def test_it_looks_at_logarithms_of_terms_before_it() -> None:
     assert forest.beside == ("leverage", "dropout")
     numbers = forest.numbers(rows)
     assert numbers.shape == (400, 4 + 1 + 2)
-    assert forest.spread is not None
     assert_same_up_to_rounding(numbers[:60, 5] * float(forest.spread[5]), torch.arange(60.0))
     assert bool(numbers.isfinite().all())
 
@@ -163,8 +160,7 @@ def test_predictions_do_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch, t
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     x, error = rows_of(200)
     table = torch.from_numpy(x).float()
-    with torch.no_grad():
-        y = net(table) + torch.from_numpy(error).float()
+    y = net(table).detach() + torch.from_numpy(error).float()
     uq = latedrop.calibrate(net, (table, y), progress=False)
     assert "forest" in uq.calibration.terms.choice
     uq.save(tmp_path / "uq.json")

@@ -13,44 +13,38 @@ from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms.features import Features
 from latedrop.terms.term import BatchContext
+from networks import Net, noisy
 from rounding import assert_same_up_to_rounding
 
 RUNS: list[int] = []
 """Rows of each pass of `Counting`; what a network writes into itself is thrown away."""
 
 
-class Counting(nn.Module):
-    """Says how often it ran; the middle layer may run once more in the backward pass."""
+def counting(again: bool = False) -> Net:
+    """Note how often it runs; the middle layer may run once more in the backward pass."""
 
-    def __init__(self, again: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.middle, self.last = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-        self.again = again
+    def run(net: Net, x: Tensor) -> Tensor:
+        def middle(h: Tensor) -> Tensor:
+            return net.middle(h).relu()
 
-    def forward(self, x: Tensor) -> Tensor:
         RUNS.append(len(x))
-        h = self.first(x).relu()
-        h = checkpoint(self._middle, h, use_reentrant=False) if self.again else self._middle(h)
-        return self.last(h)
+        h = net.first(x).relu()
+        return net.last(checkpoint(middle, h, use_reentrant=False) if again else middle(h))
 
-    def _middle(self, h: Tensor) -> Tensor:
-        return self.middle(h).relu()
+    torch.manual_seed(0)
+    return Net(run, first=nn.Linear(4, 16), middle=nn.Linear(16, 16), last=nn.Linear(16, 1))
 
 
-class Packed(nn.Module):
+def packed() -> Net:
     """Sequences of different lengths, packed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.lstm, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def run(net: Net, x: Tensor) -> Tensor:
         lengths = x.shape[1] - (x[:, 0, 0] > 0).long()
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        _, (h, _) = self.lstm(packed)
-        return self.head(h[-1])
+        rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        _, (h, _) = net.lstm(rows)
+        return net.head(h[-1])
+
+    return Net(run, lstm=nn.LSTM(3, 8, batch_first=True), head=nn.Linear(8, 1))
 
 
 def convolutions() -> nn.Module:
@@ -59,9 +53,9 @@ def convolutions() -> nn.Module:
 
 
 NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "plain": (Counting, (4,)),
-    "checkpointed": (lambda: Counting(again=True), (4,)),
-    "packed": (Packed, (5, 3)),
+    "plain": (counting, (4,)),
+    "checkpointed": (lambda: counting(again=True), (4,)),
+    "packed": (packed, (5, 3)),
     "convolutions, two outputs": (convolutions, (1, 6, 6)),
 }
 
@@ -72,7 +66,6 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     model, x = make().eval(), torch.randn(6, *shape, generator=torch.Generator().manual_seed(1))
     sites = Sites(find_sites(model, x))
     wanted = Features.all(sites)
-    assert wanted is not None
     rows = BatchContext(Network.of(model), x, sites, None, wanted)
     first = latedrop.linearize(model, x, sites)
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
@@ -82,12 +75,11 @@ def test_both_are_what_they_are_alone(name: str) -> None:
 
 
 def test_a_prediction_runs_the_network_once() -> None:
-    model = Counting().eval()
+    model = counting()
     x = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
     y = x.sum(1, keepdim=True)
-    uq = latedrop.calibrate(
-        model, (x[:200], y[:200]), method=latedrop.Terms(["dropout", "leverage"]), reference=x[200:]
-    )
+    terms = latedrop.Terms(["dropout", "leverage"])
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), method=terms, reference=x[200:])
     RUNS.clear()
     prediction = uq.predict(x[:7])
     assert prediction.novelty is not None
@@ -95,10 +87,8 @@ def test_a_prediction_runs_the_network_once() -> None:
 
 
 def test_calibrating_runs_each_batch_once() -> None:
-    x = torch.randn(1024, 4, generator=torch.Generator().manual_seed(0))
-    net = Counting()
-    noise = 0.1 * torch.randn(1024, 1, generator=torch.Generator().manual_seed(1))
-    y = net(x).detach() + noise
+    net = counting()
+    x, y = noisy(net, 1024, noise=0.1, inputs=4)
     RUNS.clear()
     latedrop.calibrate(net, (x, y), reference=x + 0.01, progress=False)
     # Four batches each of validation and reference rows; two passes more of the first tell which features can be had.

@@ -21,17 +21,21 @@ from typing import Any
 
 import pytest
 import torch
+import uvicorn
+from fastapi import testclient
 from torch import nn
 
 import latedrop
 import small_files
 from chromium import launch, needs_chromium
-from latedrop.cli import main
+from counters import console
 from latedrop.files import write_aside
 from latedrop.report import write_class_report, write_report
-
-uvicorn = pytest.importorskip("uvicorn", reason="pages are extras")
-testclient = pytest.importorskip("fastapi.testclient", reason="httpx asks")
+from latedrop.web import listening
+from latedrop_crowd.console.daily import day_page, hours_table
+from latedrop_crowd.console.server import make_app
+from latedrop_crowd.console.store import Store
+from latedrop_crowd.scenes import make_scenes
 
 EVIL = "'\"><img class=evil src=x onerror=window.pwned=1>"
 LONG = f"</title></script>{EVIL}<script class=evil>window.pwned=1</script><b class=evil>{{{{7*7}}}}${{pwned=1}} & &lt;"
@@ -95,9 +99,6 @@ def class_report(folder: Path) -> Page:
 
 def day(folder: Path) -> Page:
     """The console's report of today, whose camera, zone and events have such names, and its csv beside it."""
-    from latedrop_crowd.console.daily import day_page, hours_table
-    from latedrop_crowd.console.store import Store
-
     store, today = Store(folder / "day.sqlite"), date.today()
     zone = store.zones(LONG)[0].id
     store.change_zone(zone, EVIL, 3.0)
@@ -147,8 +148,6 @@ def test_pages_that_are_written_have_names_as_text(kind: str, tmp_path: Path) ->
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
-    from latedrop.web import listening
-
     wire, address = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = Thread(target=server.run, args=([wire],), daemon=True)
@@ -165,22 +164,11 @@ def serving(app: Any) -> Iterator[str]:
 @contextmanager
 def watched(folder: Path) -> Iterator[Page]:
     """The console, whose camera, zone and events have such names."""
-    from counters import shipped_counter
-    from latedrop_crowd.console.notices import Notices
-    from latedrop_crowd.console.server import make_app
-    from latedrop_crowd.console.sources import Source
-    from latedrop_crowd.console.store import Store
-    from latedrop_crowd.console.watch import Settings, Watch
-    from latedrop_crowd.scenes import make_scenes
-
-    pixels = make_scenes(0, 6, 0).frames[0].pixels
-    trained, calibration = shipped_counter()
     store = Store(folder / "a.sqlite")
     zone = store.zones(LONG)[0].id
     store.change_zone(zone, EVIL, 0.0)
     store.add_event(LONG, "alarm", LONG, zone)
-    sources = [Source(name, False, lambda: iter([pixels])) for name in (LONG, EVIL)]
-    watch = Watch(sources, trained, calibration, store, Settings(), Notices([]))
+    watch = console(store, LONG, EVIL, frames=[make_scenes(0, 6, 0).frames[0].pixels])
     with serving(make_app(watch)) as address:
         yield Page(address, EVIL)
 
@@ -202,10 +190,8 @@ def test_no_page_runs_a_name(tmp_path: Path) -> None:
             for button in page.locator("button:visible, summary:visible").all()[:12]:
                 button.click(timeout=2000, force=True, no_wait_after=True)
             page.wait_for_timeout(300)
-            assert page.evaluate("[typeof window.pwned, document.querySelectorAll('.evil').length]") == [
-                "undefined",
-                0,
-            ], made.address
+            actual = page.evaluate("[typeof window.pwned, document.querySelectorAll('.evil').length]")
+            assert actual == ["undefined", 0], made.address
             assert not [text for text in wrong if "Content Security Policy" in text], wrong
             page.close()
 
@@ -214,15 +200,14 @@ def safe(text: str) -> str:
     return ("'" if text[0] != "a" else "") + text
 
 
-def test_csv_files_of_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_files_of_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     texts = (*RUN, *KEPT)
     small_files.write(tmp_path)
     monkeypatch.chdir(tmp_path)
     with open("texts.csv", "w", newline="") as file:
         csv.writer(file).writerows([[*small_files.NAMES, "=note"], *([0.1, 0.2, 0.3, 0.4, text] for text in texts)])
-    with pytest.raises(SystemExit) as stop:
-        main([*small_files.words(tmp_path, "predict"), "--data", "texts.csv", "--keep", "=note", "-o", "out.csv"])
-    assert not stop.value.code
+    words = (*small_files.words(tmp_path, "predict"), "--data", "texts.csv", "--keep", "=note", "-o", "out.csv")
+    assert call(*words)[0] == 0
     with open("out.csv", newline="") as file:
         head, *rows = csv.reader(file)
     assert head[0] == "'=note"
@@ -231,21 +216,13 @@ def test_csv_files_of_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_csv_files_of_the_console(tmp_path: Path) -> None:
-    from counters import shipped_counter
-    from latedrop_crowd.console.notices import Notices
-    from latedrop_crowd.console.server import make_app
-    from latedrop_crowd.console.sources import Source
-    from latedrop_crowd.console.store import Store
-    from latedrop_crowd.console.watch import Settings, Watch
-
-    trained, calibration = shipped_counter()
     store = Store(tmp_path / "a.sqlite")
     zone = store.zones("=door")[0].id
     store.change_zone(zone, "@zone", None)
     store.add_counts([(zone, 2e9, 1.0, -0.5, 2.0, 0.5)])
     for text in RUN:
         store.add_event("=door", "label", text)
-    watch = Watch([Source("=door", False, lambda: iter(()))], trained, calibration, store, Settings(), Notices([]))
+    watch = console(store, "=door")
     page = testclient.TestClient(make_app(watch), "http://127.0.0.1:1", client=("127.0.0.1", 5))
     _, *events = csv.reader(io.StringIO(page.get("/api/events.csv").text, newline=""))
     assert {row[1] for row in events} == {"'=door"}
@@ -261,22 +238,17 @@ def test_csv_files_of_a_day(tmp_path: Path) -> None:
         assert [row["zone"] for row in csv.DictReader(file)] == [EVIL, "'=1+1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "cell"), [(b"=1+1.png", "'=1+1.png"), (b"a\xff.png", r"a\udcff.png")], ids=["formula", "bytes"]
-)
-def test_csv_files_of_counts(name: bytes, cell: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "cell"), [(b"=1+1.png", "'=1+1.png"), (b"a\xff.png", r"a\udcff.png")])
+def test_csv_files_of_counts(name: bytes, cell: str, tmp_path: Path, call: Callable[..., Any]) -> None:
     from PIL import Image
 
     from latedrop_crowd.console.sources import open_sources
-    from latedrop_crowd.scenes import make_scenes
 
     frames = tmp_path / "frames"
     frames.mkdir()
     with made(frames / os.fsdecode(name)) as path:
         Image.fromarray(make_scenes(0, 6, 0).frames[0].pixels).save(path)
-    with pytest.raises(SystemExit) as stop:
-        main(["crowd", "count", str(frames), "--weights", "scenes", "--out", str(tmp_path)])
-    assert not stop.value.code
+    assert call("crowd", "count", frames, "--weights", "scenes", "--out", tmp_path)[0] == 0
     with open(tmp_path / "counts.csv", newline="") as file:
         assert [row["frame"] for row in csv.DictReader(file)] == [cell]
     frames.rename(tmp_path / os.fsdecode(name.removesuffix(b".png")))
@@ -284,15 +256,13 @@ def test_csv_files_of_counts(name: bytes, cell: str, tmp_path: Path) -> None:
     source.name.encode()  # as the console's memory and its answers need it
 
 
-def test_a_file_may_have_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_have_a_name_that_is_no_text(tmp_path: Path, monkeypatch: Any, call: Callable[..., Any]) -> None:
     small_files.write(tmp_path)
     monkeypatch.chdir(tmp_path)
     with made(tmp_path / os.fsdecode(b"d\xff.csv")) as data:
         (tmp_path / "test.csv").rename(data)
     command = small_files.words(tmp_path, "evaluate")
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--data", data.name, "--target", "wear", "--report", "page.html"])
-    assert not stop.value.code
+    assert call(*command, "--data", data.name, "--target", "wear", "--report", "page.html")[0] == 0
     assert r"d\udcff.csv" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
