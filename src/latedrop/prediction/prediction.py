@@ -47,16 +47,8 @@ class Predicted:
         """Return this prediction on the CPU."""
         return _each([self], lambda values: values[0].cpu())
 
-    def with_rows_beyond(self: _Same, rows: Tensor, output: Tensor) -> _Same:
-        """Return a prediction of all N rows from this one, without `rows`, `(N,)` of bool, of which nothing is known.
-
-        `output` is the model's own of all rows; what is finite of it is kept.
-        """
-        index = (~rows).cumsum(0).sub(1).clamp_min(0)
-        full = _each([self], lambda values: values[0][index.to(values[0].device)])
-        return full._unknown(rows.to(output.device), output)
-
-    def _unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
+    def with_unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
+        """Return this prediction with nothing known of some rows, `(N,)` of bool, but what is finite of an output."""
         raise NotImplementedError
 
     def _frame(self, columns: Mapping[str, Tensor]) -> pandas.DataFrame:
@@ -123,8 +115,9 @@ class Prediction(Predicted):
         """The predicted mean, `(N, ...)`, in the original unit of the targets."""
         return self.output if self.calibration.target is None else self._moments()[0]
 
-    def _unknown(self, rows: Tensor, output: Tensor) -> Prediction:
+    def with_unknown(self, rows: Tensor, output: Tensor) -> Prediction:
         """Give some rows the widest interval; their mean is the model's output, or NaN."""
+        rows = rows.to(output.device)
         wide = rows.reshape(-1, *[1] * (output.dim() - 1))
         mean = torch.where(wide, output.where(output.isfinite(), torch.nan).to(self.output), self.output)
         novelty = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
@@ -364,8 +357,9 @@ class ClassPrediction(Predicted):
         frame = self._frame({**named, **{f"p_{name}": values for name, values in classes}})
         return frame.assign(label=self.names) if self.calibration.names else frame
 
-    def _unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
+    def with_unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
         """Make all classes of some rows as likely as each other."""
+        rows = rows.to(output.device)
         output = output[:, None] if output.dim() == 1 else output
         wide = rows.reshape(-1, *[1] * (output.dim() - 1))
         logs = self.log_probabilities.masked_fill(wide, -math.log(self.log_probabilities.shape[1]))

@@ -3,9 +3,9 @@
 `Batched` reads and predicts; `Calibrated` adds what numbers and classes share. `Predictor` gives numbers,
 `ClassPredictor` probabilities of classes.
 
-Some rows are beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32. They are
-left out while their batch is predicted, so that all others are answered as ever; of the rows themselves the prediction
-says that nothing is known.
+Some rows are beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32. Another
+row stands in for each while its batch is predicted, so that all others are answered as ever; of such a row the
+prediction says that nothing is known.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from latedrop.data.batches import (
     pair_in_order,
     row_batches,
 )
-from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
+from latedrop.data.rows import Collate, Graphs, as_items, row_count, rows_are_nodes, stand_in, take_rows, tensors
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import PROGRAMS, Engine, Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -142,7 +142,7 @@ class Batched(Generic[_Record, _Made]):
         """Predict as `predict` does; `options` are those of `_step`."""
         if self.engine not in get_args(Engine):
             raise ArgumentError(f"expected engine to be one of {get_args(Engine)}; found {self.engine!r}.")
-        index, beyond = None, None
+        index = None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
                 parts = inputs_in(x, self.model, self.batch_size)
@@ -157,19 +157,13 @@ class Batched(Generic[_Record, _Made]):
             how: dict[str, Any] = {"readout": self.readout, "engine": self.engine}
             run = partial(predicted_whole, self._network, calibration=self.calibration, predicted=step, **how)
         try:
-            try:
-                made = [run(part) for part in row_batches(x, self.batch_size)]
-            except LatedropError as error:
-                coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
-                if error.rows is None or coupled:
-                    raise
-                made, beyond = _without_rows_beyond(run, x, self.batch_size, step)
+            made, beyond = self._answered(run, step, x)
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
-        prediction: Any = replace(made[0] if len(made) == 1 else self._joined(made), index=index)  # type: ignore[type-var]
-        if beyond is not None:
-            prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
+        prediction = replace(self._joined(made), index=index)
+        if bool(beyond.any()):
+            prediction = prediction.with_unknown(beyond, self._own_output(x))
             warn(
                 f"nothing is known of {int(beyond.sum())} of {len(beyond)} rows: what the network makes of their "
                 "inputs fits no number. Their novelty is the largest number, and their interval the widest. Look at "
@@ -177,8 +171,30 @@ class Batched(Generic[_Record, _Made]):
                 LatedropWarning,
                 stacklevel=3,
             )
-        result: _Made = prediction
-        return result
+        return prediction
+
+    def _answered(
+        self, run: Callable[[Any], _Made], step: Callable[[Any], object], x: Any
+    ) -> tuple[list[_Made], Tensor]:
+        """Predict all batches; also return the rows, `(N,)`, that are beyond numbers: others stand in for these."""
+        beyond, given = torch.zeros(row_count(x), dtype=torch.bool), x
+        while True:
+            made, more, start = [], beyond.clone(), 0
+            for part in row_batches(x, self.batch_size):
+                rows = slice(start, start + row_count(part))
+                try:
+                    made.append(run(part))
+                except LatedropError as error:
+                    coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
+                    if error.rows is None or coupled:
+                        raise
+                    more[rows] |= _named(error.rows, step, part)
+                    if torch.equal(more[rows], beyond[rows]):
+                        raise
+                start = rows.stop
+            if torch.equal(more, beyond):
+                return made, beyond
+            beyond, x = more, stand_in(given, more)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
@@ -630,40 +646,6 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         engine = "auto" if engine in PROGRAMS else engine
         options = DrawOptions(c.draws or _DRAWS, c.seed, readout, self.chunk, keep=keep, engine=engine)
         return sample_rates(self._network, x, [rate], c.sites, options)[0]
-
-
-def _without_rows_beyond(
-    run: Callable[[Any], _Made], x: Any, batch_size: int, alone: Callable[[Any], object]
-) -> tuple[list[_Made], Tensor]:
-    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`.
-
-    An error that names no rows stays one. `alone` tries a single row. Where rows are nodes, whole graphs are left out.
-    Where all rows are beyond, a row of zeros is predicted, or a graph of moderate numbers.
-    """
-    parts: list[_Made] = []
-    masks: list[Tensor] = []
-    for part in row_batches(x, batch_size):
-        beyond = torch.zeros(row_count(part), dtype=torch.bool)
-        masks.append(beyond)
-        while not bool(beyond.all()):
-            rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist()) if bool(beyond.any()) else part
-            try:
-                parts.append(run(rest))
-                break
-            except LatedropError as error:
-                more = None if error.rows is None else _named(error.rows, alone, rest)
-                if more is None or not bool(more.any()):
-                    raise
-                beyond[~beyond], failure = more, error
-    if not parts:
-        if isinstance(x, Items) and not isinstance(x, Graphs):  # there are no items of zeros
-            raise failure
-        zeros = x.stand_in() if isinstance(x, Graphs) else map_rows(take_rows(x, slice(1)), torch.zeros_like)
-        try:
-            parts.append(run(zeros))
-        except LatedropError:
-            raise failure from None
-    return parts, torch.cat(masks)
 
 
 def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
