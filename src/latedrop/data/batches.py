@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from latedrop.data.arrays import from_array, from_table, is_table, map_values, place
+from latedrop.data.arrays import from_array, from_table, is_table, place
 from latedrop.data.rows import (
     Collate,
     Graphs,
-    Items,
     as_graphs,
     as_items,
     is_graph,
@@ -38,7 +37,7 @@ from latedrop.terminal import listed
 from latedrop.torch_private import bare
 
 __all__ = [
-    *("Batches", "Columns", "Names", "Peeked", "Unpack", "as_target", "dataset_batches", "first_inputs", "first_rows"),
+    *("Batches", "Columns", "Labelled", "Names", "Unpack", "as_target", "dataset_batches", "first_inputs"),
     *("gives_batches", "in_order", "index_of", "inputs_in", "inputs_loaded", "inputs_of", "is_dataset", "is_loader"),
     *("is_pair", "names_of", "pair_in_order", "row_batches", "row_total"),
 ]
@@ -76,13 +75,24 @@ class Batches:
         _check_size(self.size)
         check_options(self)
 
-    def read(self, data: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-        """Yield `(inputs, targets)` with the inputs on the model's device.
+    def read(self, data: Any, model: nn.Module) -> Labelled:
+        """Read batches of inputs on the model's device, with their targets.
 
         `data` is a pair `(x, y)` with y a tensor, array or table, a data set of torch or Hugging Face, or an iterable
         of batches, each a pair, a mapping, or an object that `unpack` turns into a pair. With `collate`, inputs
         are lists of items.
         """
+        return Labelled(data, model, self)
+
+
+class Labelled:
+    """Yield `(inputs, targets)` of data batch by batch, once, with the inputs on the model's device.
+
+    Attributes:
+        row_total: number of rows, or None if the data do not say it.
+    """
+
+    def __init__(self, data: Any, model: nn.Module, how: Batches) -> None:
         alone = isinstance(data, Tensor) or hasattr(data, "__array__")
         if not is_dataset(data) and (alone or isinstance(data, (str, Mapping)) or not isinstance(data, Iterable)):
             remedy = "inputs and targets together, (x, y)" if alone else "one batch as a list of one, [batch]"
@@ -90,34 +100,33 @@ class Batches:
                 f"expected a pair (x, y) or an iterable of batches, such as a DataLoader; found a "
                 f"{type(data).__name__}. Pass {remedy}."
             )
-        one = self.is_one_pair(data)
-        for batch in [data] if one else dataset_batches(data, self.size):
-            x, y = batch if one else _unpacked(batch, self.unpack, model)
-            x, y, start = place(as_items(x, self.collate), model), as_target(y), 0
+        self.row_total = row_total(data)
+        self._size = how.size if how.unpack is None and is_pair(data) else None
+        self._first: tuple[Any, Tensor] | None = None
+        self._rest = self._read(data, model, how)
+
+    def _read(self, data: Any, model: nn.Module, how: Batches) -> Iterator[tuple[Any, Tensor]]:
+        for batch in dataset_batches(data, how.size) if self._size is None else [data]:
+            x, y = batch if self._size is not None else _unpacked(batch, how.unpack, model)
+            x, y = place(as_items(x, how.collate), model), as_target(y)
             _check_rows(x, y)
-            for part in row_batches(x, self.size) if one else [x] * bool(len(y)):
+            yield x, y
+
+    def first(self, most: int) -> tuple[Any, Tensor] | None:
+        """Return at most so many inputs, of a pair or of the first batch, and all targets beside them; None if empty.
+
+        They are yielded later all the same.
+        """
+        self._first = self._first or next(self._rest, None)
+        return self._first and (take_rows(self._first[0], slice(most)), self._first[1])
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        first, self._first = self._first, None
+        for x, y in self._rest if first is None else chain([first], self._rest):
+            start = 0
+            for part in [x] * bool(len(y)) if self._size is None else row_batches(x, self._size):
                 yield part, y[start : start + row_count(part)]
                 start += row_count(part)
-
-    def is_one_pair(self, data: Any) -> bool:
-        """Return True if data is one pair `(x, y)` of all rows, and not an iterable of batches."""
-        return self.unpack is None and is_pair(data)
-
-
-class Peeked:
-    """Hold batches whose first one has been read already, and iterate over all of them once."""
-
-    def __init__(self, data: Any, batch_size: int) -> None:
-        self._all, self._rest = data, dataset_batches(data, batch_size)
-        self.first = next(self._rest, None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._rest if self.first is None else chain([self.first], self._rest)
-
-    @property
-    def row_total(self) -> int | None:
-        """Return the number of rows, or None if the data do not say it."""
-        return row_total(self._all)
 
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
@@ -130,16 +139,6 @@ def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     else:
         for start in range(0, rows, batch_size):
             yield take_rows(x, slice(start, start + batch_size))
-
-
-def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) -> Any:
-    """Return the first inputs of a pair (x, y), at most `most`, on the model's device."""
-    x, rows = as_items(pair[0], collate), len(pair[1])
-    if isinstance(x, Graphs):
-        x.match(rows)
-    if isinstance(x, Items):
-        return x.at(slice(most))
-    return place(map_values(x, lambda v: v[:most] if getattr(v, "ndim", 2) and len(v) == rows else v), model)
 
 
 def row_total(data: Any) -> int | None:
