@@ -38,8 +38,8 @@ from latedrop.torch_private import bare
 
 __all__ = [
     *("Batches", "Columns", "Labelled", "Names", "Unpack", "as_target", "dataset_batches", "first_inputs"),
-    *("gives_batches", "in_order", "index_of", "inputs_in", "inputs_loaded", "inputs_of", "is_dataset", "is_loader"),
-    *("is_pair", "names_of", "pair_in_order", "row_batches", "row_total"),
+    *("gives_batches", "in_order", "inputs_in", "inputs_loaded", "inputs_of", "is_dataset", "is_loader", "is_pair"),
+    *("names_of", "row_batches", "row_total"),
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str
@@ -51,7 +51,6 @@ LABELS = ("labels", "label", "targets", "target", "y")
 Names = Mapping[str, Sequence[str]]
 """Column names under the keys `inputs` and `targets`; a key is missing if its names are unknown."""
 
-_ROWS = 256
 _SHOWN = 6
 
 
@@ -131,8 +130,7 @@ class Labelled:
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
-    if type(batch_size) is not int or batch_size < 1:
-        _check_size(batch_size)
+    _check_size(batch_size)
     rows = x.count if isinstance(x, Graphs) else row_count(x)  # a graph stays in one piece
     if 0 < rows <= batch_size:
         yield x
@@ -209,24 +207,15 @@ def gives_batches(data: Any) -> bool:
 
 def is_dataset(data: Any) -> bool:
     """Return True for a data set of torch or Hugging Face, which has to be cut into batches."""
-    return isinstance(data, Dataset) or _is_hugging_face(data)
-
-
-def _is_hugging_face(data: Any) -> bool:
-    """Return True for a data set of Hugging Face, or a dict of them."""
-    return all(hasattr(data, name) for name in ("with_format", "column_names"))
+    return isinstance(data, Dataset) or hasattr(data, "with_format")
 
 
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     """Yield batches: those that data are; of a data set as torch's `DataLoader` makes them, or tensors by column."""
     if not is_dataset(data):
         return iter(_graph_batches(data, batch_size))
-    if not _is_hugging_face(data):
-
-        def collated(items: list[Any]) -> Any:
-            return as_graphs(items) if is_graph(items[0]) else default_collate(items)
-
-        return iter(DataLoader(data, batch_size=batch_size, collate_fn=collated))
+    if not hasattr(data, "with_format"):
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=_collated))
     if isinstance(data, Mapping):
         raise DataError(
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
@@ -235,6 +224,10 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     plain = (None, "python", "numpy", "arrow", "pandas", "polars")
     rows = data.with_format("torch") if kind in plain else data
     return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in rows.iter(batch_size=batch_size))
+
+
+def _collated(items: list[Any]) -> Any:
+    return as_graphs(items) if is_graph(items[0]) else default_collate(items)
 
 
 def _graph_batches(data: Any, size: int) -> Any:
@@ -376,12 +369,13 @@ def inputs_in(
 
 
 def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
-    """Return the inputs of every batch of a loader or data set; raise `DataError` if it is empty."""
-    batches = inputs_in(loader, model, _ROWS)
-    first = next(batches, None)
-    if first is None:
+    """Yield the inputs of every batch of a loader or data set; raise `DataError` if it is empty."""
+    empty = True
+    for inputs in inputs_in(loader, model, Batches.size):
+        empty = False
+        yield inputs
+    if empty:
         raise DataError("expected a loader or a data set with at least one batch of rows; found none. Pass more rows.")
-    return chain([first], batches)
 
 
 def first_inputs(x: Any, model: nn.Module, collate: Collate = None) -> Any:
@@ -424,18 +418,6 @@ def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
             "these columns; their order does not matter."
         )
     return x[known]
-
-
-def pair_in_order(data: Any, names: Names | None) -> Any:
-    """Return a pair `(x, y)` with the columns of both in order; return any other data unchanged."""
-    if names is None or not is_pair(data):
-        return data
-    return in_order(data[0], names), in_order(data[1], names, "targets")
-
-
-def index_of(x: Any) -> Any:
-    """Return the index of a pandas data frame; None for any other object."""
-    return getattr(x, "index", None) if is_table(x) and hasattr(x, "iloc") else None
 
 
 def _columns(table: Any) -> tuple[str, ...]:

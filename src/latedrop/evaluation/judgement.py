@@ -61,19 +61,12 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
 
 @dataclass(frozen=True)
 class Requirement:
-    """A bound on a measure.
-
-    Attributes:
-        measure: its name.
-        sign: `>=`, `>`, `<=` or `<`.
-        bound: what it is held against.
-        found: what was measured; None before that.
-    """
+    """A bound on a measure."""
 
     measure: str
-    sign: str
+    sign: str  # >=, >, <= or <
     bound: float
-    found: float | None = None
+    found: float | None = None  # what was measured; None before that
 
     @property
     def met(self) -> bool:
@@ -121,27 +114,17 @@ def parsed_requirements(text: str, measures: Mapping[str, float] | None = None) 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of one output, flat; of very many an even choice.
+    """The values of one output, flat; of very many an even choice."""
 
-    Attributes:
-        rows: the row that each belongs to.
-        mean, std: predictions and their standard deviations.
-        low, high: ends of the intervals.
-        target: true values.
-        constant: the standard deviations of one constant variance; None where the constant is not known.
-        of: how many values there are in all.
-        weighted: whether weights of rows were given; the values are without them.
-    """
-
-    rows: npt.NDArray[np.intp]
+    rows: npt.NDArray[np.intp]  # the row that each belongs to
     mean: Floats
     std: Floats
     low: Floats
     high: Floats
     target: Floats
-    constant: Floats | None
-    of: int
-    weighted: bool = False
+    constant: Floats | None  # the standard deviations of one constant variance; None where that is not known
+    of: int  # how many values there are in all
+    weighted: bool = False  # whether weights of rows were given; the values are without them
 
 
 @dataclass(frozen=True)
@@ -414,57 +397,34 @@ def _kept_rmse(error: Floats, by: Floats) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The scores of one way from logits to probabilities.
-
-    Attributes:
-        label: its name.
-        nll: of the labels, in nats.
-        brier: the Brier score, from 0 to 2.
-        accuracy: share of labels that are the likeliest class.
-        ece: expected calibration error, 15 bins of equal mass.
-        selective_risk: mean error rate over all shares of rows that are kept, the surest first.
-    """
+    """The scores of one way from logits to probabilities."""
 
     label: str
     nll: float
-    brier: float
+    brier: float  # from 0 to 2
     accuracy: float
-    ece: float
-    selective_risk: float
+    ece: float  # expected calibration error, 15 bins of equal mass
+    selective_risk: float  # mean error rate over all shares of rows that are kept, the surest first
 
 
 @dataclass(frozen=True)
 class SetScores:
-    """The coverage and size of prediction sets at one level.
-
-    Attributes:
-        level: how often they should hold the label.
-        coverage: how often they do.
-        coverage_error: standard error of that.
-        size: classes in a set, on average.
-    """
+    """The coverage and size of prediction sets at one level."""
 
     level: float
     coverage: float
-    coverage_error: float
-    size: float
+    coverage_error: float  # its standard error
+    size: float  # classes in a set, on average
 
 
 @dataclass(frozen=True)
 class RuleScores:
-    """The errors among the rows that a rule keeps.
+    """The errors among the rows that a rule keeps."""
 
-    Attributes:
-        risk: what the error rate of kept rows should stay below.
-        kept: the share of rows that it keeps.
-        errors: the error rate of these; 0 where none is kept.
-        errors_error: standard error of that.
-    """
-
-    risk: float
-    kept: float
-    errors: float
-    errors_error: float
+    risk: float  # what their error rate should stay below
+    kept: float  # the share of rows that it keeps
+    errors: float  # the error rate of these; 0 where none is kept
+    errors_error: float  # its standard error
 
 
 @dataclass(frozen=True)

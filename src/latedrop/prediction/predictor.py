@@ -41,9 +41,8 @@ from latedrop.data.batches import (
     first_inputs,
     gives_batches,
     in_order,
-    index_of,
     inputs_in,
-    pair_in_order,
+    is_pair,
     row_batches,
 )
 from latedrop.data.rows import Collate, Graphs, as_items, row_count, rows_are_nodes, stand_in, take_rows, tensors
@@ -147,7 +146,8 @@ class Batched(Generic[_Record, _Made]):
             if self.collate is None and gives_batches(x):
                 parts = inputs_in(x, self.model, self.batch_size)
                 return self._joined([self._predict(part, **options) for part in parts])
-            index, x = index_of(x), self._rows(x)
+            index = getattr(x, "index", None) if hasattr(x, "iloc") else None  # of a data frame of pandas
+            x = self._rows(x)
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
             self._weights.check(self.model)
@@ -163,7 +163,13 @@ class Batched(Generic[_Record, _Made]):
             raise
         prediction = replace(self._joined(made), index=index)
         if bool(beyond.any()):
-            prediction = prediction.with_unknown(beyond, self._own_output(x))
+            outputs = [
+                own_output(self._network, part, self.readout, check=False) for part in row_batches(x, self.batch_size)
+            ]
+            output = torch.cat(outputs)
+            if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
+                check_finite(output, "without dropout")
+            prediction = prediction.with_unknown(beyond, output)
             warn(
                 f"nothing is known of {int(beyond.sum())} of {len(beyond)} rows: what the network makes of their "
                 "inputs fits no number. Their novelty is the largest number, and their interval the widest. Look at "
@@ -214,7 +220,9 @@ class Batched(Generic[_Record, _Made]):
         `tick` is called with the rows of each batch.
         """
         parts, targets = [], []
-        data = pair_in_order(data, self.calibration.columns)
+        if is_pair(data):
+            columns = self.calibration.columns
+            data = in_order(data[0], columns), in_order(data[1], columns, "targets")
         for x, y in Batches(self.batch_size, unpack, self.collate).read(data, self.model):
             parts.append(self.predict(x).cpu())
             targets.append(self._truth(parts[-1], y.cpu()))
@@ -250,14 +258,6 @@ class Batched(Generic[_Record, _Made]):
     def _joined(self, parts: Sequence[_Made]) -> _Made:
         joined: _Made = self.kind.joined(parts)
         return joined
-
-    def _own_output(self, x: Any) -> Tensor:
-        """Return the model's output, where some rows are beyond numbers; an error where none of a table is finite."""
-        parts = row_batches(x, self.batch_size)
-        output = torch.cat([own_output(self.network, part, self.readout, check=False) for part in parts])
-        if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
-            check_finite(output, "without dropout")
-        return output
 
     def __repr__(self) -> str:
         note = getattr(self.calibration, "verdict_of_other", "")
