@@ -229,6 +229,17 @@ class Batched(Generic[_Record, _Made]):
             tick(len(y))
         return self._joined(parts), torch.cat(targets)
 
+    def _unseen(self, data: Any, unpack: Unpack | None, *, again: bool = False) -> tuple[_Made, Tensor, Any]:
+        """Predict rows with targets, in the model's unit, and mark them; warn of rows of the fit, unless `again`."""
+        prediction, target = self.predict_labelled(data, unpack)
+        if isinstance(prediction, Prediction):
+            unit, prediction = prediction.calibration.target, prediction.in_model_unit()
+            target = target if unit is None else unit.forward(target)
+        marks = marks_of(prediction.output if isinstance(prediction, Prediction) else prediction.logits, target)
+        if not again:
+            warn_of_fitted_rows(self.calibration.seen, marks, stacklevel=3)
+        return prediction, target, marks
+
     def batches(self, x: Any) -> Iterator[Any]:
         """Yield the rows of inputs in any form as `predict` runs them, batch by batch."""
         several = self.collate is None and gives_batches(x)
@@ -324,12 +335,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 f"expected one value or a vector per example for conformal intervals; found outputs of shape "
                 f"{c.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
-        prediction, target = self.predict_labelled(data, unpack)
-        prediction = prediction.in_model_unit()
-        target = target if c.target is None else c.target.forward(target)
-        marks = marks_of(prediction.mean, target)
-        if not isinstance(c.intervals, ConformalScores):  # whose rows may come again
-            warn_of_fitted_rows(c.seen, marks, stacklevel=2)
+        prediction, target, marks = self._unseen(data, unpack, again=isinstance(c.intervals, ConformalScores))
         scores = residuals(prediction.mean, prediction.variance, target, per_output=prediction.mean.dim() > 1)
         c = replace(c, intervals=conformal(scores, *c.chosen()), seen=merged(c.seen, sketch(marks)))
         return self._as(Predictor, calibration=c)
@@ -344,7 +350,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """
         check_outputs(self.calibration)
         made = self._as(JointPredictor)
-        made.joint_errors = fit_joint(made, data, unpack, seed)
+        prediction, target, _ = made._unseen(data, unpack)
+        made.joint_errors = fit_joint(prediction, target, seed)
         return made
 
     def adapted(self, x_target: Any, data: Any, unpack: Unpack | None = None) -> AdaptedPredictor:
@@ -360,7 +367,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """
         check_adaptable(self.calibration)
         made = self._as(AdaptedPredictor)
-        made.shift, made.calibration = fit_shift(made, x_target, data, unpack)
+        prediction, target, _ = made._unseen(data, unpack)
+        made.shift, made.calibration = fit_shift(prediction, target, made.predict(x_target).cpu())
         return made
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
@@ -558,7 +566,7 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
             per_class: sets that hold each class as often as they say, and not only the labels as a whole.
             unpack: from a batch to `(inputs, labels)`.
         """
-        prediction, labels = self._unseen(data, unpack)
+        prediction, labels, _ = self._unseen(data, unpack)
         sets = ClassSets.fit(prediction.probabilities, labels, score, per_class=per_class)
         return self._as(ClassPredictor, calibration=replace(self.calibration, sets=sets))
 
@@ -570,15 +578,9 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
         Predictions then have `kept()`; the rule is `calibration.rule`, and saved with it.
         """
-        prediction, labels = self._unseen(data, unpack)
+        prediction, labels, _ = self._unseen(data, unpack)
         rule = rejection(prediction.confidence, prediction.label == labels, risk, confidence)
         return self._as(ClassPredictor, calibration=replace(self.calibration, rule=rule))
-
-    def _unseen(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
-        """Predict rows with labels, and warn where these are the validation rows."""
-        prediction, labels = self.predict_labelled(data, unpack)
-        warn_of_fitted_rows(self.calibration.seen, marks_of(prediction.logits, labels), stacklevel=3)
-        return prediction, labels
 
     def _truth(self, prediction: ClassPrediction, y: Tensor) -> Tensor:
         if self.calibration.maps:
