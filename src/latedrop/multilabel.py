@@ -157,7 +157,6 @@ class MultiLabelPrediction(Predicted):
 
     logits: Tensor
     calibration: MultiLabelCalibration
-    novelty: Tensor | None = None
     index: Any = None
 
     @property
@@ -179,9 +178,6 @@ class MultiLabelPrediction(Predicted):
         """Return the names of the labels in the set of one row."""
         names = self.calibration.names or tuple(map(str, range(self.logits.shape[1])))
         return [names[k] for k in self.label_set(missed)[row].nonzero()[:, 0].tolist()]
-
-    def __len__(self) -> int:
-        return len(self.logits)
 
     def __repr__(self) -> str:
         return f"MultiLabelPrediction of {len(self)} rows, {float(self.probabilities.sum(1).mean()):.1f} labels in each"

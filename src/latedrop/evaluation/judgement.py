@@ -19,7 +19,6 @@ from torch import Tensor
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
-from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.targets import as_labels, as_output
 from latedrop.calibration.verdict import Finding, Grade, Verdict, off_slices, said_of_rows
@@ -35,7 +34,7 @@ from latedrop.quantiles import student_quantile
 
 __all__ = [
     *("ClassJudgement", "ClassScores", "JudgedOutput", "Judgement", "Requirement", "RuleScores", "SetScores", "Values"),
-    *("findings_of", "judge", "judge_classes", "output_names", "output_units", "parsed_requirements"),
+    *("findings_of", "judge", "judge_classes", "parsed_requirements"),
 ]
 
 _MOST_VALUES = 200_000
@@ -54,7 +53,8 @@ _MEASURES = (
 )
 """What can be required, of numbers or of classes; coverage, width and size at any level in percent, from 1 to 99."""
 _SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-_ONE = re.compile(r"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>[-+\d.eE]+)\s*")
+_NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
+_ONE = re.compile(rf"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>{_NUMBER})\s*")
 _LEVELLED = re.compile(r"(coverage|width|size)(?P<level>[1-9]\d?)")
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
 
@@ -86,11 +86,7 @@ def parsed_requirements(text: str, measures: Mapping[str, float] | None = None) 
     requirements = []
     for part in _BETWEEN.split(text):
         match = _ONE.fullmatch(part)
-        try:
-            bound = float(match["bound"]) if match else None
-        except ValueError:
-            bound = None
-        if match is None or bound is None:
+        if match is None:
             raise ArgumentError(
                 f"expected requirements as NAME>=NUMBER (or >, <=, <), separated by commas; found {part.strip()!r}."
             )
@@ -108,7 +104,8 @@ def parsed_requirements(text: str, measures: Mapping[str, float] | None = None) 
                 f"{', '.join(known for known in _MEASURES if known in measures)}{of}. "
                 "coverage, width and size take a level in percent."
             )
-        requirements.append(Requirement(name, match["sign"], bound, None if measures is None else measures[name]))
+        measured = None if measures is None else measures[name]
+        requirements.append(Requirement(name, match["sign"], float(match["bound"]), measured))
     return tuple(requirements)
 
 
@@ -258,8 +255,17 @@ def judge(
     """
     mean, calibration = prediction.mean, prediction.calibration
     several = mean.dim() == 2 and mean.shape[1] > 1  # a map has one unit
-    known = output_names(calibration, mean.shape[1] if several else 1, names)
-    unit = output_units(len(known), units)
+    count = mean.shape[1] if several else 1
+    if names and len(names) != count:
+        raise ArgumentError(f"expected {count} names of outputs; found {len(names)}: {list(names)}.")
+    if len(units) not in (0, 1, count):
+        raise ArgumentError(
+            f"expected one unit, or one for each of {count} outputs; found {len(units)}: {list(units)}."
+        )
+    columns = (calibration.columns or {}).get("targets", ())
+    numbered = ("target",) if count == 1 else tuple(f"output {k}" for k in range(count))
+    known = tuple(names) or (tuple(columns) if len(columns) == count else numbered)
+    unit = list(units) if len(units) == count else [*units, ""][:1] * count
     rows = _Rows(
         prediction,
         as_output(mean, in_order(target, calibration.columns, "targets")),
@@ -277,27 +283,6 @@ def judge(
         outputs = (together,)
     share = None if rows.novelty is None else float((rows.novelty > 1).mean())
     return Judgement(level, len(mean), together, outputs, share)
-
-
-def output_names(calibration: Calibration, count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of outputs: as asked for, as their columns, or numbered."""
-    if names:
-        if len(names) != count:
-            raise ArgumentError(f"expected {count} names of outputs; found {len(names)}: {list(names)}.")
-        return tuple(names)
-    columns = (calibration.columns or {}).get("targets", ())
-    if len(columns) == count:
-        return tuple(columns)
-    return ("target",) if count == 1 else tuple(f"output {k}" for k in range(count))
-
-
-def output_units(count: int, units: Sequence[str]) -> list[str]:
-    """Return a unit for each output: as asked for, one for all, or none."""
-    if len(units) not in (0, 1, count):
-        raise ArgumentError(
-            f"expected one unit, or one for each of {count} outputs; found {len(units)}: {list(units)}."
-        )
-    return list(units) if len(units) == count else [units[0] if units else ""] * count
 
 
 @dataclass(frozen=True)

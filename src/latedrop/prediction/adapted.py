@@ -114,7 +114,7 @@ class Shift:
         return torch.stack(reached, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AdaptedPrediction(Prediction):
     """Predictions of rows of a target, with intervals from weighted labelled rows.
 
@@ -185,20 +185,14 @@ def fit_shift(p: AdaptedPrediction, y: Tensor, target: AdaptedPrediction) -> tup
     columns = residuals(p.mean, p.variance, y, per_output=p.mean.dim() > 1)
     squares = torch.stack([(weights * z.double().square()).sum() / weights.sum() for z in columns])
     factors = (effective * squares + _PRIOR) / (effective + _PRIOR)
-    scaled = _rescaled(target.calibration, factors)
-    shared = len(scaled.chosen()[0]) == 1
-    divisors = [factors.mean().sqrt()] * len(columns) if shared else list(factors.sqrt())
+    c = target.calibration
+    each = factors if len(c.chosen()[0]) > 1 else factors.mean()[None]
+    scale, floor = (tuple((torch.tensor(part, dtype=torch.float64) * each).tolist()) for part in c.chosen())
+    scaled = TradeoffPoint(scale, floor, c.row.nll_scaled, c.row.ma_scaled)
+    divisors = each.sqrt().expand(len(columns))
     scores = tuple(z.double().abs() / divisor for z, divisor in zip(columns, divisors, strict=True))
-    return Shift(density, weights, most, scores, effective, beyond), scaled
-
-
-def _rescaled(calibration: Calibration, factors: Tensor) -> Calibration:
-    """Multiply the scale in use; without intervals of its own, which belong to another scale."""
-    scales, floors = calibration.chosen()
-    each = factors if len(scales) > 1 else factors.mean()[None]
-    scale, floor = (tuple((torch.tensor(part, dtype=torch.float64) * each).tolist()) for part in (scales, floors))
-    row = calibration.row
-    return replace(calibration, intervals=None, choice=TradeoffPoint(scale, floor, row.nll_scaled, row.ma_scaled))
+    # Intervals of its own belong to another scale.
+    return Shift(density, weights, most, scores, effective, beyond), replace(c, intervals=None, choice=scaled)
 
 
 def _with_one(inputs: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class Joint:
         return self.alone * torch.eye(len(common)).to(by_row) + (1 - self.alone) * mixed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class JointPrediction(Prediction):
     """Predictions of several outputs with the correlation of their errors.
 

@@ -31,9 +31,8 @@ _ROUNDING = 1e-6  # of summed probabilities
 
 
 class Predicted:
-    """Has what all predictions share: they are dataclasses of tensors with a row for each input."""
+    """Has what all predictions share: they are dataclasses of tensors, of which the first has a row for each input."""
 
-    novelty: Tensor | None
     index: Any
 
     @classmethod
@@ -47,9 +46,9 @@ class Predicted:
         """Return this prediction on the CPU."""
         return _each([self], lambda values: values[0].cpu())
 
-    def with_unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
-        """Return this prediction with nothing known of some rows, `(N,)` of bool, but what is finite of an output."""
-        raise NotImplementedError
+    def __len__(self) -> int:
+        first: Any = self
+        return len(getattr(self, fields(first)[0].name))
 
     def _frame(self, columns: Mapping[str, Tensor]) -> pandas.DataFrame:
         """Return a data frame of pandas with the index of the one that was predicted."""
@@ -116,7 +115,7 @@ class Prediction(Predicted):
         return self.output if self.calibration.target is None else self._moments()[0]
 
     def with_unknown(self, rows: Tensor, output: Tensor) -> Prediction:
-        """Give some rows the widest interval; their mean is the model's output, or NaN."""
+        """Give some rows, `(N,)` of bool, the widest interval; their mean is the model's output, or NaN."""
         rows = rows.to(output.device)
         wide = rows.reshape(-1, *[1] * (output.dim() - 1))
         mean = torch.where(wide, output.where(output.isfinite(), torch.nan).to(self.output), self.output)
@@ -202,13 +201,10 @@ class Prediction(Predicted):
         """Return `columns` as a data frame with a row per example, and the index of the one that was predicted."""
         return self._frame(self.columns(level))
 
-    def __len__(self) -> int:
-        return len(self.mean)
-
     def __repr__(self) -> str:
         std, c = self.std, self.calibration
         return (
-            f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
+            f"{type(self).__name__} of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
             f"{float(std.max()):.4g} (scale {c.choice}, {c.kind} intervals)"
         )
 
@@ -358,7 +354,7 @@ class ClassPrediction(Predicted):
         return frame.assign(label=self.names) if self.calibration.names else frame
 
     def with_unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
-        """Make all classes of some rows as likely as each other."""
+        """Make all classes of some rows, `(N,)` of bool, as likely as each other; `output` has the logits."""
         rows = rows.to(output.device)
         output = output[:, None] if output.dim() == 1 else output
         wide = rows.reshape(-1, *[1] * (output.dim() - 1))
@@ -375,9 +371,6 @@ class ClassPrediction(Predicted):
             f"ClassPrediction of {len(self)} rows, probabilities {shape}, confidence {float(sure.min()):.3f} to "
             f"{float(sure.max()):.3f} ({self.calibration.choice})"
         )
-
-    def __len__(self) -> int:
-        return len(self.log_probabilities)
 
 
 @dataclass(frozen=True)

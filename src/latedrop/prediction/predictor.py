@@ -145,7 +145,7 @@ class Batched(Generic[_Record, _Made]):
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
                 parts = inputs_in(x, self.model, self.batch_size)
-                return self._joined([self._predict(part, **options) for part in parts])
+                return self.kind.joined([self._predict(part, **options) for part in parts])
             index = getattr(x, "index", None) if hasattr(x, "iloc") else None  # of a data frame of pandas
             x = self._rows(x)
         if not self._weights.are_same(self.model):
@@ -161,7 +161,7 @@ class Batched(Generic[_Record, _Made]):
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
-        prediction = replace(self._joined(made), index=index)
+        prediction = replace(self.kind.joined(made), index=index)
         if bool(beyond.any()):
             outputs = [
                 own_output(self._network, part, self.readout, check=False) for part in row_batches(x, self.batch_size)
@@ -192,7 +192,7 @@ class Batched(Generic[_Record, _Made]):
                     made.append(run(part))
                 except LatedropError as error:
                     coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
-                    if error.rows is None or coupled:
+                    if error.rows is None or coupled or not hasattr(self.kind, "with_unknown"):
                         raise
                     more[rows] |= _named(error.rows, step, part)
                     if torch.equal(more[rows], beyond[rows]):
@@ -227,7 +227,7 @@ class Batched(Generic[_Record, _Made]):
             parts.append(self.predict(x).cpu())
             targets.append(self._truth(parts[-1], y.cpu()))
             tick(len(y))
-        return self._joined(parts), torch.cat(targets)
+        return self.kind.joined(parts), torch.cat(targets)
 
     def _unseen(self, data: Any, unpack: Unpack | None, *, again: bool = False) -> tuple[_Made, Tensor, Any]:
         """Predict rows with targets, in the model's unit, and mark them; warn of rows of the fit, unless `again`."""
@@ -265,10 +265,6 @@ class Batched(Generic[_Record, _Made]):
     def _truth(self, prediction: _Made, y: Tensor) -> Tensor:
         """Return the targets of rows that were predicted; an error where they do not fit."""
         raise NotImplementedError
-
-    def _joined(self, parts: Sequence[_Made]) -> _Made:
-        joined: _Made = self.kind.joined(parts)
-        return joined
 
     def __repr__(self) -> str:
         note = getattr(self.calibration, "verdict_of_other", "")
