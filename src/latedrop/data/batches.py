@@ -117,7 +117,9 @@ class Labelled:
         They are yielded later all the same.
         """
         self._first = self._first or next(self._rest, None)
-        return self._first and (take_rows(self._first[0], slice(most)), self._first[1])
+        if self._first is None or not len(self._first[1]):
+            return None
+        return take_rows(self._first[0], slice(most)), self._first[1]
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         first, self._first = self._first, None

@@ -119,7 +119,7 @@ def evaluate(
     truth = align_target(mean, target)
     aim = as_output(mean, truth if unit is None else unit.forward(truth))
     truth, centre = (aim, mean) if unit is None else (truth, unit.moments(mean, variance)[0])
-    error, deviation, counts = (aim - mean).double(), variance.double().sqrt(), _counts(weights, len(mean))
+    error, counts = (aim - mean).double(), _counts(weights, len(mean))
     left = CrossValidation(weights=counts)
 
     def by_row(values: Tensor) -> Tensor:
@@ -128,19 +128,14 @@ def evaluate(
     def mean_of(values: Tensor) -> float:
         return float(average(by_row(values), counts))
 
-    mean_deviation = mean_of(deviation)
+    def central(level: float) -> tuple[Tensor, Tensor]:
+        half = student_quantile((1 + level) / 2, degrees) * variance.double().sqrt()
+        return mean - half, mean + half
 
     def judged_at(level: float) -> tuple[Tensor, float]:
         """Return which share of each row the intervals of a level hold, `(N,)`, and their mean width."""
-        if interval is None:
-            half = student_quantile((1 + level) / 2, degrees)
-            inside = by_row(error.abs() <= half * deviation)
-            if unit is None:
-                return inside, 2 * half * mean_deviation
-            low, high = mean - half * deviation, mean + half * deviation
-        else:
-            low, high = interval(level)
-            inside = by_row((low <= aim) & (aim <= high))
+        low, high = (interval or central)(level)
+        inside = by_row((low <= aim) & (aim <= high))
         low, high = (low, high) if unit is None else (unit.inverse(low), unit.inverse(high))
         return inside, mean_of(high - low)
 
