@@ -44,7 +44,11 @@ class Predicted:
 
     def cpu(self: _Same) -> _Same:
         """Return this prediction on the CPU."""
-        return _each([self], lambda values: values[0].cpu())
+        return self.mapped(Tensor.cpu)
+
+    def mapped(self: _Same, change: Callable[[Tensor], Tensor]) -> _Same:
+        """Return this prediction with each of its tensors changed."""
+        return _each([self], lambda values: change(values[0]))
 
     def __len__(self) -> int:
         first: Any = self

@@ -148,14 +148,12 @@ class Batched(Generic[_Record, _Made]):
                 return self.kind.joined([self._predict(part, **options) for part in parts])
             index = getattr(x, "index", None) if hasattr(x, "iloc") else None  # of a data frame of pandas
             x = self._rows(x)
-        if not self._weights.are_same(self.model):
+        if self._weights.changed(self.model):
             self._network = self._network.current()
-            self._weights.check(self.model)
         x = place(x, self._network.weight, check=False, cut=True)
         run = step = partial(self._step, **options) if options else self._step
         if self.engine in PROGRAMS and self._is_whole(**options):
-            how: dict[str, Any] = {"readout": self.readout, "engine": self.engine}
-            run = partial(predicted_whole, self._network, calibration=self.calibration, predicted=step, **how)
+            run = partial(predicted_whole, self, step)
         try:
             made, beyond = self._answered(run, step, x)
         except Exception as error:
