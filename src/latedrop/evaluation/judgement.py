@@ -121,7 +121,6 @@ class Values:
     target: Floats
     constant: Floats | None  # the standard deviations of one constant variance; None where that is not known
     of: int  # how many values there are in all
-    weighted: bool = False  # whether weights of rows were given; the values are without them
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,6 @@ def judge(
     units: Sequence[str] = (),
     inputs: Any = None,
     places: Sequence[int | str] | None = None,
-    weights: Any = None,
 ) -> Judgement:
     """Judge predictions by targets of rows used for nothing else, both `(N, ...)`.
 
@@ -251,7 +249,6 @@ def judge(
         units: of the outputs, or one for all.
         inputs: columns to look along, one value per row: a mapping, a DataFrame, or an array `(N, columns)`.
         places: what the rows are called, such as the lines of a file; counted from 0 where None.
-        weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
     mean, calibration = prediction.mean, prediction.calibration
     several = mean.dim() == 2 and mean.shape[1] > 1  # a map has one unit
@@ -272,7 +269,6 @@ def judge(
         level,
         input_columns(inputs, len(mean)),
         places,
-        weights,
         None if prediction.novelty is None else prediction.novelty.detach().cpu().double().numpy(),
     )
     if several:
@@ -294,13 +290,11 @@ class _Rows:
     level: float
     columns: Inputs
     places: Sequence[int | str] | None
-    weights: Any
     novelty: Floats | None
 
     def judged(self, output: int | None, name: str, unit: str, *, pooled: bool = False) -> JudgedOutput:
         """Judge one index of axis 1, or all of them; `pooled` over units that may differ."""
         p, calibration = self.prediction, self.prediction.calibration
-        options: dict[str, Any] = {"output": output, "weights": self.weights}
         parts = self._parts(output)
         values = self._values(parts)
         error = values.target - values.mean
@@ -311,14 +305,14 @@ class _Rows:
         by_value = Outcomes(self.level, values.rows, *sizes, inside, same)
         deciles = () if pooled else by_deviation(by_value)
         inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})
-        worth = None if calibration.constant is None else verdict(p, self.target, **options)
+        worth = None if calibration.constant is None else verdict(p, self.target, output=output)
         if worth is not None and self.level == _LEVEL:
             worth = replace(worth, slices=off_slices([group for part in (deciles, *inputs) for group in part]))
         return JudgedOutput(
             name=name,
             unit=unit,
             verdict=worth,
-            evaluations=compare(p, self.target, level=self.level, **options),
+            evaluations=compare(p, self.target, level=self.level, output=output),
             label=in_use(calibration),
             deciles=deciles,
             inputs=inputs,
@@ -348,7 +342,7 @@ class _Rows:
         index = torch.from_numpy(flat)
         chosen = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
         rows, constant = flat // max(1, size // len(parts["mean"])), chosen.pop("constant", None)
-        return Values(rows=rows, **chosen, constant=constant, of=size, weighted=self.weights is not None)
+        return Values(rows=rows, **chosen, constant=constant, of=size)
 
     def _worst(self, parts: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
         """Yield the rows furthest from their prediction, in predicted deviations, each once; of all rows."""
