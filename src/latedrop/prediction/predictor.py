@@ -45,7 +45,7 @@ from latedrop.data.batches import (
     is_pair,
     row_batches,
 )
-from latedrop.data.rows import Collate, Graphs, as_items, row_count, rows_are_nodes, stand_in, take_rows, tensors
+from latedrop.data.rows import Collate, Graphs, as_items, row_count, rows_are_nodes, stand_in, tensors
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import PROGRAMS, Engine, Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -155,7 +155,7 @@ class Batched(Generic[_Record, _Made]):
         if self.engine in PROGRAMS and self._is_whole(**options):
             run = partial(predicted_whole, self, step)
         try:
-            made, beyond = self._answered(run, step, x)
+            made, beyond = self._answered(run, x)
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
@@ -177,11 +177,10 @@ class Batched(Generic[_Record, _Made]):
             )
         return prediction
 
-    def _answered(
-        self, run: Callable[[Any], _Made], step: Callable[[Any], object], x: Any
-    ) -> tuple[list[_Made], Tensor]:
+    def _answered(self, run: Callable[[Any], _Made], x: Any) -> tuple[list[_Made], Tensor]:
         """Predict all batches; also return the rows, `(N,)`, that are beyond numbers: others stand in for these."""
         beyond, given = torch.zeros(row_count(x), dtype=torch.bool), x
+        alone = rows_are_nodes(x) or not any(site.coupled for site in self.calibration.sites)
         while True:
             made, more, start = [], beyond.clone(), 0
             for part in row_batches(x, self.batch_size):
@@ -189,10 +188,11 @@ class Batched(Generic[_Record, _Made]):
                 try:
                     made.append(run(part))
                 except LatedropError as error:
-                    coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
-                    if error.rows is None or coupled or not hasattr(self.kind, "with_unknown"):
+                    named = error.rows is not None and len(error.rows) == len(more[rows])
+                    if not named or not alone or not hasattr(self.kind, "with_unknown"):
                         raise
-                    more[rows] |= _named(error.rows, step, part)
+                    wrong = error.rows.cpu()
+                    more[rows] |= part.whole(wrong) if isinstance(part, Graphs) else wrong
                     if torch.equal(more[rows], beyond[rows]):
                         raise
                 start = rows.stop
@@ -642,20 +642,6 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         engine = "auto" if engine in PROGRAMS else engine
         options = DrawOptions(c.draws or _DRAWS, c.seed, readout, self.chunk, keep=keep, engine=engine)
         return sample_rates(self._network, x, [rate], c.sites, options)[0]
-
-
-def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
-    """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
-    count = row_count(x)
-    if len(rows) == count:
-        return x.whole(rows.cpu()) if isinstance(x, Graphs) else rows.cpu()
-    fails = torch.zeros(count, dtype=torch.bool)
-    for i in range(0 if rows_are_nodes(x) else count):
-        try:
-            run(take_rows(x, slice(i, i + 1)))
-        except LatedropError:
-            fails[i] = True
-    return fails
 
 
 def explain_failure(error: Exception, x: Any, model: nn.Module, run: Callable[[Any], object] | None = None) -> None:
