@@ -68,11 +68,11 @@ def validation_batches(
 
     The sites are found on the first inputs. Rows of weight 0 are skipped, as if they were not in the data.
     """
-    sites, count = plan.sites if isinstance(plan.sites, Sites) else None, 0
+    sites, count = plan.sites if isinstance(plan.sites, Sites) else Sites(), 0
     weights, first = plan.counted, data.first(_EXAMPLES)
-    if sites is None and first is not None:
+    if not isinstance(plan.sites, Sites) and first is not None:
         # A pair offers more rows than the first batch, which may not run every branch.
-        sites = find_sites(model, first[0], select=plan.sites)  # type: ignore[arg-type]
+        sites = find_sites(model, first[0], select=plan.sites)
         _log.info("sites found: %s", listed([site.name for site in sites], _SHOWN))
     with progress("calibrating", data.row_total, show=plan.progress) as done:
         for x, y in data:

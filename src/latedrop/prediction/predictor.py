@@ -144,8 +144,8 @@ class Batched(Generic[_Record, _Made]):
         index = None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
-                parts = inputs_in(x, self.model, self.batch_size)
-                return self.kind.joined([self._predict(part, **options) for part in parts])
+                loaded = inputs_in(x, self.model, self.batch_size)
+                return self._joined([self._predict(part, **options) for part in loaded])
             index = getattr(x, "index", None) if hasattr(x, "iloc") else None  # of a data frame of pandas
             x = self._rows(x)
         if self._weights.changed(self.model):
@@ -159,12 +159,10 @@ class Batched(Generic[_Record, _Made]):
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
-        prediction = replace(self.kind.joined(made), index=index)
+        prediction: Any = replace(self._joined(made), index=index)  # type: ignore[type-var]
         if bool(beyond.any()):
-            outputs = [
-                own_output(self._network, part, self.readout, check=False) for part in row_batches(x, self.batch_size)
-            ]
-            output = torch.cat(outputs)
+            parts = row_batches(x, self.batch_size)
+            output = torch.cat([own_output(self._network, part, self.readout, check=False) for part in parts])
             if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
                 check_finite(output, "without dropout")
             prediction = prediction.with_unknown(beyond, output)
@@ -175,7 +173,12 @@ class Batched(Generic[_Record, _Made]):
                 LatedropWarning,
                 stacklevel=3,
             )
-        return prediction
+        result: _Made = prediction
+        return result
+
+    def _joined(self, parts: Sequence[_Made]) -> _Made:
+        joined: _Made = self.kind.joined(parts)
+        return joined
 
     def _answered(self, run: Callable[[Any], _Made], x: Any) -> tuple[list[_Made], Tensor]:
         """Predict all batches; also return the rows, `(N,)`, that are beyond numbers: others stand in for these."""
@@ -225,10 +228,11 @@ class Batched(Generic[_Record, _Made]):
             parts.append(self.predict(x).cpu())
             targets.append(self._truth(parts[-1], y.cpu()))
             tick(len(y))
-        return self.kind.joined(parts), torch.cat(targets)
+        return self._joined(parts), torch.cat(targets)
 
-    def _unseen(self, data: Any, unpack: Unpack | None, *, again: bool = False) -> tuple[_Made, Tensor, Any]:
+    def _unseen(self, data: Any, unpack: Unpack | None, *, again: bool = False) -> tuple[Any, Tensor, Any]:
         """Predict rows with targets, in the model's unit, and mark them; warn of rows of the fit, unless `again`."""
+        prediction: Any
         prediction, target = self.predict_labelled(data, unpack)
         if isinstance(prediction, Prediction):
             unit, prediction = prediction.calibration.target, prediction.in_model_unit()
@@ -362,7 +366,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
         check_adaptable(self.calibration)
         made = self._as(AdaptedPredictor)
         prediction, target, _ = made._unseen(data, unpack)
-        made.shift, made.calibration = fit_shift(prediction, target, made.predict(x_target).cpu())
+        like: Any = made.predict(x_target).cpu()
+        made.shift, made.calibration = fit_shift(prediction, target, like)
         return made
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
