@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -174,14 +174,12 @@ class JudgedOutput:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; all but the values of every row."""
-        record = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("values", "kept")}
-        v = self.verdict
+        record, v = asdict(replace(self, values=None)), self.verdict  # type: ignore[arg-type]
+        del record["values"]
         if v is not None:
-            more = {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
-            record["verdict"] = {**asdict(v), **more, "findings": {each.about: asdict(each) for each in v.findings}}
-        record["evaluations"] = [asdict(row) for row in self.evaluations]
-        record |= {name: [asdict(group) for group in record[name]] for name in ("deciles", "strange")}
-        record["inputs"] = {groups[0].name: [asdict(group) for group in groups] for groups in self.inputs}
+            record["verdict"] |= {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
+            record["verdict"]["findings"] = {each.about: asdict(each) for each in v.findings}
+        record["inputs"] = {groups[0]["name"]: groups for groups in record["inputs"]}
         record["kept"] = {"share": self.kept, "rmse": record.pop("kept_rmse"), "ideal_rmse": record.pop("ideal_rmse")}
         return record
 
@@ -271,12 +269,8 @@ def judge(
         places,
         None if prediction.novelty is None else prediction.novelty.detach().cpu().double().numpy(),
     )
-    if several:
-        together = rows.judged(None, "all outputs together", "", pooled=True)
-        outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(len(known)))
-    else:
-        together = rows.judged(None, known[0], unit[0])
-        outputs = (together,)
+    together = rows.judged(None, *(("all outputs together", "") if several else (known[0], unit[0])), pooled=several)
+    outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(count)) if several else (together,)
     share = None if rows.novelty is None else float((rows.novelty > 1).mean())
     return Judgement(level, len(mean), together, outputs, share)
 
