@@ -331,19 +331,17 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     A pair is two inputs if `forward` requires two or more, and inputs with targets if it takes only one. Raise
     `DataError` if the second input is optional, because a wrong guess would go unnoticed.
     """
-    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if isinstance(batch, Mapping) and isinstance(unpack, str):
-        return _named_inputs(batch, model, unpack)
     if collate is None and not callable(unpack) and is_graph(batch):
         return as_items(batch, None)
+    plain = type(batch) in (dict, Columns) and collate is None and unpack is None
+    if plain or (isinstance(batch, Mapping) and isinstance(unpack, str)):
+        return _named_inputs(batch, model, unpack)
     if unpack is not None:
         return _unpacked(batch, unpack, model)[0]
-    if collate is not None:
-        return batch[0] if pair and isinstance(batch, tuple) else batch
-    if type(batch) in (dict, Columns):
-        return _named_inputs(batch, model)
-    if not pair:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return batch
+    if collate is not None:
+        return batch[0] if isinstance(batch, tuple) else batch
     parameters = inspect.signature(bare(model).forward).parameters.values()
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(p.default is p.empty for p in taken)
