@@ -169,7 +169,7 @@ def evaluate(
 def compare(
     prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
 ) -> tuple[Evaluation, ...]:
-    """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
+    """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and the constant.
 
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
     where None. RMSE, NLL and width are in the unit of `target`.
@@ -181,7 +181,7 @@ def compare(
     if output is None:
         warn_of_poor_fit(plain.mean, aim, "test rows", per_output=record.per_output, stacklevel=2)
         warn_of_seen(record.seen, plain.mean, aim, stacklevel=2)
-    constant = None if record.constant is None else (constant_of(plain), record.constant_degrees)
+    constant = constant_of(plain), record.constant_degrees
 
     def row(label: str, variance: Tensor, **options: Any) -> Evaluation:
         options |= {"level": level, "output": output, "unit": calibration.target}
@@ -201,8 +201,7 @@ def compare(
         reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, ConformalScores) else 1.0
         options = {"rate": record.rate, "scale": scale_of(fitted.scale), "interval": plain.interval}
         rows.append(row(fitted.kind, plain.variance, levels=[a for a in _LEVELS if a <= reach], **options))
-    if constant is not None:
-        rows.append(row("constant", constant[0], degrees=constant[1], constant=constant))
+    rows.append(row("constant", constant[0], degrees=constant[1], constant=constant))
     return tuple(rows)
 
 
@@ -217,9 +216,8 @@ def in_use(calibration: Calibration) -> str:
 def verdict(prediction: Prediction, target: Tensor, *, output: int | None = None) -> Verdict:
     """Judge the variance on test rows beside a constant, the validation rows' mean squared error.
 
-    `output` is one index of axis 1; all outputs together where None. Raises `ArgumentError` for a calibration that does
-    not know the constant, as those of latedrop 0.1 do not. Where targets were transformed for training, both are
-    compared in the model's unit.
+    `output` is one index of axis 1; all outputs together where None. Where targets were transformed for training, both
+    are compared in the model's unit.
     """
     target = in_order(target, prediction.calibration.columns, "targets")
     plain, target = in_model_unit(prediction, target)
@@ -271,7 +269,7 @@ def constant_of(prediction: Prediction) -> Tensor:
     constant = prediction.calibration.constant
     if constant is None:
         raise ArgumentError(
-            "expected a calibration that knows its constant variance; found an older one. Calibrate again."
+            "expected a calibration that knows its constant variance; found one without. Calibrate again."
         )
     values = torch.tensor(constant, dtype=torch.float64)
     return torch.zeros_like(prediction.mean) + along_outputs(values, prediction.mean)

@@ -119,7 +119,7 @@ class Values:
     low: Floats
     high: Floats
     target: Floats
-    constant: Floats | None  # the standard deviations of one constant variance; None where that is not known
+    constant: Floats  # the standard deviations of one constant variance
     of: int  # how many values there are in all
 
 
@@ -130,7 +130,7 @@ class JudgedOutput:
     Attributes:
         name: of the output.
         unit: of the output; empty where it is not known.
-        verdict: None for a calibration that does not know its constant.
+        verdict: beside the constant.
         evaluations: of the variance in use, of others from the same calibration, and of the constant.
         label: which of these is in use.
         deciles: rows by predicted deviation; none of several outputs, whose units may differ, nor `worst` and `kept`.
@@ -145,7 +145,7 @@ class JudgedOutput:
 
     name: str
     unit: str
-    verdict: Verdict | None
+    verdict: Verdict
     evaluations: tuple[Evaluation, ...]
     label: str
     deciles: tuple[Group, ...]
@@ -166,8 +166,7 @@ class JudgedOutput:
         """Return measures of what is in use by name; `coverage90` and `width90` stand for all levels in percent."""
         used = self.used
         measures: dict[str, float | None] = {name: getattr(used, name) for name in ("rows", "rmse", "mae", "nll", "ma")}
-        if self.verdict is not None:
-            measures |= {"gain": self.verdict.gain, "correlation": self.verdict.correlation}
+        measures |= {"gain": self.verdict.gain, "correlation": self.verdict.correlation}
         for level, observed, width in zip(used.levels, used.observed, used.widths, strict=True):
             measures |= {f"coverage{100 * level:.4g}": observed, f"width{100 * level:.4g}": width}
         return {name: float(value) for name, value in measures.items() if value is not None}
@@ -176,9 +175,8 @@ class JudgedOutput:
         """Return plain data; all but the values of every row."""
         record, v = asdict(replace(self, values=None)), self.verdict  # type: ignore[arg-type]
         del record["values"]
-        if v is not None:
-            record["verdict"] |= {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
-            record["verdict"]["findings"] = {each.about: asdict(each) for each in v.findings}
+        record["verdict"] |= {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
+        record["verdict"]["findings"] = {each.about: asdict(each) for each in v.findings}
         record["inputs"] = {groups[0]["name"]: groups for groups in record["inputs"]}
         record["kept"] = {"share": self.kept, "rmse": record.pop("kept_rmse"), "ideal_rmse": record.pop("ideal_rmse")}
         return record
@@ -294,13 +292,12 @@ class _Rows:
         error = values.target - values.mean
         inside = (values.low <= values.target) & (values.target <= values.high)
         z = student_quantile((1 + self.level) / 2, calibration.constant_degrees)
-        same = None if values.constant is None else np.abs(error) <= z * values.constant
         sizes = (np.full_like(error, np.nan),) * 2 if pooled else (error, values.std)
-        by_value = Outcomes(self.level, values.rows, *sizes, inside, same)
+        by_value = Outcomes(self.level, values.rows, *sizes, inside, np.abs(error) <= z * values.constant)
         deciles = () if pooled else by_deviation(by_value)
         inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})
-        worth = None if calibration.constant is None else verdict(p, self.target, output=output)
-        if worth is not None and self.level == _LEVEL:
+        worth = verdict(p, self.target, output=output)
+        if self.level == _LEVEL:
             worth = replace(worth, slices=off_slices([group for part in (deciles, *inputs) for group in part]))
         return JudgedOutput(
             name=name,
@@ -321,12 +318,11 @@ class _Rows:
     def _parts(self, output: int | None) -> dict[str, Tensor]:
         """Return predictions, ends, targets and constant of an output, each of one shape `(N, ...)`."""
         p, unit = self.prediction, self.prediction.calibration.target
+        constant = constant_of(p)
+        constant = constant if unit is None else unit.moments(p.output, constant)[1]
         low, high = p.interval(self.level)
         parts = {"mean": p.mean, "std": p.std, "low": low, "high": high, "target": self.target}
-        if p.calibration.constant is not None:
-            plain = p.in_model_unit()
-            variance = constant_of(plain)
-            parts["constant"] = (variance if unit is None else unit.moments(plain.mean, variance)[1]).sqrt()
+        parts["constant"] = constant.sqrt()
         return {name: part if output is None else part[:, output] for name, part in parts.items()}
 
     def _values(self, parts: Mapping[str, Tensor]) -> Values:
@@ -335,8 +331,7 @@ class _Rows:
         flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
         index = torch.from_numpy(flat)
         chosen = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
-        rows, constant = flat // max(1, size // len(parts["mean"])), chosen.pop("constant", None)
-        return Values(rows=rows, **chosen, constant=constant, of=size)
+        return Values(rows=flat // max(1, size // len(parts["mean"])), **chosen, of=size)
 
     def _worst(self, parts: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
         """Yield the rows furthest from their prediction, in predicted deviations, each once; of all rows."""
@@ -350,8 +345,7 @@ class _Rows:
             record: dict[str, Any] = {"row": row if self.places is None else self.places[row]}
             record |= {name: float(flat[name][index]) for name in ("target", "mean", "low", "high")}
             record["deviations"] = float(off[index])
-            if "constant" in flat:
-                record["constant_deviations"] = float(error[index] / flat["constant"][index])
+            record["constant_deviations"] = float(error[index] / flat["constant"][index])
             if self.novelty is not None:
                 record["novelty"] = float(self.novelty[row])
             at = np.array([row])
