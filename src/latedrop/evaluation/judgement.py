@@ -405,9 +405,9 @@ class ClassJudgement:
         probabilities: `(N, K)` each, by label.
         labels: `(N,)`.
         strange: share of the rows of a novelty above 1, as 5 % of the reference rows have; None where it is not known.
-        sets: of the level that was asked for; None where the calibration has none.
         prediction: what was judged.
         rule: what the calibration's rule does; None where it has none.
+        sets: of the level that was asked for; None where the calibration has none.
     """
 
     verdict: ClassVerdict
@@ -415,10 +415,10 @@ class ClassJudgement:
     ranking: float | None
     probabilities: dict[str, Tensor] = field(repr=False)
     labels: Tensor = field(repr=False)
-    strange: float | None = None
+    strange: float | None
+    prediction: ClassPrediction = field(repr=False)
+    rule: RuleScores | None
     sets: SetScores | None = None
-    prediction: ClassPrediction | None = field(default=None, repr=False)
-    rule: RuleScores | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -437,13 +437,11 @@ class ClassJudgement:
 
     def sets_at(self, level: float) -> SetScores | None:
         """Score sets at a level; None where the calibration makes none."""
-        if self.prediction is None or self.prediction.calibration.sets is None:
+        if self.prediction.calibration.sets is None:
             return None
         members, y = self.prediction.prediction_set(level), self.labels.cpu()
-        coverage = float(set_coverage(members, y))
-        return SetScores(
-            level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, float(members.double().sum(1).mean())
-        )
+        coverage, size = float(set_coverage(members, y)), float(members.double().sum(1).mean())
+        return SetScores(level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, size)
 
     def measures(self, levels: Iterable[float] = ()) -> dict[str, float]:
         """Return every measure of what is in use by its name; sets at the level asked for, and at `levels`."""
