@@ -333,9 +333,10 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     """
     if collate is None and not callable(unpack) and is_graph(batch):
         return as_items(batch, None)
+    name = unpack if isinstance(unpack, str) else None
     plain = type(batch) in (dict, Columns) and collate is None and unpack is None
-    if plain or (isinstance(batch, Mapping) and isinstance(unpack, str)):
-        return _named_inputs(batch, model, unpack)
+    if plain or (isinstance(batch, Mapping) and name is not None):
+        return _named_inputs(batch, model, name)
     if unpack is not None:
         return _unpacked(batch, unpack, model)[0]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
