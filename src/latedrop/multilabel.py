@@ -28,7 +28,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
 from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.record import Columns
-from latedrop.calibration.seen import Sketch, marks_of, merged, sketch, warn_of_fitted_rows
+from latedrop.calibration.seen import Sketch, marks_of, merged, sketch
 from latedrop.data.batches import Batches, Unpack, names_of
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
@@ -55,17 +55,11 @@ _Choice: TypeAlias = Literal["model", "common", "each"]
 @record
 @dataclass(frozen=True)
 class RiskControl:
-    """The labels of rows used for nothing else.
+    """The labels of rows used for nothing else."""
 
-    Attributes:
-        probabilities: of every true label, in rising order.
-        losses: what missing it costs: 1 / m of a row with m labels.
-        rows: how many rows there are, with labels or without.
-    """
-
-    probabilities: tuple[_Share, ...]
-    losses: tuple[_Share, ...]
-    rows: Annotated[int, Limits(1)]
+    probabilities: tuple[_Share, ...]  # of every true label, in rising order
+    losses: tuple[_Share, ...]  # what missing it costs: 1 / m of a row with m labels
+    rows: Annotated[int, Limits(1)]  # how many rows there are, with labels or without
 
     def checked(self) -> RiskControl:
         """Check lengths and order after reading."""
@@ -163,7 +157,6 @@ class MultiLabelPrediction(Predicted):
 
     logits: Tensor
     calibration: MultiLabelCalibration
-    novelty: Tensor | None = None
     index: Any = None
 
     @property
@@ -186,9 +179,6 @@ class MultiLabelPrediction(Predicted):
         names = self.calibration.names or tuple(map(str, range(self.logits.shape[1])))
         return [names[k] for k in self.label_set(missed)[row].nonzero()[:, 0].tolist()]
 
-    def __len__(self) -> int:
-        return len(self.logits)
-
     def __repr__(self) -> str:
         return f"MultiLabelPrediction of {len(self)} rows, {float(self.probabilities.sum(1).mean()):.1f} labels in each"
 
@@ -200,9 +190,7 @@ class MultiLabelPredictor(Batched[MultiLabelCalibration, MultiLabelPrediction]):
 
     def control(self, data: Any, unpack: Unpack | None = None) -> MultiLabelPredictor:
         """Return the same predictor with sets that miss few labels, from rows used for nothing else."""
-        c, (p, labels) = self.calibration, self.predict_labelled(data, unpack)
-        marks = marks_of(p.logits, labels)
-        warn_of_fitted_rows(c.seen, marks, stacklevel=2)
+        c, (p, labels, marks) = self.calibration, self._unseen(data, unpack)
         control = RiskControl.fit(p.probabilities, labels)
         changed = replace(c, control=control, seen=merged(c.seen, sketch(marks)))
         return self._as(MultiLabelPredictor, calibration=changed)

@@ -61,14 +61,9 @@ def _annotations(kind: type) -> dict[str, tuple[Any, Any]]:
     return {field.name: (hints[field.name], field.default) for field in fields(kind) if field.init}
 
 
-@cache
-def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(kind), get_args(kind)
-
-
 def _unmet(kind: Any, value: Any) -> str:
     """Return what was expected where a value is not of a kind; else nothing."""
-    origin, args = _form(kind)
+    origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         unmet = [_unmet(part, value) for part in args]
         return " or ".join(filter(None, (", ".join(unmet[:-1]), unmet[-1]))) if all(unmet) else ""

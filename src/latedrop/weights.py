@@ -52,12 +52,10 @@ class Weights:
         self._digest, self._last, self._few = digest, states(model), _few_values(model)
         self._values = [part.tobytes() for part in self._few]
 
-    def are_same(self, model: nn.Module) -> bool:
-        """Return True if nothing was changed since the last look."""
-        return states(model) == self._last and [part.tobytes() for part in self._few] == self._values
-
-    def check(self, model: nn.Module) -> None:
-        """Look again after a change, and warn if the weights are others."""
+    def changed(self, model: nn.Module) -> bool:
+        """Return True if any tensor was changed or moved since the last look; warn if the weights are others."""
+        if states(model) == self._last and [part.tobytes() for part in self._few] == self._values:
+            return False
         self.__init__(model, self._digest)  # type: ignore[misc]
         if fingerprint(model) != self._digest:
             warn(
@@ -66,6 +64,7 @@ class Weights:
                 LatedropWarning,
                 stacklevel=3,
             )
+        return True
 
 
 def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:

@@ -21,7 +21,7 @@ X, Y = torch.arange(14.0).reshape(7, 2), torch.arange(7.0)[:, None]
 
 
 def batches(data: Any, model: nn.Module, **options: Any) -> Iterator[tuple[Any, Tensor]]:
-    return Batches(**options).read(data, model)
+    return iter(Batches(**options).read(data, model))
 
 
 def collected(data: Any, **options: Any) -> tuple[list[int], Tensor, Tensor]:

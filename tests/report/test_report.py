@@ -17,7 +17,6 @@ import latedrop
 from latedrop import metrics
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, evaluate, verdict
-from latedrop.evaluation.judgement import judge
 from latedrop.report import table, write_report
 from quick import quick
 from rounding import rounding
@@ -223,14 +222,6 @@ def test_of_many_methods_the_one_in_use_and_the_constant_are_drawn(tmp_path: Pat
     page = page_of(tmp_path / "report.html", *predicted(scale=3.0, held=data(40)))
     (figure,) = re.findall(r"<figure><h3>What the intervals hold.*?</figure>", page, re.DOTALL)
     assert re.findall(r"</svg>([a-z ]+)</li>", figure) == ["scaled", "conformal", "constant"]
-
-
-def test_an_rmse_without_the_weights_of_rows_says_so(tmp_path: Path) -> None:
-    prediction, target = predicted()
-    for weights, said in ((None, "the RMSE is"), (torch.rand(60) + 0.1, "the unweighted RMSE is")):
-        judgement = judge(prediction, target, weights=weights)
-        write_report(tmp_path / "r.html", title="t", calibration=prediction.calibration, judgement=judgement)
-        assert f"half of the rows {said}" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_worst_rows_are_those_furthest_off(tmp_path: Path) -> None:

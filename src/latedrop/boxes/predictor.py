@@ -162,8 +162,7 @@ class BoxPredictor:
 
     def predict(self, images: Iterable[Tensor]) -> list[BoxPrediction]:
         """Predict the boxes of each image `(C, H, W)`; images may have several sizes."""
-        if not self._weights.are_same(self.model):
-            self._weights.check(self.model)
+        self._weights.changed(self.model)
         c = self.calibration
         return [
             BoxPrediction(boxes, scores, labels, c.std(f).exp(), c.score(f.mean(1)).sigmoid(), c)

@@ -31,7 +31,7 @@ from latedrop.calibration.scale import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.targets import as_output, check_rows, check_shapes
 from latedrop.data.arrays import is_table, place
-from latedrop.data.batches import dataset_batches, first_rows, in_order, inputs_of, is_dataset, row_batches, row_total
+from latedrop.data.batches import Labelled, dataset_batches, in_order, inputs_of, is_dataset, row_batches, row_total
 from latedrop.data.rows import as_items, row_count, rows_are_nodes, take_rows
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.dropout.moments import out_of_memory
@@ -62,28 +62,26 @@ Parts: TypeAlias = dict[str, Tensor]
 
 
 def validation_batches(
-    model: nn.Module, data: Any, plan: Plan, per_batch: int = 1
+    model: nn.Module, data: Labelled, plan: Plan, per_batch: int = 1
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
     """Yield inputs, targets in the model's unit, sites, and a function that advances the progress bar.
 
     The sites are found on the first inputs. Rows of weight 0 are skipped, as if they were not in the data.
     """
-    sites, count = plan.sites if isinstance(plan.sites, Sites) else None, 0
-    weights = plan.counted
-    with progress("calibrating", row_total(data), show=plan.progress) as done:
-        for x, y in plan.batches.read(data, model):
+    sites, count = plan.sites if isinstance(plan.sites, Sites) else Sites(), 0
+    weights, first = plan.counted, data.first(_EXAMPLES)
+    if not isinstance(plan.sites, Sites) and first is not None:
+        # A pair offers more rows than the first batch, which may not run every branch.
+        sites = find_sites(model, first[0], select=plan.sites)
+        _log.info("sites found: %s", listed([site.name for site in sites], _SHOWN))
+    with progress("calibrating", data.row_total, show=plan.progress) as done:
+        for x, y in data:
             rows, count = len(y), count + len(y)
             if weights is not None and not bool(weights[count - rows : count].all()):
                 some = weights[count - rows : count].nonzero()[:, 0]
                 if not len(some):
                     continue
                 x, y = take_rows(x, some.tolist()), y[some]
-            if sites is None:
-                # A pair offers more rows than the first batch, which may not run every branch.
-                pair = plan.batches.is_one_pair(data)
-                examples = first_rows(data, model, _EXAMPLES, plan.batches.collate) if pair else x
-                sites = find_sites(model, examples, select=plan.sites)  # type: ignore[arg-type]
-                _log.info("sites found: %s", listed([site.name for site in sites], _SHOWN))
             y = y if plan.target is None else plan.target.forward(y)
             yield x, y, sites, partial(done, rows / per_batch)
     plan.check_weights(count)
@@ -197,11 +195,11 @@ def joined(batches: Sequence[Parts]) -> Parts:
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def measure_terms(network: Network, data: Any, plan: Plan) -> TermRows:
+def measure_terms(network: Network, data: Labelled, plan: Plan) -> TermRows:
     """Run the network on the validation rows, and measure all terms there."""
     method = plan.method
     assert isinstance(method, Terms)
-    choice = _RowChoice(row_total(data) if plan.counted is None else None, MOST_ROWS)
+    choice = _RowChoice(data.row_total if plan.counted is None else None, MOST_ROWS)
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     positions: Tensor | None = None

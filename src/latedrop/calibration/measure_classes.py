@@ -32,7 +32,7 @@ from latedrop.calibration.measure import (
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.calibration.rates import draw_options
 from latedrop.calibration.targets import as_labels, as_logits, check_classes, check_row_count
-from latedrop.data.batches import row_total
+from latedrop.data.batches import Labelled
 from latedrop.data.rows import take_rows
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError
@@ -51,7 +51,7 @@ _IMAGES = 100  # where their number is not known
 _MOST_NUMBERS = 2**28  # of logits of draws that are kept
 
 
-def measure_classes(network: Network, data: Any, plan: Plan) -> Measured:
+def measure_classes(network: Network, data: Labelled, plan: Plan) -> Measured:
     """Measure all validation rows, or pixels of the validation images."""
     task, rates, names = plan.task, _rates(plan.method), _names(plan.method)
     assert isinstance(task, Classification)
@@ -66,7 +66,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> Measured:
                 output = own_output(network, x, plan.readout)
                 binary, maps = output.dim() == 1 or output.shape[1] == 1, _are_maps(output, y, plan, task)
                 if not maps:
-                    check_row_count(row_total(data), 2 if binary else output.shape[1])
+                    check_row_count(data.row_total, 2 if binary else output.shape[1])
                 features = usable_features(network, x, sites, plan.readout)
                 gradients = not maps and features is not None and "gradients" in names
                 gradients = gradients and _has_gradients(network, x, sites, plan)
@@ -74,7 +74,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> Measured:
             if features is not None:
                 noted.append(learnable(batch, ["gradients", "features"] if gradients else ["features"]))
             if maps:
-                measured += pixels_of(batch.mean, y, task.ignore_index, read, row_total(data) or _IMAGES)
+                measured += pixels_of(batch.mean, y, task.ignore_index, read, data.row_total or _IMAGES)
             else:
                 logits = as_logits(batch.mean)
                 labels = as_labels(y.to(logits.device), logits.shape[1], (len(logits),))

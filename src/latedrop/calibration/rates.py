@@ -36,6 +36,7 @@ from latedrop.calibration.scale import (
     tradeoff,
 )
 from latedrop.calibration.targets import as_output, check_rows, check_shapes, warn_of_poor_fit
+from latedrop.data.batches import Labelled
 from latedrop.dropout.first_order import linearize
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -193,7 +194,7 @@ class FittedRates:
     shares: dict[str, float] | None  # each site's share of the raw variance to first order
 
 
-def fit_rates(network: Network, data: Any, plan: Plan) -> FittedRates:
+def fit_rates(network: Network, data: Labelled, plan: Plan) -> FittedRates:
     """Measure all validation rows at every rate, fit scale and floor, and take the best."""
     method, shares = plan.method, None
     assert not isinstance(method, Terms)

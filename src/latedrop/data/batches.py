@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from latedrop.data.arrays import from_array, from_table, is_table, map_values, place
+from latedrop.data.arrays import from_array, from_table, is_table, place
 from latedrop.data.rows import (
     Collate,
     Graphs,
-    Items,
     as_graphs,
     as_items,
     is_graph,
@@ -38,9 +37,9 @@ from latedrop.terminal import listed
 from latedrop.torch_private import bare
 
 __all__ = [
-    *("Batches", "Columns", "Names", "Peeked", "Unpack", "as_target", "dataset_batches", "first_inputs", "first_rows"),
-    *("gives_batches", "in_order", "index_of", "inputs_in", "inputs_loaded", "inputs_of", "is_dataset", "is_loader"),
-    *("is_pair", "names_of", "pair_in_order", "row_batches", "row_total"),
+    *("Batches", "Columns", "Labelled", "Names", "Unpack", "as_target", "dataset_batches", "first_inputs"),
+    *("gives_batches", "in_order", "inputs_in", "inputs_loaded", "inputs_of", "is_dataset", "is_loader", "is_pair"),
+    *("names_of", "row_batches", "row_total"),
 ]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"] | str
@@ -52,7 +51,6 @@ LABELS = ("labels", "label", "targets", "target", "y")
 Names = Mapping[str, Sequence[str]]
 """Column names under the keys `inputs` and `targets`; a key is missing if its names are unknown."""
 
-_ROWS = 256
 _SHOWN = 6
 
 
@@ -76,13 +74,24 @@ class Batches:
         _check_size(self.size)
         check_options(self)
 
-    def read(self, data: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-        """Yield `(inputs, targets)` with the inputs on the model's device.
+    def read(self, data: Any, model: nn.Module) -> Labelled:
+        """Read batches of inputs on the model's device, with their targets.
 
         `data` is a pair `(x, y)` with y a tensor, array or table, a data set of torch or Hugging Face, or an iterable
         of batches, each a pair, a mapping, or an object that `unpack` turns into a pair. With `collate`, inputs
         are lists of items.
         """
+        return Labelled(data, model, self)
+
+
+class Labelled:
+    """Yield `(inputs, targets)` of data batch by batch, once, with the inputs on the model's device.
+
+    Attributes:
+        row_total: number of rows, or None if the data do not say it.
+    """
+
+    def __init__(self, data: Any, model: nn.Module, how: Batches) -> None:
         alone = isinstance(data, Tensor) or hasattr(data, "__array__")
         if not is_dataset(data) and (alone or isinstance(data, (str, Mapping)) or not isinstance(data, Iterable)):
             remedy = "inputs and targets together, (x, y)" if alone else "one batch as a list of one, [batch]"
@@ -90,56 +99,46 @@ class Batches:
                 f"expected a pair (x, y) or an iterable of batches, such as a DataLoader; found a "
                 f"{type(data).__name__}. Pass {remedy}."
             )
-        one = self.is_one_pair(data)
-        for batch in [data] if one else dataset_batches(data, self.size):
-            x, y = batch if one else _unpacked(batch, self.unpack, model)
-            x, y, start = place(as_items(x, self.collate), model), as_target(y), 0
+        self.row_total = row_total(data)
+        self._size = how.size if how.unpack is None and is_pair(data) else None
+        self._first: tuple[Any, Tensor] | None = None
+        self._rest = self._read(data, model, how)
+
+    def _read(self, data: Any, model: nn.Module, how: Batches) -> Iterator[tuple[Any, Tensor]]:
+        for batch in dataset_batches(data, how.size) if self._size is None else [data]:
+            x, y = batch if self._size is not None else _unpacked(batch, how.unpack, model)
+            x, y = place(as_items(x, how.collate), model), as_target(y)
             _check_rows(x, y)
-            for part in row_batches(x, self.size) if one else [x] * bool(len(y)):
+            yield x, y
+
+    def first(self, most: int) -> tuple[Any, Tensor] | None:
+        """Return at most so many inputs, of a pair or of the first batch, and all targets beside them; None if empty.
+
+        They are yielded later all the same.
+        """
+        self._first = self._first or next(self._rest, None)
+        if self._first is None or not len(self._first[1]):
+            return None
+        return take_rows(self._first[0], slice(most)), self._first[1]
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        first, self._first = self._first, None
+        for x, y in self._rest if first is None else chain([first], self._rest):
+            start = 0
+            for part in [x] * bool(len(y)) if self._size is None else row_batches(x, self._size):
                 yield part, y[start : start + row_count(part)]
                 start += row_count(part)
-
-    def is_one_pair(self, data: Any) -> bool:
-        """Return True if data is one pair `(x, y)` of all rows, and not an iterable of batches."""
-        return self.unpack is None and is_pair(data)
-
-
-class Peeked:
-    """Hold batches whose first one has been read already, and iterate over all of them once."""
-
-    def __init__(self, data: Any, batch_size: int) -> None:
-        self._all, self._rest = data, dataset_batches(data, batch_size)
-        self.first = next(self._rest, None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._rest if self.first is None else chain([self.first], self._rest)
-
-    @property
-    def row_total(self) -> int | None:
-        """Return the number of rows, or None if the data do not say it."""
-        return row_total(self._all)
 
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
-    if type(batch_size) is not int or batch_size < 1:
-        _check_size(batch_size)
+    _check_size(batch_size)
     rows = x.count if isinstance(x, Graphs) else row_count(x)  # a graph stays in one piece
     if 0 < rows <= batch_size:
         yield x
     else:
         for start in range(0, rows, batch_size):
             yield take_rows(x, slice(start, start + batch_size))
-
-
-def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) -> Any:
-    """Return the first inputs of a pair (x, y), at most `most`, on the model's device."""
-    x, rows = as_items(pair[0], collate), len(pair[1])
-    if isinstance(x, Graphs):
-        x.match(rows)
-    if isinstance(x, Items):
-        return x.at(slice(most))
-    return place(map_values(x, lambda v: v[:most] if getattr(v, "ndim", 2) and len(v) == rows else v), model)
 
 
 def row_total(data: Any) -> int | None:
@@ -210,24 +209,15 @@ def gives_batches(data: Any) -> bool:
 
 def is_dataset(data: Any) -> bool:
     """Return True for a data set of torch or Hugging Face, which has to be cut into batches."""
-    return isinstance(data, Dataset) or _is_hugging_face(data)
-
-
-def _is_hugging_face(data: Any) -> bool:
-    """Return True for a data set of Hugging Face, or a dict of them."""
-    return all(hasattr(data, name) for name in ("with_format", "column_names"))
+    return isinstance(data, Dataset) or hasattr(data, "with_format")
 
 
 def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     """Yield batches: those that data are; of a data set as torch's `DataLoader` makes them, or tensors by column."""
     if not is_dataset(data):
         return iter(_graph_batches(data, batch_size))
-    if not _is_hugging_face(data):
-
-        def collated(items: list[Any]) -> Any:
-            return as_graphs(items) if is_graph(items[0]) else default_collate(items)
-
-        return iter(DataLoader(data, batch_size=batch_size, collate_fn=collated))
+    if not hasattr(data, "with_format"):
+        return iter(DataLoader(data, batch_size=batch_size, collate_fn=_collated))
     if isinstance(data, Mapping):
         raise DataError(
             f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
@@ -236,6 +226,10 @@ def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
     plain = (None, "python", "numpy", "arrow", "pandas", "polars")
     rows = data.with_format("torch") if kind in plain else data
     return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in rows.iter(batch_size=batch_size))
+
+
+def _collated(items: list[Any]) -> Any:
+    return as_graphs(items) if is_graph(items[0]) else default_collate(items)
 
 
 def _graph_batches(data: Any, size: int) -> Any:
@@ -337,19 +331,18 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     A pair is two inputs if `forward` requires two or more, and inputs with targets if it takes only one. Raise
     `DataError` if the second input is optional, because a wrong guess would go unnoticed.
     """
-    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if isinstance(batch, Mapping) and isinstance(unpack, str):
-        return _named_inputs(batch, model, unpack)
     if collate is None and not callable(unpack) and is_graph(batch):
         return as_items(batch, None)
+    name = unpack if isinstance(unpack, str) else None
+    plain = type(batch) in (dict, Columns) and collate is None and unpack is None
+    if plain or (isinstance(batch, Mapping) and name is not None):
+        return _named_inputs(batch, model, name)
     if unpack is not None:
         return _unpacked(batch, unpack, model)[0]
-    if collate is not None:
-        return batch[0] if pair and isinstance(batch, tuple) else batch
-    if type(batch) in (dict, Columns):
-        return _named_inputs(batch, model)
-    if not pair:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return batch
+    if collate is not None:
+        return batch[0] if isinstance(batch, tuple) else batch
     parameters = inspect.signature(bare(model).forward).parameters.values()
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(p.default is p.empty for p in taken)
@@ -377,12 +370,13 @@ def inputs_in(
 
 
 def inputs_loaded(loader: Any, model: nn.Module) -> Iterator[Any]:
-    """Return the inputs of every batch of a loader or data set; raise `DataError` if it is empty."""
-    batches = inputs_in(loader, model, _ROWS)
-    first = next(batches, None)
-    if first is None:
+    """Yield the inputs of every batch of a loader or data set; raise `DataError` if it is empty."""
+    empty = True
+    for inputs in inputs_in(loader, model, Batches.size):
+        empty = False
+        yield inputs
+    if empty:
         raise DataError("expected a loader or a data set with at least one batch of rows; found none. Pass more rows.")
-    return chain([first], batches)
 
 
 def first_inputs(x: Any, model: nn.Module, collate: Collate = None) -> Any:
@@ -425,18 +419,6 @@ def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
             "these columns; their order does not matter."
         )
     return x[known]
-
-
-def pair_in_order(data: Any, names: Names | None) -> Any:
-    """Return a pair `(x, y)` with the columns of both in order; return any other data unchanged."""
-    if names is None or not is_pair(data):
-        return data
-    return in_order(data[0], names), in_order(data[1], names, "targets")
-
-
-def index_of(x: Any) -> Any:
-    """Return the index of a pandas data frame; None for any other object."""
-    return getattr(x, "index", None) if is_table(x) and hasattr(x, "iloc") else None
 
 
 def _columns(table: Any) -> tuple[str, ...]:

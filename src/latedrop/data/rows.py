@@ -28,7 +28,7 @@ from latedrop.torch_private import bare
 __all__ = [
     *("Collate", "Graphs", "Items", "as_graphs", "as_items", "batch_of", "copied", "distinct_rows", "is_graph"),
     *("map_rows", "operands", "reordered", "reordering", "repeated", "row_count", "rows_are_nodes", "single_graphs"),
-    *("some_rows", "take_rows", "tensors"),
+    *("some_rows", "stand_in", "take_rows", "tensors"),
 ]
 
 Collate: TypeAlias = Callable[[list[Any]], Any] | None
@@ -131,13 +131,14 @@ class Graphs(Items):
             self._checked = True
         return given
 
-    def stand_in(self) -> Graphs:
-        """Return the first graph with moderate numbers in place of its own."""
-        graph = self.graphs.get_example(0)
-        for name in list(graph.keys()):
-            for values in floating(graph[name]):
-                graph[name] = torch.arange(1.0, values.numel() + 1).sin().abs().reshape(values.shape).to(values)
-        return Graphs(_one_batch([graph]), nodes=self.nodes)
+    def moderated(self, rows: Tensor) -> Graphs:
+        """Return all graphs, those of some rows, `(N,)` of bool, with moderate numbers in place of their own."""
+        graphs = self.graphs.to_data_list()
+        for i in (self.graphs.batch.cpu()[rows].unique() if self.nodes else rows.nonzero()[:, 0]).tolist():
+            for name in list(graphs[i].keys()):
+                for values in floating(graphs[i][name]):
+                    graphs[i][name] = torch.arange(1.0, values.numel() + 1).sin().abs().reshape(values.shape).to(values)
+        return Graphs(_one_batch(graphs), nodes=self.nodes)
 
     def whole(self, rows: Tensor) -> Tensor:
         """Return some rows, `(N,)` of bool, with all others of their graphs."""
@@ -351,6 +352,16 @@ def take_rows(x: Any, index: slice | list[int]) -> Any:
     if isinstance(x, Items):
         return x.at(index)
     return map_rows(x, lambda t: t[index])
+
+
+def stand_in(x: Any, rows: Tensor) -> Any:
+    """Replace some rows, `(N,)` of bool, by the first other one, or by zeros where there is none; items stay then."""
+    if isinstance(x, Graphs):
+        return x.moderated(rows)
+    if bool(rows.all()):
+        return map_rows(x, torch.zeros_like)
+    first = int((~rows).nonzero()[0])
+    return take_rows(x, torch.arange(len(rows)).masked_fill(rows, first).tolist())
 
 
 def repeated(x: Any, times: int) -> Any:

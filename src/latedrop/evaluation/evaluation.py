@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
+from latedrop.calibration.cross_validation import share_error, standard_error
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import TradeoffPoint, along_outputs
 from latedrop.calibration.seen import fitted_to, warn_of_seen
@@ -23,7 +23,6 @@ from latedrop.calibration.verdict import Verdict, correlation, judged, losses
 from latedrop.data.batches import in_order
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
-from latedrop.metrics.entries import Array, average, checked_weights
 from latedrop.metrics.levels import checked_levels, even_levels
 from latedrop.metrics.tails import Tail
 from latedrop.network.sites import Rate
@@ -97,7 +96,6 @@ def evaluate(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
-    weights: Array | None = None,
     constant: tuple[Tensor, float | None] | None = None,
     degrees: float | None = None,
     unit: Transform | None = None,
@@ -106,10 +104,10 @@ def evaluate(
     """Score `(mean, variance)` against the target, all `(N, ...)`.
 
     With `interval`, a function from a level to lower and upper ends, the curve, the coverage and the width are
-    those of its intervals, and there is no NLL: intervals alone are no density. `weights` `(N,)` say what each row
-    counts, but for the rank correlation. `constant` is a variance to beat, with the degrees of freedom of its tails;
-    `degrees` are those of the variance itself. `unit` is how the targets were transformed for training: all else is
-    then in the model's unit, the scores are in that of the targets. `output` picks one index of axis 1.
+    those of its intervals, and there is no NLL: intervals alone are no density. `constant` is a variance to beat, with
+    the degrees of freedom of its tails; `degrees` are those of the variance itself. `unit` is how the targets were
+    transformed for training: all else is then in the model's unit, the scores are in that of the targets. `output`
+    picks one index of axis 1.
 
     >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
     >>> row.coverage, round(row.nll, 3)
@@ -119,28 +117,22 @@ def evaluate(
     truth = align_target(mean, target)
     aim = as_output(mean, truth if unit is None else unit.forward(truth))
     truth, centre = (aim, mean) if unit is None else (truth, unit.moments(mean, variance)[0])
-    error, deviation, counts = (aim - mean).double(), variance.double().sqrt(), _counts(weights, len(mean))
-    left = CrossValidation(weights=counts)
+    error = (aim - mean).double()
 
     def by_row(values: Tensor) -> Tensor:
         return _of(values, output).double().reshape(len(mean), -1).mean(1)
 
     def mean_of(values: Tensor) -> float:
-        return float(average(by_row(values), counts))
+        return float(by_row(values).mean())
 
-    mean_deviation = mean_of(deviation)
+    def central(level: float) -> tuple[Tensor, Tensor]:
+        half = student_quantile((1 + level) / 2, degrees) * variance.double().sqrt()
+        return mean - half, mean + half
 
     def judged_at(level: float) -> tuple[Tensor, float]:
         """Return which share of each row the intervals of a level hold, `(N,)`, and their mean width."""
-        if interval is None:
-            half = student_quantile((1 + level) / 2, degrees)
-            inside = by_row(error.abs() <= half * deviation)
-            if unit is None:
-                return inside, 2 * half * mean_deviation
-            low, high = mean - half * deviation, mean + half * deviation
-        else:
-            low, high = interval(level)
-            inside = by_row((low <= aim) & (aim <= high))
+        low, high = (interval or central)(level)
+        inside = by_row((low <= aim) & (aim <= high))
         low, high = (low, high) if unit is None else (unit.inverse(low), unit.inverse(high))
         return inside, mean_of(high - low)
 
@@ -151,9 +143,9 @@ def evaluate(
         scores["correlation"] = correlation(_of(error, output), _of(variance, output))
         if constant is not None:
             gain = by_row(Tail.unit(constant[1]).nll(error, constant[0].to(error)) - by_value)
-            scores |= {"gain": float(average(gain, counts)), "gain_error": standard_error(gain, left)}
+            scores |= {"gain": float(gain.mean()), "gain_error": standard_error(gain)}
     inside, width = judged_at(level)
-    curve = [(float(average(share, counts)), wide) for share, wide in map(judged_at, levels)]
+    curve = [(float(share.mean()), wide) for share, wide in map(judged_at, levels)]
     observed, widths = zip(*curve, strict=True)
     return Evaluation(
         label=label,
@@ -163,29 +155,24 @@ def evaluate(
         rmse=math.sqrt(mean_of((truth - centre).double().square())),
         ma=float((torch.tensor(observed) - torch.tensor(levels)).abs().mean()),
         level=level,
-        coverage=float(average(inside, counts)),
+        coverage=float(inside.mean()),
         width=width,
         levels=tuple(levels),
         observed=observed,
         mae=mean_of((truth - centre).abs()),
-        coverage_error=share_error(inside, left),
+        coverage_error=share_error(inside),
         widths=widths,
         **scores,
     )
 
 
 def compare(
-    prediction: Prediction,
-    target: Tensor,
-    *,
-    level: float = 0.9,
-    output: int | None = None,
-    weights: Array | None = None,
+    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
 ) -> tuple[Evaluation, ...]:
-    """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
+    """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and the constant.
 
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
-    where None. RMSE, NLL and width are in the unit of `target`. `weights` `(N,)` say what each row counts.
+    where None. RMSE, NLL and width are in the unit of `target`.
     """
     calibration = prediction.calibration
     target = in_order(target, calibration.columns, "targets")
@@ -194,10 +181,10 @@ def compare(
     if output is None:
         warn_of_poor_fit(plain.mean, aim, "test rows", per_output=record.per_output, stacklevel=2)
         warn_of_seen(record.seen, plain.mean, aim, stacklevel=2)
-    constant = None if record.constant is None else (constant_of(plain), record.constant_degrees)
+    constant = constant_of(plain), record.constant_degrees
 
     def row(label: str, variance: Tensor, **options: Any) -> Evaluation:
-        options |= {"level": level, "weights": weights, "output": output, "unit": calibration.target}
+        options |= {"level": level, "output": output, "unit": calibration.target}
         return evaluate(plain.mean, variance, target, label=label, **options)
 
     def scale_of(scales: tuple[float, ...]) -> tuple[float, ...]:
@@ -214,8 +201,7 @@ def compare(
         reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, ConformalScores) else 1.0
         options = {"rate": record.rate, "scale": scale_of(fitted.scale), "interval": plain.interval}
         rows.append(row(fitted.kind, plain.variance, levels=[a for a in _LEVELS if a <= reach], **options))
-    if constant is not None:
-        rows.append(row("constant", constant[0], degrees=constant[1], constant=constant))
+    rows.append(row("constant", constant[0], degrees=constant[1], constant=constant))
     return tuple(rows)
 
 
@@ -227,14 +213,11 @@ def in_use(calibration: Calibration) -> str:
     return {"optimal": optimal, "relaxed": "relaxed"}.get(str(calibration.choice), _name_of(calibration.choice))
 
 
-def verdict(
-    prediction: Prediction, target: Tensor, *, output: int | None = None, weights: Array | None = None
-) -> Verdict:
+def verdict(prediction: Prediction, target: Tensor, *, output: int | None = None) -> Verdict:
     """Judge the variance on test rows beside a constant, the validation rows' mean squared error.
 
-    `output` is one index of axis 1; all outputs together where None. Raises `ArgumentError` for a calibration that does
-    not know the constant, as those of latedrop 0.1 do not. Where targets were transformed for training, both are
-    compared in the model's unit.
+    `output` is one index of axis 1; all outputs together where None. Where targets were transformed for training, both
+    are compared in the model's unit.
     """
     target = in_order(target, prediction.calibration.columns, "targets")
     plain, target = in_model_unit(prediction, target)
@@ -251,9 +234,8 @@ def verdict(
             return torch.full_like(_of(target, output), level)
         return _of((low <= target) & (target <= high), output)
 
-    left = CrossValidation(weights=_counts(weights, len(target)))
     fitted = "own rows" if fitted_to(record.seen, plain.mean, target) else "other rows"
-    return judged(error, variance, constant, fitted=fitted, inside=within, rows=left, gain=gain)
+    return judged(error, variance, constant, fitted=fitted, inside=within, gain=gain)
 
 
 def likelihood(prediction: Prediction, target: Tensor) -> float:
@@ -287,14 +269,10 @@ def constant_of(prediction: Prediction) -> Tensor:
     constant = prediction.calibration.constant
     if constant is None:
         raise ArgumentError(
-            "expected a calibration that knows its constant variance; found an older one. Calibrate again."
+            "expected a calibration that knows its constant variance; found one without. Calibrate again."
         )
     values = torch.tensor(constant, dtype=torch.float64)
     return torch.zeros_like(prediction.mean) + along_outputs(values, prediction.mean)
-
-
-def _counts(weights: Array | None, rows: int) -> Tensor | None:
-    return None if weights is None else checked_weights(weights, rows)
 
 
 def _name_of(choice: Choice) -> str:

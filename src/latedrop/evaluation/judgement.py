@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
-from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.targets import as_labels, as_output
 from latedrop.calibration.verdict import Finding, Grade, Verdict, off_slices, said_of_rows
@@ -35,7 +34,7 @@ from latedrop.quantiles import student_quantile
 
 __all__ = [
     *("ClassJudgement", "ClassScores", "JudgedOutput", "Judgement", "Requirement", "RuleScores", "SetScores", "Values"),
-    *("findings_of", "judge", "judge_classes", "output_names", "output_units", "parsed_requirements"),
+    *("findings_of", "judge", "judge_classes", "parsed_requirements"),
 ]
 
 _MOST_VALUES = 200_000
@@ -54,26 +53,20 @@ _MEASURES = (
 )
 """What can be required, of numbers or of classes; coverage, width and size at any level in percent, from 1 to 99."""
 _SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-_ONE = re.compile(r"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>[-+\d.eE]+)\s*")
+_NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
+_ONE = re.compile(rf"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>{_NUMBER})\s*")
 _LEVELLED = re.compile(r"(coverage|width|size)(?P<level>[1-9]\d?)")
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A bound on a measure.
-
-    Attributes:
-        measure: its name.
-        sign: `>=`, `>`, `<=` or `<`.
-        bound: what it is held against.
-        found: what was measured; None before that.
-    """
+    """A bound on a measure."""
 
     measure: str
-    sign: str
+    sign: str  # >=, >, <= or <
     bound: float
-    found: float | None = None
+    found: float | None = None  # what was measured; None before that
 
     @property
     def met(self) -> bool:
@@ -93,11 +86,7 @@ def parsed_requirements(text: str, measures: Mapping[str, float] | None = None) 
     requirements = []
     for part in _BETWEEN.split(text):
         match = _ONE.fullmatch(part)
-        try:
-            bound = float(match["bound"]) if match else None
-        except ValueError:
-            bound = None
-        if match is None or bound is None:
+        if match is None:
             raise ArgumentError(
                 f"expected requirements as NAME>=NUMBER (or >, <=, <), separated by commas; found {part.strip()!r}."
             )
@@ -115,33 +104,23 @@ def parsed_requirements(text: str, measures: Mapping[str, float] | None = None) 
                 f"{', '.join(known for known in _MEASURES if known in measures)}{of}. "
                 "coverage, width and size take a level in percent."
             )
-        requirements.append(Requirement(name, match["sign"], bound, None if measures is None else measures[name]))
+        measured = None if measures is None else measures[name]
+        requirements.append(Requirement(name, match["sign"], float(match["bound"]), measured))
     return tuple(requirements)
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of one output, flat; of very many an even choice.
+    """The values of one output, flat; of very many an even choice."""
 
-    Attributes:
-        rows: the row that each belongs to.
-        mean, std: predictions and their standard deviations.
-        low, high: ends of the intervals.
-        target: true values.
-        constant: the standard deviations of one constant variance; None where the constant is not known.
-        of: how many values there are in all.
-        weighted: whether weights of rows were given; the values are without them.
-    """
-
-    rows: npt.NDArray[np.intp]
+    rows: npt.NDArray[np.intp]  # the row that each belongs to
     mean: Floats
     std: Floats
     low: Floats
     high: Floats
     target: Floats
-    constant: Floats | None
-    of: int
-    weighted: bool = False
+    constant: Floats  # the standard deviations of one constant variance
+    of: int  # how many values there are in all
 
 
 @dataclass(frozen=True)
@@ -151,7 +130,7 @@ class JudgedOutput:
     Attributes:
         name: of the output.
         unit: of the output; empty where it is not known.
-        verdict: None for a calibration that does not know its constant.
+        verdict: beside the constant.
         evaluations: of the variance in use, of others from the same calibration, and of the constant.
         label: which of these is in use.
         deciles: rows by predicted deviation; none of several outputs, whose units may differ, nor `worst` and `kept`.
@@ -166,7 +145,7 @@ class JudgedOutput:
 
     name: str
     unit: str
-    verdict: Verdict | None
+    verdict: Verdict
     evaluations: tuple[Evaluation, ...]
     label: str
     deciles: tuple[Group, ...]
@@ -187,22 +166,18 @@ class JudgedOutput:
         """Return measures of what is in use by name; `coverage90` and `width90` stand for all levels in percent."""
         used = self.used
         measures: dict[str, float | None] = {name: getattr(used, name) for name in ("rows", "rmse", "mae", "nll", "ma")}
-        if self.verdict is not None:
-            measures |= {"gain": self.verdict.gain, "correlation": self.verdict.correlation}
+        measures |= {"gain": self.verdict.gain, "correlation": self.verdict.correlation}
         for level, observed, width in zip(used.levels, used.observed, used.widths, strict=True):
             measures |= {f"coverage{100 * level:.4g}": observed, f"width{100 * level:.4g}": width}
         return {name: float(value) for name, value in measures.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; all but the values of every row."""
-        record = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("values", "kept")}
-        v = self.verdict
-        if v is not None:
-            more = {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
-            record["verdict"] = {**asdict(v), **more, "findings": {each.about: asdict(each) for each in v.findings}}
-        record["evaluations"] = [asdict(row) for row in self.evaluations]
-        record |= {name: [asdict(group) for group in record[name]] for name in ("deciles", "strange")}
-        record["inputs"] = {groups[0].name: [asdict(group) for group in groups] for groups in self.inputs}
+        record, v = asdict(replace(self, values=None)), self.verdict  # type: ignore[arg-type]
+        del record["values"]
+        record["verdict"] |= {"correlation_error": v.correlation_error, "grade": v.grade, "text": str(v)}
+        record["verdict"]["findings"] = {each.about: asdict(each) for each in v.findings}
+        record["inputs"] = {groups[0]["name"]: groups for groups in record["inputs"]}
         record["kept"] = {"share": self.kept, "rmse": record.pop("kept_rmse"), "ideal_rmse": record.pop("ideal_rmse")}
         return record
 
@@ -259,7 +234,6 @@ def judge(
     units: Sequence[str] = (),
     inputs: Any = None,
     places: Sequence[int | str] | None = None,
-    weights: Any = None,
 ) -> Judgement:
     """Judge predictions by targets of rows used for nothing else, both `(N, ...)`.
 
@@ -271,50 +245,32 @@ def judge(
         units: of the outputs, or one for all.
         inputs: columns to look along, one value per row: a mapping, a DataFrame, or an array `(N, columns)`.
         places: what the rows are called, such as the lines of a file; counted from 0 where None.
-        weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
     mean, calibration = prediction.mean, prediction.calibration
     several = mean.dim() == 2 and mean.shape[1] > 1  # a map has one unit
-    known = output_names(calibration, mean.shape[1] if several else 1, names)
-    unit = output_units(len(known), units)
+    count = mean.shape[1] if several else 1
+    if names and len(names) != count:
+        raise ArgumentError(f"expected {count} names of outputs; found {len(names)}: {list(names)}.")
+    if len(units) not in (0, 1, count):
+        raise ArgumentError(
+            f"expected one unit, or one for each of {count} outputs; found {len(units)}: {list(units)}."
+        )
+    columns = (calibration.columns or {}).get("targets", ())
+    numbered = ("target",) if count == 1 else tuple(f"output {k}" for k in range(count))
+    known = tuple(names) or (tuple(columns) if len(columns) == count else numbered)
+    unit = list(units) if len(units) == count else [*units, ""][:1] * count
     rows = _Rows(
         prediction,
         as_output(mean, in_order(target, calibration.columns, "targets")),
         level,
         input_columns(inputs, len(mean)),
         places,
-        weights,
         None if prediction.novelty is None else prediction.novelty.detach().cpu().double().numpy(),
     )
-    if several:
-        together = rows.judged(None, "all outputs together", "", pooled=True)
-        outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(len(known)))
-    else:
-        together = rows.judged(None, known[0], unit[0])
-        outputs = (together,)
+    together = rows.judged(None, *(("all outputs together", "") if several else (known[0], unit[0])), pooled=several)
+    outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(count)) if several else (together,)
     share = None if rows.novelty is None else float((rows.novelty > 1).mean())
     return Judgement(level, len(mean), together, outputs, share)
-
-
-def output_names(calibration: Calibration, count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of outputs: as asked for, as their columns, or numbered."""
-    if names:
-        if len(names) != count:
-            raise ArgumentError(f"expected {count} names of outputs; found {len(names)}: {list(names)}.")
-        return tuple(names)
-    columns = (calibration.columns or {}).get("targets", ())
-    if len(columns) == count:
-        return tuple(columns)
-    return ("target",) if count == 1 else tuple(f"output {k}" for k in range(count))
-
-
-def output_units(count: int, units: Sequence[str]) -> list[str]:
-    """Return a unit for each output: as asked for, one for all, or none."""
-    if len(units) not in (0, 1, count):
-        raise ArgumentError(
-            f"expected one unit, or one for each of {count} outputs; found {len(units)}: {list(units)}."
-        )
-    return list(units) if len(units) == count else [units[0] if units else ""] * count
 
 
 @dataclass(frozen=True)
@@ -326,31 +282,28 @@ class _Rows:
     level: float
     columns: Inputs
     places: Sequence[int | str] | None
-    weights: Any
     novelty: Floats | None
 
     def judged(self, output: int | None, name: str, unit: str, *, pooled: bool = False) -> JudgedOutput:
         """Judge one index of axis 1, or all of them; `pooled` over units that may differ."""
         p, calibration = self.prediction, self.prediction.calibration
-        options: dict[str, Any] = {"output": output, "weights": self.weights}
         parts = self._parts(output)
         values = self._values(parts)
         error = values.target - values.mean
         inside = (values.low <= values.target) & (values.target <= values.high)
         z = student_quantile((1 + self.level) / 2, calibration.constant_degrees)
-        same = None if values.constant is None else np.abs(error) <= z * values.constant
         sizes = (np.full_like(error, np.nan),) * 2 if pooled else (error, values.std)
-        by_value = Outcomes(self.level, values.rows, *sizes, inside, same)
+        by_value = Outcomes(self.level, values.rows, *sizes, inside, np.abs(error) <= z * values.constant)
         deciles = () if pooled else by_deviation(by_value)
         inputs = by_input(by_value, self.columns, {} if pooled else {"prediction": values.mean})
-        worth = None if calibration.constant is None else verdict(p, self.target, **options)
-        if worth is not None and self.level == _LEVEL:
+        worth = verdict(p, self.target, output=output)
+        if self.level == _LEVEL:
             worth = replace(worth, slices=off_slices([group for part in (deciles, *inputs) for group in part]))
         return JudgedOutput(
             name=name,
             unit=unit,
             verdict=worth,
-            evaluations=compare(p, self.target, level=self.level, **options),
+            evaluations=compare(p, self.target, level=self.level, output=output),
             label=in_use(calibration),
             deciles=deciles,
             inputs=inputs,
@@ -365,12 +318,11 @@ class _Rows:
     def _parts(self, output: int | None) -> dict[str, Tensor]:
         """Return predictions, ends, targets and constant of an output, each of one shape `(N, ...)`."""
         p, unit = self.prediction, self.prediction.calibration.target
+        constant = constant_of(p)
+        constant = constant if unit is None else unit.moments(p.output, constant)[1]
         low, high = p.interval(self.level)
         parts = {"mean": p.mean, "std": p.std, "low": low, "high": high, "target": self.target}
-        if p.calibration.constant is not None:
-            plain = p.in_model_unit()
-            variance = constant_of(plain)
-            parts["constant"] = (variance if unit is None else unit.moments(plain.mean, variance)[1]).sqrt()
+        parts["constant"] = constant.sqrt()
         return {name: part if output is None else part[:, output] for name, part in parts.items()}
 
     def _values(self, parts: Mapping[str, Tensor]) -> Values:
@@ -379,8 +331,7 @@ class _Rows:
         flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
         index = torch.from_numpy(flat)
         chosen = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
-        rows, constant = flat // max(1, size // len(parts["mean"])), chosen.pop("constant", None)
-        return Values(rows=rows, **chosen, constant=constant, of=size, weighted=self.weights is not None)
+        return Values(rows=flat // max(1, size // len(parts["mean"])), **chosen, of=size)
 
     def _worst(self, parts: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
         """Yield the rows furthest from their prediction, in predicted deviations, each once; of all rows."""
@@ -394,8 +345,7 @@ class _Rows:
             record: dict[str, Any] = {"row": row if self.places is None else self.places[row]}
             record |= {name: float(flat[name][index]) for name in ("target", "mean", "low", "high")}
             record["deviations"] = float(off[index])
-            if "constant" in flat:
-                record["constant_deviations"] = float(error[index] / flat["constant"][index])
+            record["constant_deviations"] = float(error[index] / flat["constant"][index])
             if self.novelty is not None:
                 record["novelty"] = float(self.novelty[row])
             at = np.array([row])
@@ -414,57 +364,34 @@ def _kept_rmse(error: Floats, by: Floats) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The scores of one way from logits to probabilities.
-
-    Attributes:
-        label: its name.
-        nll: of the labels, in nats.
-        brier: the Brier score, from 0 to 2.
-        accuracy: share of labels that are the likeliest class.
-        ece: expected calibration error, 15 bins of equal mass.
-        selective_risk: mean error rate over all shares of rows that are kept, the surest first.
-    """
+    """The scores of one way from logits to probabilities."""
 
     label: str
     nll: float
-    brier: float
+    brier: float  # from 0 to 2
     accuracy: float
-    ece: float
-    selective_risk: float
+    ece: float  # expected calibration error, 15 bins of equal mass
+    selective_risk: float  # mean error rate over all shares of rows that are kept, the surest first
 
 
 @dataclass(frozen=True)
 class SetScores:
-    """The coverage and size of prediction sets at one level.
-
-    Attributes:
-        level: how often they should hold the label.
-        coverage: how often they do.
-        coverage_error: standard error of that.
-        size: classes in a set, on average.
-    """
+    """The coverage and size of prediction sets at one level."""
 
     level: float
     coverage: float
-    coverage_error: float
-    size: float
+    coverage_error: float  # its standard error
+    size: float  # classes in a set, on average
 
 
 @dataclass(frozen=True)
 class RuleScores:
-    """The errors among the rows that a rule keeps.
+    """The errors among the rows that a rule keeps."""
 
-    Attributes:
-        risk: what the error rate of kept rows should stay below.
-        kept: the share of rows that it keeps.
-        errors: the error rate of these; 0 where none is kept.
-        errors_error: standard error of that.
-    """
-
-    risk: float
-    kept: float
-    errors: float
-    errors_error: float
+    risk: float  # what their error rate should stay below
+    kept: float  # the share of rows that it keeps
+    errors: float  # the error rate of these; 0 where none is kept
+    errors_error: float  # its standard error
 
 
 @dataclass(frozen=True)
@@ -478,9 +405,9 @@ class ClassJudgement:
         probabilities: `(N, K)` each, by label.
         labels: `(N,)`.
         strange: share of the rows of a novelty above 1, as 5 % of the reference rows have; None where it is not known.
-        sets: of the level that was asked for; None where the calibration has none.
         prediction: what was judged.
         rule: what the calibration's rule does; None where it has none.
+        sets: of the level that was asked for; None where the calibration has none.
     """
 
     verdict: ClassVerdict
@@ -488,10 +415,10 @@ class ClassJudgement:
     ranking: float | None
     probabilities: dict[str, Tensor] = field(repr=False)
     labels: Tensor = field(repr=False)
-    strange: float | None = None
+    strange: float | None
+    prediction: ClassPrediction = field(repr=False)
+    rule: RuleScores | None
     sets: SetScores | None = None
-    prediction: ClassPrediction | None = field(default=None, repr=False)
-    rule: RuleScores | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -510,13 +437,11 @@ class ClassJudgement:
 
     def sets_at(self, level: float) -> SetScores | None:
         """Score sets at a level; None where the calibration makes none."""
-        if self.prediction is None or self.prediction.calibration.sets is None:
+        if self.prediction.calibration.sets is None:
             return None
         members, y = self.prediction.prediction_set(level), self.labels.cpu()
-        coverage = float(set_coverage(members, y))
-        return SetScores(
-            level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, float(members.double().sum(1).mean())
-        )
+        coverage, size = float(set_coverage(members, y)), float(members.double().sum(1).mean())
+        return SetScores(level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, size)
 
     def measures(self, levels: Iterable[float] = ()) -> dict[str, float]:
         """Return every measure of what is in use by its name; sets at the level asked for, and at `levels`."""

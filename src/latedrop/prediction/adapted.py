@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 from warnings import warn
 
 import torch
@@ -29,8 +28,6 @@ from latedrop.calibration.cross_validation import CrossValidation, effective_row
 from latedrop.calibration.fit_classes import logistic
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import TradeoffPoint, residuals
-from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
-from latedrop.data.batches import Unpack
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import checked_level
@@ -49,19 +46,12 @@ _PRIOR = 10.0  # rows whose standardised errors have a mean square of 1
 
 @dataclass(frozen=True)
 class Density:
-    """Logistic regressions of standardised features, one for each fold.
+    """Logistic regressions of standardised features, one for each fold."""
 
-    Attributes:
-        centre: `(F,)`, the mean of the features.
-        basis: `(F, P)`, to components of unit variance.
-        weights: `(folds, P + 1)`, the constant last.
-        ratio: `n / T`, the factor that makes odds a ratio of densities.
-    """
-
-    centre: Tensor
-    basis: Tensor
-    weights: Tensor
-    ratio: float
+    centre: Tensor  # `(F,)`, the mean of the features
+    basis: Tensor  # `(F, P)`, to components of unit variance
+    weights: Tensor  # `(folds, P + 1)`, the constant last
+    ratio: float  # `n / T`, the factor that makes odds a ratio of densities
 
     @classmethod
     def fit(cls, labelled: Tensor, target: Tensor) -> tuple[Density, Tensor, Tensor]:
@@ -100,23 +90,14 @@ class Density:
 
 @dataclass(frozen=True)
 class Shift:
-    """Weighs labelled rows by how much they are like those of the target.
+    """Weighs labelled rows by how much they are like those of the target."""
 
-    Attributes:
-        density: of any row, beside the labelled rows.
-        weights: `(n,)` of the labelled rows, cut.
-        most: where weights are cut.
-        scores: `(n,)` of each output, or of all together: `|target - mean| / std`.
-        effective_rows: how many rows of one weight tell as much as the labelled ones.
-        beyond: the share of the target rows that are so unlike the labelled ones that no 90 % interval has an end.
-    """
-
-    density: Density
-    weights: Tensor
-    most: float
-    scores: tuple[Tensor, ...]
-    effective_rows: float
-    beyond: float
+    density: Density  # of any row, beside the labelled rows
+    weights: Tensor  # `(n,)` of the labelled rows, cut
+    most: float  # where weights are cut
+    scores: tuple[Tensor, ...]  # `(n,)` of each output, or of all together: `|target - mean| / std`
+    effective_rows: float  # how many rows of one weight tell as much as the labelled ones
+    beyond: float  # the share of the target rows that are so unlike the labelled ones that no 90 % interval has an end
 
     def reach(self, ratio: Tensor, level: float) -> Tensor:
         """Return the score that an interval reaches, `(N, K)`, of rows with a ratio `(N,)`; infinite where none is."""
@@ -133,7 +114,7 @@ class Shift:
         return torch.stack(reached, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AdaptedPrediction(Prediction):
     """Predictions of rows of a target, with intervals from weighted labelled rows.
 
@@ -175,19 +156,13 @@ def check_adaptable(calibration: Calibration) -> None:
         )
 
 
-def fit_shift(uq: Any, x_target: Any, data: Any, unpack: Unpack | None) -> tuple[Shift, Calibration]:
-    """Weigh labelled rows and fit scores and scales to them; `uq` is an `AdaptedPredictor`."""
-    p, y = uq.predict_labelled(data, unpack)
-    target = uq.predict(x_target).cpu()
+def fit_shift(p: AdaptedPrediction, y: Tensor, target: AdaptedPrediction) -> tuple[Shift, Calibration]:
+    """Weigh labelled rows, in the model's unit, by how much they are like the target; fit scores and scales to them."""
     if min(len(p), len(target)) < LEAST_ROWS:
         raise DataError(
             f"expected at least {LEAST_ROWS} labelled rows and as many of the target; found {len(p)} and "
             f"{len(target)}. Pass more of them."
         )
-    c = p.calibration
-    y = y if c.target is None else c.target.forward(y)
-    p = p.in_model_unit()
-    warn_of_fitted_rows(c.seen, marks_of(p.mean, y), stacklevel=3)
     density, ratios, of_target = Density.fit(p.features, target.features)
     most = float(ratios.mean()) * math.sqrt(len(ratios))
     weights = ratios.clamp_max(most)
@@ -210,20 +185,14 @@ def fit_shift(uq: Any, x_target: Any, data: Any, unpack: Unpack | None) -> tuple
     columns = residuals(p.mean, p.variance, y, per_output=p.mean.dim() > 1)
     squares = torch.stack([(weights * z.double().square()).sum() / weights.sum() for z in columns])
     factors = (effective * squares + _PRIOR) / (effective + _PRIOR)
-    scaled = _rescaled(c, factors)
-    shared = len(scaled.chosen()[0]) == 1
-    divisors = [factors.mean().sqrt()] * len(columns) if shared else list(factors.sqrt())
+    c = target.calibration
+    each = factors if len(c.chosen()[0]) > 1 else factors.mean()[None]
+    scale, floor = (tuple((torch.tensor(part, dtype=torch.float64) * each).tolist()) for part in c.chosen())
+    scaled = TradeoffPoint(scale, floor, c.row.nll_scaled, c.row.ma_scaled)
+    divisors = each.sqrt().expand(len(columns))
     scores = tuple(z.double().abs() / divisor for z, divisor in zip(columns, divisors, strict=True))
-    return Shift(density, weights, most, scores, effective, beyond), scaled
-
-
-def _rescaled(calibration: Calibration, factors: Tensor) -> Calibration:
-    """Multiply the scale in use; without intervals of its own, which belong to another scale."""
-    scales, floors = calibration.chosen()
-    each = factors if len(scales) > 1 else factors.mean()[None]
-    scale, floor = (tuple((torch.tensor(part, dtype=torch.float64) * each).tolist()) for part in (scales, floors))
-    row = calibration.row
-    return replace(calibration, intervals=None, choice=TradeoffPoint(scale, floor, row.nll_scaled, row.ma_scaled))
+    # Intervals of its own belong to another scale.
+    return Shift(density, weights, most, scores, effective, beyond), replace(c, intervals=None, choice=scaled)
 
 
 def _with_one(inputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ the scaled dropout variance of one rate (`rates`). Classification uses a categor
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 from warnings import catch_warnings, filterwarnings, warn
@@ -35,9 +35,7 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.targets import Transform, is_classification
 from latedrop.calibration.verdict import judged
-from latedrop.data.arrays import place
-from latedrop.data.batches import Batches, Peeked, as_target, first_rows, is_dataset, names_of
-from latedrop.data.rows import as_items
+from latedrop.data.batches import Batches, Labelled, names_of
 from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
@@ -135,16 +133,17 @@ def calibrate(
         progress=progress,
         columns=names_of(data),
     )
-    classes, data = _task_of(model, data, plan)
+    rows = plan.batches.read(data, model)
+    classes = _classes_in(rows, model, plan)
     network = Network(model)
     _log.info("calibrating %s by method %s", type(model).__name__, plan.method.name)
     if classes is not None:
         plan = plan.for_classes(classes)
-        return _by_classes(network, measure_classes(network, data, plan), plan)
+        return _by_classes(network, measure_classes(network, rows, plan), plan)
     plan = plan.for_numbers()
     if isinstance(plan.method, Terms):
-        return _by_terms(network, measure_terms(network, data, plan))
-    return _by_rates(network, fit_rates(network, data, plan), plan)
+        return _by_terms(network, measure_terms(network, rows, plan))
+    return _by_rates(network, fit_rates(network, rows, plan), plan)
 
 
 def calibrate_cross_fitted(
@@ -195,8 +194,11 @@ def calibrate_cross_fitted(
         filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # counts one fold, not all
         # The final model was trained on `data`, but its errors are not used.
         filterwarnings("ignore", ".* among the reference rows", LatedropWarning)
-        parts = [measure_terms(Network(one), rows, replace(plan, reference=seen)) for one, rows, seen in folds]
-        final = measure_terms(network, data, plan)
+        parts = [
+            measure_terms(Network(one), plan.batches.read(rows, one), replace(plan, reference=seen))
+            for one, rows, seen in folds
+        ]
+        final = measure_terms(network, plan.batches.read(data, model), plan)
     leverage = [part.leverage for part in parts if part.leverage is not None]
     measured = replace(
         final,
@@ -346,21 +348,22 @@ def _running(plan: Plan) -> dict[str, Any]:
     return {"batch_size": plan.batches.size, "collate": plan.batches.collate, "engine": plan.engine, "chunk": chunk}
 
 
-def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:
-    """Return the classification task, or None for regression; and the data, of which one batch may have been read."""
-    if plan.task != "auto":
-        return plan.task if isinstance(plan.task, Classification) else None, data
-    if not (isinstance(data, Iterable) or is_dataset(data)) or hasattr(data, "__array__"):
-        return None, data
-    data = data if plan.batches.is_one_pair(data) else Peeked(data, plan.batches.size)
+def _classes_in(rows: Labelled, model: nn.Module, plan: Plan) -> Classification | None:
+    """Return the classification task, or None for regression; `"auto"` looks at the first rows."""
+    first = rows.first(_FEW) if plan.task == "auto" else None
+    if first is None:
+        return plan.task if isinstance(plan.task, Classification) else None
+    x, labels = first
+    if labels.is_floating_point() and not _zero_or_one(labels):
+        return None
     try:
-        labels, output = _first_rows(model, data, plan)
+        output = own_output(model, x, plan.readout)
     except Exception:  # the same rows are used later, and the error is reported then
-        return None, data
+        return None
     if is_classification(labels, output):
-        return Classification(), data
-    if output is None or not _zero_or_one(labels):
-        return None, data
+        return Classification()
+    if not _zero_or_one(labels):
+        return None
     if labels.dim() == output.dim() == 2 and labels.shape[1] > 1 and bool((labels.sum(1) == 1).all()):
         raise DataError(
             f"expected one label for each row, or numbers; found targets of shape {tuple(labels.shape)} with a single "
@@ -373,19 +376,7 @@ def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | 
             LatedropWarning,
             stacklevel=3,
         )
-    return None, data
-
-
-def _first_rows(model: nn.Module, data: Any, plan: Plan) -> tuple[Tensor, Tensor | None]:
-    """Return the targets, and the model's output of a few rows if the targets may be classes."""
-    if isinstance(data, Peeked):
-        x, y = next(plan.batches.read([data.first], model))
-    else:  # move only a few rows of a pair to the device
-        x, y = None, as_target(data[1])
-    if y.is_floating_point() and not _zero_or_one(y):
-        return y, None
-    x = first_rows(data, model, _FEW, plan.batches.collate) if x is None else x
-    return y, own_output(model, place(as_items(x, None), model), plan.readout)
+    return None
 
 
 def _zero_or_one(values: Tensor) -> bool:

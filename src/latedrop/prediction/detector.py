@@ -76,15 +76,10 @@ def _rounding(usual: Tensor, scores: Tensor) -> Tensor:
 @record
 @dataclass(frozen=True)
 class Combination:
-    """Combine several scores into one, the largest.
+    """Combine several scores into one, the largest."""
 
-    Attributes:
-        usual: of every score, those of usual rows in rising order, `(n,)`.
-        weights: always None; files have this field.
-    """
-
-    usual: dict[str, Rising] = field(repr=False)
-    weights: None = None
+    usual: dict[str, Rising] = field(repr=False)  # of every score, those of usual rows in rising order, `(n,)`
+    weights: None = None  # always None; files have this field
 
     def __call__(self, scores: Mapping[str, Tensor]) -> Tensor:
         """Return the largest normal quantile of a row's ranks, `(N,)`; beyond all usual rows it grows on slowly."""
@@ -139,23 +134,14 @@ class Detection:
 @record
 @dataclass(frozen=True)
 class UsualRows:
-    """Hold the scores of usual rows: the contents of a detector's file.
+    """Hold the scores of usual rows: the contents of a detector's file."""
 
-    Attributes:
-        fingerprint: of the model's weights.
-        calibration: a mark of the calibration.
-        names: of the scores.
-        usual: of every score, and of the combination, those of usual rows in rising order.
-        combination: None where there is one score.
-        neighbours: what has learned where usual rows lie; None where it was not asked for.
-    """
-
-    fingerprint: str
-    calibration: str
-    names: tuple[str, ...]
-    usual: dict[str, Rising] = field(repr=False)
-    combination: Combination | None = None
-    neighbours: Neighbours | None = field(default=None, repr=False)
+    fingerprint: str  # of the model's weights
+    calibration: str  # a mark of the calibration
+    names: tuple[str, ...]  # of the scores
+    usual: dict[str, Rising] = field(repr=False)  # of every score, and of the combination
+    combination: Combination | None = None  # None where there is one score
+    neighbours: Neighbours | None = field(default=None, repr=False)  # None where not asked for
 
     def checked(self) -> UsualRows:
         """Check names against each other after reading."""
@@ -259,13 +245,10 @@ def detector(uq: Any, usual: Any, scores: Sequence[str] | None = None, *, seed: 
 
 def _measured(uq: Any, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return scores `(N,)` by name, in double precision on the CPU; of neighbours the features `(N, F)`."""
-    parts: list[dict[str, Tensor]] = []
-    for rows in uq.batches(x):
-        scores = _scores(uq, rows, names)
-        parts.append({name: scores[name].detach().cpu() for name in names})
+    parts = [_scores(uq, rows, names) for rows in uq.batches(x)]
     if not parts:
         raise DataError("expected at least one row to score; found none.")
-    joined = {name: torch.cat([part[name] for part in parts]) for name in names}
+    joined = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in names}
     return {name: values if name == _NEAR else values.double() for name, values in joined.items()}
 
 
@@ -283,16 +266,12 @@ def _scores(uq: Any, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
         scores = {"std": p.variance.flatten(1).clamp_min(1e-300).log().mean(1) / 2}  # of outputs of any unit
     scores |= {} if p.novelty is None else {"novelty": p.novelty}
     if _NEAR in names:
-        scores[_NEAR] = BatchContext(uq.network, x, c.sites, uq.readout, _features(c)).features
+        fitted = c.features if isinstance(c, ClassCalibration) else c.terms and c.terms.features
+        features = fitted or Features.all(c.sites)
+        if features is None:
+            raise ArgumentError(f"expected a model with features to compare for {_NEAR!r}; found none. Leave it out.")
+        scores[_NEAR] = BatchContext(uq.network, x, c.sites, uq.readout, features).features
     return scores
-
-
-def _features(c: Calibration | ClassCalibration) -> Features:
-    fitted = c.features if isinstance(c, ClassCalibration) else c.terms and c.terms.features
-    features = fitted or Features.all(c.sites)
-    if features is None:
-        raise ArgumentError(f"expected a model with features to compare for {_NEAR!r}; found none. Leave it out.")
-    return features
 
 
 def _checked(c: Calibration | ClassCalibration, scores: Sequence[str] | None) -> tuple[str, ...]:

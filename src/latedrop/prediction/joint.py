@@ -24,16 +24,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.calibration.targets import Log
-from latedrop.data.batches import Unpack
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level
 from latedrop.prediction.prediction import Prediction
@@ -99,21 +96,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Joint:
-    """How the errors of several outputs go together.
+    """How the errors of several outputs go together."""
 
-    Attributes:
-        alone: the weight a of independent errors.
-        common: `(K, K)`, the correlation C of the errors of all rows.
-        share: the weight b of C beside that of each row.
-        distances: `(n,)`, sorted values of `z' R^-1 z`.
-        largest: `(n,)`, sorted values of the largest `|z_k|`.
-    """
-
-    alone: float
-    common: Tensor
-    share: float
-    distances: tuple[float, ...] = ()
-    largest: tuple[float, ...] = ()
+    alone: float  # the weight a of independent errors
+    common: Tensor  # `(K, K)`, the correlation C of the errors of all rows
+    share: float  # the weight b of C beside that of each row
+    distances: tuple[float, ...] = ()  # `(n,)`, sorted values of `z' R^-1 z`
+    largest: tuple[float, ...] = ()  # `(n,)`, sorted values of the largest `|z_k|`
 
     def correlation(self, by_row: Tensor) -> Tensor:
         """Return R `(N, K, K)` from P."""
@@ -122,7 +111,7 @@ class Joint:
         return self.alone * torch.eye(len(common)).to(by_row) + (1 - self.alone) * mixed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class JointPrediction(Prediction):
     """Predictions of several outputs with the correlation of their errors.
 
@@ -172,17 +161,13 @@ def check_outputs(calibration: Calibration) -> None:
         )
 
 
-def fit_joint(uq: Any, data: Any, unpack: Unpack | None, seed: int) -> Joint:
-    """Fit `Joint` to labelled rows; `uq` is a `JointPredictor`."""
-    p, target = uq.predict_labelled(data, unpack)
+def fit_joint(p: JointPrediction, target: Tensor, seed: int) -> Joint:
+    """Fit `Joint` to labelled rows, in the model's unit."""
     if len(target) < _FEWEST_ROWS:
         raise DataError(
             f"expected at least {_FEWEST_ROWS} rows to see how errors go together; found {len(target)}. Pass more rows "
             "to joint(...)."
         )
-    unit = p.calibration.target
-    marks = marks_of(p.in_model_unit().mean, target if unit is None else unit.forward(target))
-    warn_of_fitted_rows(p.calibration.seen, marks, stacklevel=3)
     z = (target.double() - p.mean.double()) / p.std.double()
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
     half = len(z) // 2
@@ -201,20 +186,17 @@ def _weights(z: Tensor, by_row: Tensor, degrees: float | None) -> Joint:
     options = [(1.0, 1.0), *product(_ALONE, _COMMON)]
     losses = dict.fromkeys(options, 0.0)
     for rest, out in CrossValidation(count=_FOLDS).splits(len(z)):
-        common = _common(z[rest])
+        common = correlation_of(z[rest].mT[None])[0]  # of errors around 0
         for alone, share in options:
             by_option = Joint(alone, identity if alone == 1 else common, share).correlation(by_row[out])
             distance, log_det = _distances(by_option, z[out])
-            losses[alone, share] += float((log_det / 2 + _tail(distance, z.shape[1], degrees)).sum())
+            # Minus the logarithm of the density, Gaussian or Student, up to a constant.
+            tail = distance / 2
+            if degrees is not None:
+                tail = (degrees + z.shape[1]) / 2 * torch.log1p(distance / (degrees - 2))
+            losses[alone, share] += float((log_det / 2 + tail).sum())
     alone, share = min(options, key=losses.__getitem__)
-    return Joint(alone, _common(z), share)
-
-
-def _tail(distance: Tensor, outputs: int, degrees: float | None) -> Tensor:
-    """Return minus the logarithm of the density at squared distances, Gaussian or Student, up to a constant."""
-    if degrees is None:
-        return distance / 2
-    return (degrees + outputs) / 2 * torch.log1p(distance / (degrees - 2))
+    return Joint(alone, correlation_of(z.mT[None])[0], share)
 
 
 def _distances(correlation: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,11 +204,6 @@ def _distances(correlation: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     root = torch.linalg.cholesky(correlation)
     distance = torch.linalg.solve_triangular(root, z[..., None], upper=False)[..., 0].square().sum(1)
     return distance, 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-
-
-def _common(z: Tensor) -> Tensor:
-    """Return the correlation of standardised errors around 0, `(K, K)`."""
-    return correlation_of(z.mT[None])[0]
 
 
 def correlation_of(vectors: Tensor) -> Tensor:

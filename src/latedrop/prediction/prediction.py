@@ -31,9 +31,8 @@ _ROUNDING = 1e-6  # of summed probabilities
 
 
 class Predicted:
-    """Has what all predictions share: they are dataclasses of tensors with a row for each input."""
+    """Has what all predictions share: they are dataclasses of tensors, of which the first has a row for each input."""
 
-    novelty: Tensor | None
     index: Any
 
     @classmethod
@@ -45,19 +44,15 @@ class Predicted:
 
     def cpu(self: _Same) -> _Same:
         """Return this prediction on the CPU."""
-        return _each([self], lambda values: values[0].cpu())
+        return self.mapped(Tensor.cpu)
 
-    def with_rows_beyond(self: _Same, rows: Tensor, output: Tensor) -> _Same:
-        """Return a prediction of all N rows from this one, without `rows`, `(N,)` of bool, of which nothing is known.
+    def mapped(self: _Same, change: Callable[[Tensor], Tensor]) -> _Same:
+        """Return this prediction with each of its tensors changed."""
+        return _each([self], lambda values: change(values[0]))
 
-        `output` is the model's own of all rows; what is finite of it is kept.
-        """
-        index = (~rows).cumsum(0).sub(1).clamp_min(0)
-        full = _each([self], lambda values: values[0][index.to(values[0].device)])
-        return full._unknown(rows.to(output.device), output)
-
-    def _unknown(self: _Same, rows: Tensor, output: Tensor) -> _Same:
-        raise NotImplementedError
+    def __len__(self) -> int:
+        first: Any = self
+        return len(getattr(self, fields(first)[0].name))
 
     def _frame(self, columns: Mapping[str, Tensor]) -> pandas.DataFrame:
         """Return a data frame of pandas with the index of the one that was predicted."""
@@ -123,8 +118,9 @@ class Prediction(Predicted):
         """The predicted mean, `(N, ...)`, in the original unit of the targets."""
         return self.output if self.calibration.target is None else self._moments()[0]
 
-    def _unknown(self, rows: Tensor, output: Tensor) -> Prediction:
-        """Give some rows the widest interval; their mean is the model's output, or NaN."""
+    def with_unknown(self, rows: Tensor, output: Tensor) -> Prediction:
+        """Give some rows, `(N,)` of bool, the widest interval; their mean is the model's output, or NaN."""
+        rows = rows.to(output.device)
         wide = rows.reshape(-1, *[1] * (output.dim() - 1))
         mean = torch.where(wide, output.where(output.isfinite(), torch.nan).to(self.output), self.output)
         novelty = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
@@ -209,13 +205,10 @@ class Prediction(Predicted):
         """Return `columns` as a data frame with a row per example, and the index of the one that was predicted."""
         return self._frame(self.columns(level))
 
-    def __len__(self) -> int:
-        return len(self.mean)
-
     def __repr__(self) -> str:
         std, c = self.std, self.calibration
         return (
-            f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
+            f"{type(self).__name__} of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
             f"{float(std.max()):.4g} (scale {c.choice}, {c.kind} intervals)"
         )
 
@@ -364,8 +357,9 @@ class ClassPrediction(Predicted):
         frame = self._frame({**named, **{f"p_{name}": values for name, values in classes}})
         return frame.assign(label=self.names) if self.calibration.names else frame
 
-    def _unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
-        """Make all classes of some rows as likely as each other."""
+    def with_unknown(self, rows: Tensor, output: Tensor) -> ClassPrediction:
+        """Make all classes of some rows, `(N,)` of bool, as likely as each other; `output` has the logits."""
+        rows = rows.to(output.device)
         output = output[:, None] if output.dim() == 1 else output
         wide = rows.reshape(-1, *[1] * (output.dim() - 1))
         logs = self.log_probabilities.masked_fill(wide, -math.log(self.log_probabilities.shape[1]))
@@ -381,9 +375,6 @@ class ClassPrediction(Predicted):
             f"ClassPrediction of {len(self)} rows, probabilities {shape}, confidence {float(sure.min()):.3f} to "
             f"{float(sure.max()):.3f} ({self.calibration.choice})"
         )
-
-    def __len__(self) -> int:
-        return len(self.log_probabilities)
 
 
 @dataclass(frozen=True)

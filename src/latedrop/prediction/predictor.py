@@ -3,9 +3,9 @@
 `Batched` reads and predicts; `Calibrated` adds what numbers and classes share. `Predictor` gives numbers,
 `ClassPredictor` probabilities of classes.
 
-Some rows are beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32. They are
-left out while their batch is predicted, so that all others are answered as ever; of the rows themselves the prediction
-says that nothing is known.
+Some rows are beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32. Another
+row stands in for each while its batch is predicted, so that all others are answered as ever; of such a row the
+prediction says that nothing is known.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from latedrop.data.batches import (
     first_inputs,
     gives_batches,
     in_order,
-    index_of,
     inputs_in,
-    pair_in_order,
+    is_pair,
     row_batches,
 )
-from latedrop.data.rows import Collate, Graphs, Items, as_items, map_rows, row_count, rows_are_nodes, take_rows, tensors
+from latedrop.data.rows import Collate, Graphs, as_items, row_count, rows_are_nodes, stand_in, tensors
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.moments import PROGRAMS, Engine, Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
@@ -142,34 +141,31 @@ class Batched(Generic[_Record, _Made]):
         """Predict as `predict` does; `options` are those of `_step`."""
         if self.engine not in get_args(Engine):
             raise ArgumentError(f"expected engine to be one of {get_args(Engine)}; found {self.engine!r}.")
-        index, beyond = None, None
+        index = None
         if not isinstance(x, Tensor) or self.collate is not None:
             if self.collate is None and gives_batches(x):
-                parts = inputs_in(x, self.model, self.batch_size)
-                return self._joined([self._predict(part, **options) for part in parts])
-            index, x = index_of(x), self._rows(x)
-        if not self._weights.are_same(self.model):
+                loaded = inputs_in(x, self.model, self.batch_size)
+                return self._joined([self._predict(part, **options) for part in loaded])
+            index = getattr(x, "index", None) if hasattr(x, "iloc") else None  # of a data frame of pandas
+            x = self._rows(x)
+        if self._weights.changed(self.model):
             self._network = self._network.current()
-            self._weights.check(self.model)
         x = place(x, self._network.weight, check=False, cut=True)
         run = step = partial(self._step, **options) if options else self._step
         if self.engine in PROGRAMS and self._is_whole(**options):
-            how: dict[str, Any] = {"readout": self.readout, "engine": self.engine}
-            run = partial(predicted_whole, self._network, calibration=self.calibration, predicted=step, **how)
+            run = partial(predicted_whole, self, step)
         try:
-            try:
-                made = [run(part) for part in row_batches(x, self.batch_size)]
-            except LatedropError as error:
-                coupled = any(site.coupled for site in self.calibration.sites) and not rows_are_nodes(x)
-                if error.rows is None or coupled:
-                    raise
-                made, beyond = _without_rows_beyond(run, x, self.batch_size, step)
+            made, beyond = self._answered(run, x)
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
-        prediction: Any = replace(made[0] if len(made) == 1 else self._joined(made), index=index)  # type: ignore[type-var]
-        if beyond is not None:
-            prediction = prediction.with_rows_beyond(beyond, self._own_output(x))
+        prediction: Any = replace(self._joined(made), index=index)  # type: ignore[type-var]
+        if bool(beyond.any()):
+            parts = row_batches(x, self.batch_size)
+            output = torch.cat([own_output(self._network, part, self.readout, check=False) for part in parts])
+            if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
+                check_finite(output, "without dropout")
+            prediction = prediction.with_unknown(beyond, output)
             warn(
                 f"nothing is known of {int(beyond.sum())} of {len(beyond)} rows: what the network makes of their "
                 "inputs fits no number. Their novelty is the largest number, and their interval the widest. Look at "
@@ -179,6 +175,33 @@ class Batched(Generic[_Record, _Made]):
             )
         result: _Made = prediction
         return result
+
+    def _joined(self, parts: Sequence[_Made]) -> _Made:
+        joined: _Made = self.kind.joined(parts)
+        return joined
+
+    def _answered(self, run: Callable[[Any], _Made], x: Any) -> tuple[list[_Made], Tensor]:
+        """Predict all batches; also return the rows, `(N,)`, that are beyond numbers: others stand in for these."""
+        beyond, given = torch.zeros(row_count(x), dtype=torch.bool), x
+        alone = rows_are_nodes(x) or not any(site.coupled for site in self.calibration.sites)
+        while True:
+            made, more, start = [], beyond.clone(), 0
+            for part in row_batches(x, self.batch_size):
+                rows = slice(start, start + row_count(part))
+                try:
+                    made.append(run(part))
+                except LatedropError as error:
+                    named = error.rows is not None and len(error.rows) == len(more[rows])
+                    if not named or not alone or not hasattr(self.kind, "with_unknown"):
+                        raise
+                    wrong = error.rows.cpu()
+                    more[rows] |= part.whole(wrong) if isinstance(part, Graphs) else wrong
+                    if torch.equal(more[rows], beyond[rows]):
+                        raise
+                start = rows.stop
+            if torch.equal(more, beyond):
+                return made, beyond
+            beyond, x = more, stand_in(given, more)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
@@ -198,12 +221,26 @@ class Batched(Generic[_Record, _Made]):
         `tick` is called with the rows of each batch.
         """
         parts, targets = [], []
-        data = pair_in_order(data, self.calibration.columns)
+        if is_pair(data):
+            columns = self.calibration.columns
+            data = in_order(data[0], columns), in_order(data[1], columns, "targets")
         for x, y in Batches(self.batch_size, unpack, self.collate).read(data, self.model):
             parts.append(self.predict(x).cpu())
             targets.append(self._truth(parts[-1], y.cpu()))
             tick(len(y))
         return self._joined(parts), torch.cat(targets)
+
+    def _unseen(self, data: Any, unpack: Unpack | None, *, again: bool = False) -> tuple[Any, Tensor, Any]:
+        """Predict rows with targets, in the model's unit, and mark them; warn of rows of the fit, unless `again`."""
+        prediction: Any
+        prediction, target = self.predict_labelled(data, unpack)
+        if isinstance(prediction, Prediction):
+            unit, prediction = prediction.calibration.target, prediction.in_model_unit()
+            target = target if unit is None else unit.forward(target)
+        marks = marks_of(prediction.output if isinstance(prediction, Prediction) else prediction.logits, target)
+        if not again:
+            warn_of_fitted_rows(self.calibration.seen, marks, stacklevel=3)
+        return prediction, target, marks
 
     def batches(self, x: Any) -> Iterator[Any]:
         """Yield the rows of inputs in any form as `predict` runs them, batch by batch."""
@@ -230,18 +267,6 @@ class Batched(Generic[_Record, _Made]):
     def _truth(self, prediction: _Made, y: Tensor) -> Tensor:
         """Return the targets of rows that were predicted; an error where they do not fit."""
         raise NotImplementedError
-
-    def _joined(self, parts: Sequence[_Made]) -> _Made:
-        joined: _Made = self.kind.joined(parts)
-        return joined
-
-    def _own_output(self, x: Any) -> Tensor:
-        """Return the model's output, where some rows are beyond numbers; an error where none of a table is finite."""
-        parts = row_batches(x, self.batch_size)
-        output = torch.cat([own_output(self.network, part, self.readout, check=False) for part in parts])
-        if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
-            check_finite(output, "without dropout")
-        return output
 
     def __repr__(self) -> str:
         note = getattr(self.calibration, "verdict_of_other", "")
@@ -308,12 +333,7 @@ class Predictor(Calibrated[Calibration, Prediction]):
                 f"expected one value or a vector per example for conformal intervals; found outputs of shape "
                 f"{c.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
-        prediction, target = self.predict_labelled(data, unpack)
-        prediction = prediction.in_model_unit()
-        target = target if c.target is None else c.target.forward(target)
-        marks = marks_of(prediction.mean, target)
-        if not isinstance(c.intervals, ConformalScores):  # whose rows may come again
-            warn_of_fitted_rows(c.seen, marks, stacklevel=2)
+        prediction, target, marks = self._unseen(data, unpack, again=isinstance(c.intervals, ConformalScores))
         scores = residuals(prediction.mean, prediction.variance, target, per_output=prediction.mean.dim() > 1)
         c = replace(c, intervals=conformal(scores, *c.chosen()), seen=merged(c.seen, sketch(marks)))
         return self._as(Predictor, calibration=c)
@@ -328,7 +348,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """
         check_outputs(self.calibration)
         made = self._as(JointPredictor)
-        made.joint_errors = fit_joint(made, data, unpack, seed)
+        prediction, target, _ = made._unseen(data, unpack)
+        made.joint_errors = fit_joint(prediction, target, seed)
         return made
 
     def adapted(self, x_target: Any, data: Any, unpack: Unpack | None = None) -> AdaptedPredictor:
@@ -344,7 +365,9 @@ class Predictor(Calibrated[Calibration, Prediction]):
         """
         check_adaptable(self.calibration)
         made = self._as(AdaptedPredictor)
-        made.shift, made.calibration = fit_shift(made, x_target, data, unpack)
+        prediction, target, _ = made._unseen(data, unpack)
+        like: Any = made.predict(x_target).cpu()
+        made.shift, made.calibration = fit_shift(prediction, target, like)
         return made
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
@@ -542,7 +565,7 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
             per_class: sets that hold each class as often as they say, and not only the labels as a whole.
             unpack: from a batch to `(inputs, labels)`.
         """
-        prediction, labels = self._unseen(data, unpack)
+        prediction, labels, _ = self._unseen(data, unpack)
         sets = ClassSets.fit(prediction.probabilities, labels, score, per_class=per_class)
         return self._as(ClassPredictor, calibration=replace(self.calibration, sets=sets))
 
@@ -554,15 +577,9 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
         Predictions then have `kept()`; the rule is `calibration.rule`, and saved with it.
         """
-        prediction, labels = self._unseen(data, unpack)
+        prediction, labels, _ = self._unseen(data, unpack)
         rule = rejection(prediction.confidence, prediction.label == labels, risk, confidence)
         return self._as(ClassPredictor, calibration=replace(self.calibration, rule=rule))
-
-    def _unseen(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
-        """Predict rows with labels, and warn where these are the validation rows."""
-        prediction, labels = self.predict_labelled(data, unpack)
-        warn_of_fitted_rows(self.calibration.seen, marks_of(prediction.logits, labels), stacklevel=3)
-        return prediction, labels
 
     def _truth(self, prediction: ClassPrediction, y: Tensor) -> Tensor:
         if self.calibration.maps:
@@ -630,54 +647,6 @@ class ClassPredictor(Calibrated[ClassCalibration, ClassPrediction]):
         engine = "auto" if engine in PROGRAMS else engine
         options = DrawOptions(c.draws or _DRAWS, c.seed, readout, self.chunk, keep=keep, engine=engine)
         return sample_rates(self._network, x, [rate], c.sites, options)[0]
-
-
-def _without_rows_beyond(
-    run: Callable[[Any], _Made], x: Any, batch_size: int, alone: Callable[[Any], object]
-) -> tuple[list[_Made], Tensor]:
-    """Return what `run` makes of each batch without its rows that are beyond, and these rows, `(N,)`.
-
-    An error that names no rows stays one. `alone` tries a single row. Where rows are nodes, whole graphs are left out.
-    Where all rows are beyond, a row of zeros is predicted, or a graph of moderate numbers.
-    """
-    parts: list[_Made] = []
-    masks: list[Tensor] = []
-    for part in row_batches(x, batch_size):
-        beyond = torch.zeros(row_count(part), dtype=torch.bool)
-        masks.append(beyond)
-        while not bool(beyond.all()):
-            rest = take_rows(part, (~beyond).nonzero()[:, 0].tolist()) if bool(beyond.any()) else part
-            try:
-                parts.append(run(rest))
-                break
-            except LatedropError as error:
-                more = None if error.rows is None else _named(error.rows, alone, rest)
-                if more is None or not bool(more.any()):
-                    raise
-                beyond[~beyond], failure = more, error
-    if not parts:
-        if isinstance(x, Items) and not isinstance(x, Graphs):  # there are no items of zeros
-            raise failure
-        zeros = x.stand_in() if isinstance(x, Graphs) else map_rows(take_rows(x, slice(1)), torch.zeros_like)
-        try:
-            parts.append(run(zeros))
-        except LatedropError:
-            raise failure from None
-    return parts, torch.cat(masks)
-
-
-def _named(rows: Tensor, run: Callable[[Any], object], x: Any) -> Tensor:
-    """Return the rows that an error is about, `(N,)`, after trying each where it is about a part of them."""
-    count = row_count(x)
-    if len(rows) == count:
-        return x.whole(rows.cpu()) if isinstance(x, Graphs) else rows.cpu()
-    fails = torch.zeros(count, dtype=torch.bool)
-    for i in range(0 if rows_are_nodes(x) else count):
-        try:
-            run(take_rows(x, slice(i, i + 1)))
-        except LatedropError:
-            fails[i] = True
-    return fails
 
 
 def explain_failure(error: Exception, x: Any, model: nn.Module, run: Callable[[Any], object] | None = None) -> None:

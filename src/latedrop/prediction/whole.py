@@ -7,7 +7,6 @@ of them. Values cannot be looked at while a function is traced, so results that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from torch import Tensor
 from latedrop.calibration.guard import LARGEST
 from latedrop.calibration.record import Calibration
 from latedrop.data.arrays import floating
+from latedrop.data.rows import tensors
 from latedrop.dropout.compiled import Program, batch_function, program_for, readout_key, refuse
-from latedrop.dropout.moments import Engine, out_of_memory
+from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import LatedropError
-from latedrop.network.network import Network, Readout
 from latedrop.prediction.prediction import ClassPrediction, Prediction
 
 __all__ = ["predicted_whole"]
@@ -28,20 +27,18 @@ _SHARE, _OF_RANGE = 0.01, 0.05  # how far a program may be from the steps: of th
 _HALF = 0.2  # both, where the model computes in half precision: a deep network differs by as much between two kernels
 
 
-def predicted_whole(
-    network: Network, x: Any, calibration: Any, readout: Readout, engine: Engine, predicted: Callable[[Any], Any]
-) -> Any:
+def predicted_whole(uq: Any, predicted: Callable[[Any], Any], x: Any) -> Any:
     """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
+    network, calibration, engine = uq.network, uq.calibration, uq.engine
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
-    active = fitted.active if fitted is not None else ()
-    nearest = [term.name for term in active if term.is_lookup]
+    nearest = [term.name for term in fitted.active if term.is_lookup] if fitted is not None else []
     if nearest:
         refuse(f"terms that look for the nearest of other rows ({nearest})")
-    function, tensors = batch_function(x, lambda batch: _with_largest(_values(predicted(batch)), floating(batch)))
-    key = "whole", id(calibration), readout_key(readout)
-    program = program_for(network, x, key, engine, lambda: Program(network, function, tensors, engine))
+    function, inputs = batch_function(x, lambda batch: _with_largest(_values(predicted(batch)), floating(batch)))
+    key = "whole", id(calibration), readout_key(uq.readout)
+    program = program_for(network, x, key, engine, lambda: Program(network, function, inputs, engine))
     try:
-        *results, largest = program(*tensors)
+        *results, largest = program(*inputs)
     except Exception as error:
         if isinstance(error, LatedropError) or out_of_memory(error) or not program.checked:
             raise
@@ -49,28 +46,17 @@ def predicted_whole(
     if not program.checked:
         steps = predicted(x)
         _check(results, _values(steps), half=network.weight.dtype in (torch.float16, torch.bfloat16))
-        program.checked, program.shape = True, (*_named(steps), calibration)  # which is held, so that its id stays
+        program.checked, program.shape = True, steps  # which holds the calibration, so that its id stays
         return steps
     if not float(largest) < LARGEST:  # the steps treat such numbers apart, and NaN
         return predicted(x)
-    kind, names, _ = program.shape
-    named: dict[str, Any] = {"calibration": calibration}
-    for (name, keys), value in zip(names.items(), results, strict=True):
-        named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
-    return kind(**named)
-
-
-def _named(prediction: Prediction | ClassPrediction) -> tuple[type, dict[str, tuple[str, ...]]]:
-    """Return the type of a prediction, and the names of what it holds: fields, and keys of those that are mappings."""
-    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
-    names = {name: value for name, value in values.items() if isinstance(value, (Tensor, dict))}
-    return type(prediction), {name: tuple(v) if isinstance(v, dict) else () for name, v in names.items()}
+    values = iter(results)
+    return program.shape.mapped(lambda _: next(values))
 
 
 def _values(prediction: Prediction | ClassPrediction) -> list[Tensor]:
-    """Return the tensors of a prediction, in the order of `_named`."""
-    values = [getattr(prediction, name) for name in _named(prediction)[1]]
-    return [(torch.stack(list(v.values())) if isinstance(v, dict) else v).detach() for v in values]
+    """Return the tensors of a prediction, in the order of `mapped`."""
+    return [value.detach() for value in tensors({**vars(prediction), "calibration": None})]
 
 
 def _with_largest(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -89,7 +89,6 @@ def _of_output(output: JudgedOutput, place: str, level: int, *, words: bool = Tr
     explained = [[row.label, _NOTES[row.label]] for row in rows if row.label in _NOTES]
     relaxed = f" {_RELAXED}" if any(row.label == "relaxed" for row in rows) else ""
     details = f"<details><summary>What each row is</summary>{table(explained, head=False, texts=True)}</details>"
-    unweighted = "From here on every row counts once: row weights are for the scores above."
     caption = f"{test_rows(output.used.rows, output.verdict)}; the one in use is marked."
     html = [
         heading("On test rows", level),
@@ -97,7 +96,6 @@ def _of_output(output: JudgedOutput, place: str, level: int, *, words: bool = Tr
         paragraph(f"{_WORDS}{relaxed}", "soft") + details if words else "",
         _level_table(output),
         heading("In figures", level),
-        paragraph(unweighted if output.values.weighted else ""),
         figures([_curves(output), _intervals(output), _kept(output)]),
         heading("Where it holds less", level),
         *_groups(output),
@@ -186,8 +184,7 @@ def _kept(output: JudgedOutput) -> Figure:
         plot.dot(share, rmse, _USED, f"{percent(share, 0)} kept: RMSE {plain(rmse)}", 2)
     half = output.kept_rmse[int(np.argmin(np.abs(np.asarray(output.kept) - 0.5)))]
     change = 1 - half / all_rows if all_rows else 0.0
-    rmse_name = "unweighted RMSE" if output.values.weighted else "RMSE"
-    said = f"Without the less certain half of the rows the {rmse_name} is {plain(half)} instead of {plain(all_rows)} "
+    said = f"Without the less certain half of the rows the RMSE is {plain(half)} instead of {plain(all_rows)} "
     said += f"({percent(abs(change), 0)} {'less' if change >= 0 else 'more'})."
     if len(set(output.kept_rmse)) == 1:
         said = "The deviation is the same for all rows: there is nothing to choose by."
