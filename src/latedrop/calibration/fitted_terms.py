@@ -40,7 +40,7 @@ from latedrop.terms.term import Missing
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("KINDS", "TYPICAL", "Block", "FittedTerms", "TermFit", "aligned", "blocks_of", "by_term", "checked_terms"),
+    *("KINDS", "TYPICAL", "Block", "FittedTerms", "TermFit", "aligned", "blocks_of", "checked_terms"),
     *("compared", "fit_terms", "is_site", "measured_columns", "shares_of_terms", "term_of"),
 ]
 
@@ -294,16 +294,11 @@ def _as_column(name: str, value: Any, mean: Tensor) -> Tensor:
 
 def shares_of_terms(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
     """Return each term's share of the variance, `(N,)`, averaged over outputs, from its parts `(parts, N, ...)`."""
-    each = (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2)
-    return by_term(dict(zip(names, each, strict=True)))
-
-
-def by_term(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sum the columns of each term."""
-    columns_of: dict[str, list[Tensor]] = {}
-    for name, column in columns.items():
-        columns_of.setdefault(term_of(name), []).append(column)
-    return {name: torch.stack(each).sum(0) if len(each) > 1 else each[0] for name, each in columns_of.items()}
+    shares: dict[str, Tensor] = {}
+    for name, share in zip(names, (values / values.sum(0)).reshape(*values.shape[:2], -1).mean(2), strict=True):
+        term = name.partition(":")[0]
+        shares[term] = shares[term] + share if term in shares else share
+    return shares
 
 
 def is_site(column: str) -> bool:

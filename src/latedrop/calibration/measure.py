@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.corrected_mean import Correction, fit_correction
 from latedrop.calibration.cross_validation import CrossValidation, crossed
-from latedrop.calibration.fitted_terms import blocks_of, by_term, fit_terms, measured_columns, term_of
+from latedrop.calibration.fitted_terms import blocks_of, fit_terms, measured_columns, term_of
 from latedrop.calibration.guard import Guard
 from latedrop.calibration.methods import Plan, Terms
 from latedrop.calibration.scale import refuse_no_errors
@@ -320,7 +320,9 @@ def _with_learned(measured: TermRows, network: Network, noted: Parts) -> TermRow
     rows = whole_batch(network, plan, measured.sites, measured.features, noted, measured.mean)
     rows.weights = plan.weights
     error, columns, correction = measured.target - measured.mean, dict(measured.columns), None
-    rows.totals |= by_term(columns)
+    for term in terms:
+        own = [column for name, column in columns.items() if term_of(name) == term.name]
+        rows.totals |= {term.name: torch.stack(own).sum(0)} if own else {}
     for i, term in enumerate(terms):
         if isinstance(term, ErrorForest) and method.mean == "corrected":
             correction, added = _corrected(term.looking_at(rows), terms[:i], rows, columns, error)

@@ -132,7 +132,8 @@ class Labelled:
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
-    _check_size(batch_size)
+    if type(batch_size) is not int or batch_size < 1:
+        _check_size(batch_size)
     rows = x.count if isinstance(x, Graphs) else row_count(x)  # a graph stays in one piece
     if 0 < rows <= batch_size:
         yield x

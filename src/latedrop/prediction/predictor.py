@@ -154,13 +154,19 @@ class Batched(Generic[_Record, _Made]):
         run = step = partial(self._step, **options) if options else self._step
         if self.engine in PROGRAMS and self._is_whole(**options):
             run = partial(predicted_whole, self, step)
+        beyond: Tensor | None = None
         try:
-            made, beyond = self._answered(run, x)
+            try:
+                made = [run(part) for part in row_batches(x, self.batch_size)]
+            except LatedropError as error:
+                if error.rows is None:
+                    raise
+                made, beyond = self._answered(run, x)
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
-        prediction: Any = replace(self._joined(made), index=index)  # type: ignore[type-var]
-        if bool(beyond.any()):
+        prediction: Any = replace(made[0] if len(made) == 1 else self._joined(made), index=index)  # type: ignore[type-var]
+        if beyond is not None and bool(beyond.any()):
             parts = row_batches(x, self.batch_size)
             output = torch.cat([own_output(self._network, part, self.readout, check=False) for part in parts])
             if not bool(output.isfinite().any()) and not isinstance(x, Graphs):
