@@ -1,4 +1,4 @@
-"""Draw the figures of evidence.md, variance.md and serving.md: `python docs/make_evidence.py`, from the root."""
+"""Draw the figures of evidence.md, variance.md and serving.md: `python -m docs.make_evidence`."""
 
 from pathlib import Path
 from typing import Any

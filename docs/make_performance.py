@@ -1,4 +1,4 @@
-"""Draw the figures of docs/performance.md from benchmarks/results: `python docs/make_performance.py`, from the root."""
+"""Draw the figures of docs/performance.md from benchmarks/results: `python -m docs.make_performance`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
