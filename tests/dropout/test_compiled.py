@@ -221,6 +221,7 @@ def test_only_a_cuda_device_records() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # advice of torch's compiler
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # which it calls itself
 @pytest.mark.parametrize("engine", ["compiled", "recorded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype: torch.dtype, engine: Engine) -> None:
