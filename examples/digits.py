@@ -53,7 +53,7 @@ print(f"the 95 % prediction set has one class for {(sizes == 1).float().mean():.
 # %%
 figure = plots.new_figure(6.4, 3)
 for ax, row in zip(figure.subplots(2, 6).flat, p.confidence.argsort(), strict=False):
-    ax.imshow(x[new][row, 0], cmap="gray")
+    ax.imshow(x[new][row, 0].numpy(), cmap="gray")
     ax.set_title(f"says {p.label[row]} ({p.confidence[row]:.0%}), is {y[new][row]}", size=7)
     ax.axis("off")
 Path("output").mkdir(exist_ok=True)
