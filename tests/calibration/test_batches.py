@@ -205,3 +205,13 @@ def test_what_is_no_data_is_refused(data: Any, match: str) -> None:
 def test_unpack_must_give_a_pair() -> None:
     with pytest.raises(DataError, match=r"expected every batch to be a pair.*found Tensor of 7"):
         list(batches([(X, Y)] * 3, MODEL, unpack=lambda batch: batch[0]))
+
+
+def test_a_first_batch_without_rows_is_passed_over() -> None:
+    data = [(X[:0], Y[:0]), (X[:3], Y[:3]), (X[3:], Y[3:])]
+    read = Batches().read(data, MODEL)
+    first = read.first(2)
+    assert first is not None
+    assert torch.equal(first[0], X[:2])
+    assert [len(y) for _, y in read] == [3, 4]
+    assert Batches().read(data[:1], MODEL).first(2) is None

@@ -112,14 +112,13 @@ class Labelled:
             yield x, y
 
     def first(self, most: int) -> tuple[Any, Tensor] | None:
-        """Return at most so many inputs, of a pair or of the first batch, and all targets beside them; None if empty.
+        """Return at most `most` inputs of a pair or of the first batch with rows, and all its targets; None if empty.
 
         They are yielded later all the same.
         """
-        self._first = self._first or next(self._rest, None)
-        if self._first is None or not len(self._first[1]):
-            return None
-        return take_rows(self._first[0], slice(most)), self._first[1]
+        if self._first is None:
+            self._first = next((batch for batch in self._rest if len(batch[1])), None)
+        return None if self._first is None else (take_rows(self._first[0], slice(most)), self._first[1])
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         first, self._first = self._first, None
