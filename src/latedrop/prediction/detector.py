@@ -245,10 +245,13 @@ def detector(uq: Any, usual: Any, scores: Sequence[str] | None = None, *, seed: 
 
 def _measured(uq: Any, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return scores `(N,)` by name, in double precision on the CPU; of neighbours the features `(N, F)`."""
-    parts = [_scores(uq, rows, names) for rows in uq.batches(x)]
+    parts: list[dict[str, Tensor]] = []
+    for rows in uq.batches(x):
+        scores = _scores(uq, rows, names)
+        parts.append({name: scores[name].detach().cpu() for name in names})  # no batch stays on a GPU
     if not parts:
         raise DataError("expected at least one row to score; found none.")
-    joined = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in names}
+    joined = {name: torch.cat([part[name] for part in parts]) for name in names}
     return {name: values if name == _NEAR else values.double() for name, values in joined.items()}
 
 
