@@ -87,7 +87,7 @@ def write_all(folder: Path) -> None:
     for seed in range(4):
         stream.predict(rows(2, seed), ids=[f"row {seed}", seed])
         stream.update(torch.zeros(1, 1), ids=[seed])
-    stream.save(folder / "stream.json")
+    STREAM.write(folder / "stream.json", stream._state)
     METADATA.write(folder / "onnx.json", Metadata(_record(two.calibration, 0.9)))
     METADATA.write(folder / "onnx_classes.json", Metadata(_record(classes.calibration, 0.9)))
     write_crowd(folder / "crowd.json", uq.calibration, per_site)
