@@ -56,7 +56,7 @@ def measure(
     trained, *others = (load_weights(path, device) for path in weights.values())
     setup = stages.load(item, trained, settings)
     # cuDNN looks for the fastest convolution of each shape, of which there are few.
-    with torch.backends.cudnn.flags(benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
         free = stages.first_order(setup, tick)
         drawn = [stages.rate_stage(setup, rate, tick) for rate in settings.rates]
         dropped = {stem: stages.embedded(setup, one, tick) for stem, one in zip(list(weights)[1:], others, strict=True)}
