@@ -134,8 +134,7 @@ def print_judgement(
         if judgement.strange is not None:
             print(f"{judgement.strange:.0%} of the rows lie beyond 95 % of the reference rows.")
     else:
-        if judgement.together.verdict is not None:
-            _print_findings(judgement.together.verdict.findings)
+        _print_findings(judgement.together.verdict.findings)
         if len(judgement.outputs) > 1:
             print_table(output_table(judgement.outputs))
         for output in judgement.outputs:

@@ -73,14 +73,14 @@ def on_test_rows(judgement: Judgement, c: Calibration, place: str) -> str:
     for k in sorted(worst):
         name, verdict = with_unit(outputs[k].name, outputs[k].unit), outputs[k].verdict
         html.append(f'<h2 class="output" id="output-{k}">{escape(name)}</h2>')
-        html.append("" if verdict is None else lights(verdict.findings))
+        html.append(lights(verdict.findings))
         html.append(_of_output(outputs[k], place, 3, words=not k))
     return "".join([*html, _strange_rows(judgement, c)])
 
 
 def _order(output: JudgedOutput) -> tuple[int, float]:
     """Return what sorts the worst verdicts first."""
-    return (0, 0.0) if output.verdict is None else (_GRADES[output.verdict.grade], output.verdict.gain)
+    return _GRADES[output.verdict.grade], output.verdict.gain
 
 
 def _of_output(output: JudgedOutput, place: str, level: int, *, words: bool = True) -> str:
@@ -139,8 +139,7 @@ def _intervals(output: JudgedOutput) -> Figure:
     values, level = output.values, output.used.level
     count = len(values.mean)
     some = np.argsort(values.mean, kind="stable")[np.linspace(0, count - 1, min(count, _BARS)).round().astype(int)]
-    constant = None if values.constant is None else float(values.constant[0])
-    reach = 0.0 if constant is None else central_quantile(level) * constant
+    reach = central_quantile(level) * float(values.constant[0])
     ends = np.concatenate([values.low[some], values.high[some]])
     low, high = _limits(
         np.concatenate([values.target[some], values.mean[some] - reach, values.mean[some] + reach]), ends
@@ -155,16 +154,14 @@ def _intervals(output: JudgedOutput) -> Figure:
         words = f"row {values.rows[i]}: target {plain(target)}, prediction {plain(mean)}, "
         words += f"interval {plain(float(values.low[i]))} to {plain(float(values.high[i]))}"
         plot.segment((k, float(values.low[i])), (k, float(values.high[i])), "bar", words)
-        if constant is not None:
-            plot.segment((k, mean - reach), (k, mean + reach), "bar constant", words)
+        plot.segment((k, mean - reach), (k, mean + reach), "bar constant", words)
         (plot.dot if inside else plot.cross)(k, target, "target", words)
     shown = np.concatenate([ends, values.target[some]])
     beyond = int(((shown < low) | (shown > high)).sum())
     cut = f" {beyond} ends and targets lie beyond the figure." if beyond else ""
     missed = int(((values.target < values.low) | (values.target > values.high))[some].sum())
     said = f"{percent(level, 0)} intervals with the true values; {missed} of these {len(some)} are missed.{cut}"
-    legend = {"bar": f"{output.used.label}, {percent(level, 0)}"}
-    legend |= {} if constant is None else {"bar constant": "constant"}
+    legend = {"bar": f"{output.used.label}, {percent(level, 0)}", "bar constant": "constant"}
     legend |= {"dot target": "target", **({"cross": "missed target"} if missed else {})}
     return Figure("Intervals of some rows", said, plot.svg(said), legend)
 

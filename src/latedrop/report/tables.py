@@ -60,9 +60,6 @@ def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
     lines = [["output", "coverage", "", "coverage, constant", "gain over constant [nats]", "", "rank correlation", ""]]
     for output in outputs:
         v = output.verdict
-        if v is None:
-            lines.append([output.name, percent(output.used.coverage), *["-"] * 6])
-            continue
         grades = {finding.about: finding.grade for finding in v.findings}
         coverage = "bad" if "bad" in (grades["coverage"], grades.get("ranges")) else grades["coverage"]
         share, gain = _share(v.coverage, v.coverage_error), _gain(v.gain, v.gain_error)
