@@ -113,7 +113,8 @@ def test_memory_that_is_not_there_is_an_error_in_the_end(monkeypatch: pytest.Mon
 
 def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
     run = lambda net, x: net.second(nn.functional.dropout(net.first(x), 0.5))  # noqa: E731
-    model, x = Net(run, first=nn.Linear(3, 8), second=nn.Linear(8, 1)), torch.randn(6, 3)
+    model = Net(run, first=nn.Linear(3, 8), second=nn.Linear(8, 1))
+    x = torch.randn(60, 3)  # so many numbers that layers before the first site would run once
     with pytest.warns(UserWarning, match="random numbers by itself") as caught:
         sites = find_sites(model, x)
     assert len(caught) == 1
