@@ -97,6 +97,7 @@ class Figure(NamedTuple):
 def _scene(
     key: tuple[int, int, int], ground: Picture, *, other: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
+    """Return the heads `(P, 2)` and the pixels of a frame."""
     rng = np.random.default_rng(key)
     shape = (ground.shape[0], ground.shape[1])
     canvas, owner = ground.copy(), np.zeros(shape, np.int32)
