@@ -95,6 +95,26 @@ class TestBadInput:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
 
+    @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            (torch.full((20,), 3), "labels from 0 to 2"),
+            (torch.full((20,), -1), "labels from 0 to 2"),
+            (torch.linspace(0, 1, 20), "whole numbers from 0 to 2"),
+            (torch.zeros(20, dtype=torch.long), "at least two classes"),
+        ],
+        ids=["beyond", "below", "floats", "one class"],
+    )
+    def test_labels(self, net: nn.Module, labels: Tensor, message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            latedrop.calibrate(net, (torch.randn(20, 4), labels), task="classification", progress=False)
+
+    def test_more_classes_than_rows_are_refused_at_the_first_batch(self) -> None:
+        net, x, y = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 90)), torch.randn(80, 4), torch.arange(80)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
+        with pytest.raises(DataError, match=r"at least as many validation rows as classes, 90.*found 80"):
+            latedrop.calibrate(net, loader, progress=False)
+
     def test_maps_and_options_of_regressions(self, net: nn.Module) -> None:
         x, y = torch.randn(30, 4), torch.arange(30) % 3
         maps, images = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1)), torch.randn(30, 1, 2, 2)

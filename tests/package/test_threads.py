@@ -260,6 +260,7 @@ def test_threads_that_calibrate_at_once_find_the_serial_calibration(name: str, m
 
 def test_a_thread_that_fails_disturbs_no_other() -> None:
     model, x, y = made("mlp")
+    before = state_of(model)
     uq = predictor(model, x, y, "linear")
     serial = uq.predict(x)
 
@@ -272,6 +273,7 @@ def test_a_thread_that_fails_disturbs_no_other() -> None:
         return same(uq.predict(x), serial)
 
     assert together([lambda: all(fail() for _ in range(16)), lambda: all(work() for _ in range(16))] * 4) == [True] * 8
+    assert changed(before, [state_of(model)]) == set()
 
 
 @pytest.mark.parametrize("work", WORKS)
