@@ -190,12 +190,16 @@ class Batched(Generic[_Record, _Made]):
         """Predict all batches; also return the rows, `(N,)`, that are beyond numbers: others stand in for these."""
         beyond, given = torch.zeros(row_count(x), dtype=torch.bool), x
         alone = rows_are_nodes(x) or not any(site.coupled for site in self.calibration.sites)
+        made: dict[int, _Made] = {}
         while True:
-            made, more, start = [], beyond.clone(), 0
-            for part in row_batches(x, self.batch_size):
+            more, start = beyond.clone(), 0
+            for number, part in enumerate(row_batches(x, self.batch_size)):
                 rows = slice(start, start + row_count(part))
+                start = rows.stop
+                if number in made:
+                    continue
                 try:
-                    made.append(run(part))
+                    made[number] = run(part)
                 except LatedropError as error:
                     named = error.rows is not None and len(error.rows) == len(more[rows])
                     if not named or not alone or not hasattr(self.kind, "with_unknown"):
@@ -204,9 +208,8 @@ class Batched(Generic[_Record, _Made]):
                     more[rows] |= part.whole(wrong) if isinstance(part, Graphs) else wrong
                     if torch.equal(more[rows], beyond[rows]):
                         raise
-                start = rows.stop
             if torch.equal(more, beyond):
-                return made, beyond
+                return [made[number] for number in sorted(made)], beyond
             beyond, x = more, stand_in(given, more)
 
     def predict_batches(
