@@ -8,6 +8,7 @@
 - `_version` counts what is written into a tensor, which autograd alone looks at.
 - `_torchdynamo_orig_callable` is the function that `torch.compile` was given.
 - `_is_exporting_flag` and `_is_compiling_flag` tell models that they are traced.
+- `_cuda_clearCublasWorkspaces` lets a CUDA graph have work space of its own, as torch does for its own graphs.
 - `_set_grad_enabled` is what a mode of torch functions sees of `no_grad`.
 - `DisableTorchFunction` runs what no mode of torch functions is to see.
 - `_functorch` finds the tensor inside the transforms of `torch.func`, whose graph is that of the caller.
@@ -33,7 +34,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    *("Operator", "Watching", "bare", "being_traced", "decompositions_of", "draws_numbers", "operator_of"),
+    *(
+        "Operator",
+        "Watching",
+        "bare",
+        "being_traced",
+        "clear_workspaces",
+        "decompositions_of",
+        "draws_numbers",
+        "operator_of",
+    ),
     *("plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls", "restore_calls", "set_grad"),
     *("traced", "uncompiled", "unseen_by_modes", "unwrapped", "version_of", "without_cudnn", "wrapper_tensor"),
 ]
@@ -174,6 +184,11 @@ def _tracing(*, exporting: bool) -> Iterator[None]:
 
 being_traced = _TRACING.get
 """Return what `traced` traces a function of this thread for, "program" or (ONNX) "file"; values are not read then."""
+
+
+def clear_workspaces() -> None:
+    """Let go of the work space that cuBLAS holds on CUDA devices."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 unseen_by_modes = torch._C.DisableTorchFunction

@@ -30,7 +30,7 @@ from latedrop.dropout.prefix import Prefix, drawn_output
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.network.network import Network
 from latedrop.network.sites import Site
-from latedrop.torch_private import draws_numbers, operator_of, plain_kernels, traced
+from latedrop.torch_private import clear_workspaces, draws_numbers, operator_of, plain_kernels, traced
 
 __all__ = ["Program", "batch_function", "compiled_moments", "program_for", "readout_key", "refuse"]
 
@@ -64,10 +64,12 @@ class Program:
 
     def __call__(self, *inputs: Tensor, fixed: Sequence[Tensor] = ()) -> list[Tensor]:
         """Return the results of the function of inputs and `fixed` ones, whose values nobody changes."""
-        with self._turn, torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        cast = torch.autocast(self._device.type, enabled=False)
+        with self._turn, torch.inference_mode(False), torch.no_grad(), cast:
             try:
-                if self._run is None:  # recorded with the first inputs
-                    self._run = _Recorded(self._graph, inputs, fixed)
+                if self._run is None:  # recorded with the first inputs; a process records one graph at a time
+                    with _COMPILING:
+                        self._run = _Recorded(self._graph, inputs, fixed)
                 if isinstance(self._run, _Recorded):
                     results = self._run(inputs, fixed)
                 else:  # copied where the next replay would overwrite them
@@ -93,12 +95,14 @@ class _Recorded:
         with torch.cuda.stream(stream):  # also makes its device the current one
             for _ in range(2):  # libraries choose kernels, and Triton compiles them, before anything is recorded
                 graph(*self._inputs)
+            clear_workspaces()  # what is recorded has its own, in the memory of the graph
             # Other threads may allocate meanwhile.
             with torch.cuda.graph(self._recorded, stream=stream, capture_error_mode="thread_local"):
                 results: Sequence[Tensor] = graph(*self._inputs)
                 kinds = dict.fromkeys(result.dtype for result in results)
                 # Joined by dtype, as each is copied in every call.
                 self._joined = [torch.cat([r.flatten() for r in results if r.dtype == kind]) for kind in kinds]
+        clear_workspaces()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         self._shapes = [[result.shape for result in results if result.dtype == kind] for kind in kinds]
         order = [i for kind in kinds for i, result in enumerate(results) if result.dtype == kind]
@@ -114,12 +118,15 @@ class _Recorded:
             for place, value in zip(self._inputs[len(inputs) :], fixed, strict=True):
                 place.copy_(value)
             self._fixed = fixed
-        self._recorded.replay()
+        try:
+            self._recorded.replay()
+            copies = [joined.clone() for joined in self._joined]
+        finally:  # also where memory ran out for the copies
+            self._last.record(stream)
         results = []
-        for joined, shapes in zip(self._joined, self._shapes, strict=True):
-            parts = joined.clone().split([shape.numel() for shape in shapes])
+        for copy, shapes in zip(copies, self._shapes, strict=True):
+            parts = copy.split([shape.numel() for shape in shapes])
             results += [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        self._last.record(stream)
         return [results[place] for place in self._places]
 
 
@@ -127,8 +134,9 @@ def _fold_constants(graph: fx.GraphModule) -> None:
     """Compute once what depends on no input and no weight: a CUDA graph cannot send numbers to the device."""
     values: dict[fx.Node, Any] = {}
     for node in graph.graph.nodes:
-        if node.op == "get_attr" and getattr(graph, node.target).device.type == "cpu":
-            values[node] = getattr(graph, node.target)
+        value = getattr(graph, node.target) if node.op == "get_attr" else None
+        if value is not None and value.device.type == "cpu" and not isinstance(value, torch.nn.Parameter):
+            values[node] = value
         elif node.op == "call_function" and all(before in values for before in node.all_input_nodes):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)

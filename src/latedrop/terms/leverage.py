@@ -89,7 +89,7 @@ class _Leverage(Term):
     def directions(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return `(K, n, D)` from rows `(n, K, D - 1)`: in the metric, where squares add up to the leverage.
 
-        In double precision where `exact`, and on a GPU.
+        In double precision where `exact`, on a GPU, and where products of single precision are rounded.
         """
         if self.root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
