@@ -1,4 +1,4 @@
-"""Numbers as people read them: few digits, thousands apart, no long rows of zeros."""
+"""Format numbers for readers: few digits, separated thousands, no long rows of zeros."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _LARGE, _SMALL = 1e9, 1e-4  # from here on, and below here, powers of ten are ea
 
 
 def plain(value: float | None, digits: int = _DIGITS) -> str:
-    """A number to so many significant digits; a dash for none.
+    """Format a number with `digits` significant digits; None gives a dash.
 
     >>> [plain(value) for value in (0.5, 1234567.8, 0.00001234, -31.41592, None)]
     ['0.5', '1,235,000', '1.234e-5', '-31.42', '-']
@@ -31,7 +31,7 @@ def plain(value: float | None, digits: int = _DIGITS) -> str:
 
 
 def column(values: Iterable[float | None], digits: int = _DIGITS) -> list[str]:
-    """The numbers of a column, with as many decimals each: `digits` significant ones for the largest, and 2 for all.
+    """Format the numbers of a column with equal decimals: `digits` significant for the largest, 2 for all.
 
     >>> column([23.2946, 8.4, None, 25.31])
     ['23.29', '8.40', '-', '25.31']
@@ -56,7 +56,7 @@ def column(values: Iterable[float | None], digits: int = _DIGITS) -> list[str]:
 
 
 def percent(share: float | None, places: int = 1) -> str:
-    """A share in percent; a dash for none.
+    """Format a share in percent; None gives a dash.
 
     >>> percent(0.1234), percent(0.9, 0)
     ('12.3 %', '90 %')
@@ -65,7 +65,7 @@ def percent(share: float | None, places: int = 1) -> str:
 
 
 def nats(value: float) -> str:
-    """A size in nats, or any other score: three decimals, fewer where it is large.
+    """Format a size in nats, or another score, with three decimals; fewer if it is large.
 
     >>> nats(0.0123), nats(31873.477)
     ('0.012', '31,870')
@@ -83,5 +83,5 @@ def _power(value: float, digits: int, *, cut: bool = True) -> str:
 
 
 def _unsigned(value: float, places: int) -> float:
-    """Without the sign of what is rounded to 0."""
+    """Remove the minus sign of a number that was rounded to 0."""
     return 0.0 if abs(value) < 0.5 * 10**-places else value

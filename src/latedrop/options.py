@@ -1,8 +1,8 @@
-"""Option objects: frozen dataclasses whose annotations say what each field may be; `check_options` compares.
+"""Check option objects: frozen dataclasses whose annotations give the allowed values of each field.
 
 A flag is `bool`, a choice of texts `Literal`, a whole number `int` or `Annotated[int, AtLeast(1)]`, a function
-`Callable`, a list of names `Sequence[str]`; each may also be a part of a union. What has another type is checked by
-its class.
+`Callable`, a list of names `Sequence[str]`; each may also be a part of a union. A class checks its fields of other
+types itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["AtLeast", "check_options", "shown"]
 
 @dataclass(frozen=True)
 class AtLeast:
-    """The least whole number that a field may be."""
+    """Set the minimum of an integer field."""
 
     number: int
 
 
 def check_options(options: Any, page: str = "") -> None:
-    """Check the fields of a new object, or `ArgumentError`; flags and whole numbers of numpy become Python's.
+    """Check the fields of a new object, or raise `ArgumentError`; convert numpy's booleans and integers to Python's.
 
-    `page` names what documents them, where that is not the class.
+    `page` names the documentation of the fields, if that is not the class.
     """
     owner: Any = type(options)
     for name, (kind, default) in _annotations(owner).items():
@@ -46,7 +46,7 @@ def check_options(options: Any, page: str = "") -> None:
 
 
 def shown(value: Any) -> str:
-    """Return how a value is shown in a message: on one line, at most 80 characters."""
+    """Format a value for a message, on one line of at most 80 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int of thousands of digits, or an object of others
@@ -62,7 +62,7 @@ def _annotations(kind: type) -> dict[str, tuple[Any, Any]]:
 
 
 def _unmet(kind: Any, value: Any) -> str:
-    """Return what was expected where a value is not of a kind; else nothing."""
+    """Return the description of the expected kind if a value is not of it; else an empty text."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         unmet = [_unmet(part, value) for part in args]

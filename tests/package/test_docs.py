@@ -23,7 +23,7 @@ OTHERS += [ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md", ROOT / "benchmarks" / 
 LONG = {"adapters", "classification", "coming_from", "crowd", "deployment", "tutorial_maps", "tutorial_text"}
 WIDEST = 88
 """Columns of a line of code that the site shows without cutting it off."""
-WIDE = {"performance", "studies"}
+WIDE = {"studies"}
 """Pages with longer lines, to be narrowed."""
 
 # A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,

@@ -1,10 +1,10 @@
-"""The guard: how far a row lies outside the reference rows, and what that does to a variance.
+"""Compute the guard: how far a row lies outside the reference rows, and how its variance grows with that.
 
     variance(x) = g(x) · fitted(x) + (g(x) - 1) · constant,      g(x) = max(1, novelty(x)),
 
-where the novelty is the leverage of a row in units of what 95 % of the reference rows stay below, the largest of
-several kinds, and the constant is the mean squared error of the validation rows. The variance grows no further than
-what the targets alone say. Of classes the novelty makes the temperature grow, see `latedrop.calibration.fit_classes`.
+where the novelty is the leverage of a row divided by the 95 % quantile of the reference rows (the largest of several
+kinds), and the constant is the mean squared error of the validation rows. The variance of the targets bounds this
+growth. For classes the temperature grows with the novelty, see `latedrop.calibration.fit_classes`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _Limits: TypeAlias = Annotated[tuple[Annotated[float, Limits(1e-30, 1e30)], ...]
 @record
 @dataclass(frozen=True)
 class Guard:
-    """Tells how novel rows are, and lets the variance grow for those unlike the reference rows.
+    """Measure how novel rows are, and widen the variance of those unlike the reference rows.
 
     Attributes:
-        terms: the names of those whose values tell.
-        limits: for each of them what 95 % of the reference rows stay below, one number per output or one for all.
-        constants: the validation rows' mean squared error, one per output or one for all; empty of classes.
-        centres: the mean of the validation targets, likewise; empty where there is no ceiling.
-        spreads: their variance.
-        grows: False where rows are only told apart, and the variance stays.
-        most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
+        terms: names of the terms whose values measure novelty.
+        limits: 95 % quantile of each term over the reference rows, one number per output or one for all.
+        constants: mean squared error of the validation rows, one per output or one for all; empty for classes.
+        centres: mean of the validation targets, likewise; empty if there is no ceiling.
+        spreads: variance of the validation targets, likewise.
+        grows: False if only the novelty is measured, and the variance stays as it is.
+        most: largest factor, used with few validation rows, which hardly show what is usual; None if there is none.
     """
 
     terms: Annotated[tuple[str, ...], Limits(1)]
@@ -69,23 +69,22 @@ class Guard:
         return self
 
     def novelty(self, rows: BatchContext, terms: Mapping[str, Term]) -> Tensor:
-        """Return novelty `(N,)`: below 1 for rows like 95 % of the reference rows, infinite beyond all numbers."""
+        """Return the novelty `(N,)`: below 1 for 95 % of the reference rows, infinite if a value overflows."""
         novelty = self.ratio([rows.values_of(terms[name]).reshape(len(rows.mean), -1) for name in self.terms])
         return novelty if being_traced() else novelty.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def ratio(self, values: Sequence[Tensor]) -> Tensor:
-        """Return `(N,)`, the largest of all values `(N, K)` of the terms in units of their limits."""
+        """Divide the values `(N, K)` of the terms by their limits; return the largest ratio of each row, `(N,)`."""
         pairs = zip(values, self.limits, strict=True)
         return torch.cat([value / constants(limit).to(value) for value, limit in pairs], 1).amax(1)
 
     def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
-        """Return the variance `(N, ...)` of rows with this novelty, `(N,)`, and this mean.
+        """Widen a variance `(N, ...)` by the novelty `(N,)` of its rows.
 
-        A row far outside is no narrower than a constant would be there. Where g is above 1 a forest knows nothing, so
-        that the larger of the variance and of `without`, that of a fit without it, grows. It becomes no wider than
-        `spread + (mean - centre)^2`, how far off the prediction is on average if the target is any of those known,
-        unless it was at the limit: divided by g, the variance is about what it was there, so that it does not jump.
-        Nor is it made smaller than the constant.
+        Above g = 1 a forest extrapolates, so the larger of the variance and of `without`, the variance of a fit without
+        forest, is widened. The ceiling is `spread + (mean - centre)^2`: the mean squared error of the prediction if the
+        target was drawn from the validation targets. The result is also at least `base / g`, so that the ceiling makes
+        no jump where g passes 1, and it does not fall below the constant if `base` was above it.
         """
         if not self.grows:
             return variance
@@ -103,7 +102,7 @@ class Guard:
 
 
 def upper_quantile(leverage: Tensor, weights: Tensor | None = None) -> float:
-    """Return the leverage that rows of 95 % of the weight stay below."""
+    """Return the weighted 95 % quantile of the leverage."""
     leverage = leverage.double().clamp_min(1e-30)
     if weights is None:
         return float(np.quantile(leverage.numpy(), _INSIDE, method="higher"))

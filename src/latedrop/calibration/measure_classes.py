@@ -1,11 +1,11 @@
-"""The validation rows of a classifier, measured: logits, labels and novelty.
+"""Measure logits, labels and novelty of the validation rows of a classifier.
 
 The data are read once. Novelty comes from leverage of features and, where the model can be differentiated, of the mask
-gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are kept for all
-rates, as every temperature is tried on them.
+gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are stored for all
+rates, because a temperature is fitted at each rate.
 
-Of maps some pixels are drawn by chance, at most the same number of every image, among those that have a label: a fit of
-a few numbers needs no more than some ten thousand. Images may differ in size.
+For maps, pixels are sampled at random among those with a label, at most the same number from every image: some ten
+thousand are enough to fit a few numbers. Images may differ in size.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def measure_classes(network: Network, data: Labelled, plan: Plan) -> Measured:
 
 
 def largest_logit(output: Tensor) -> Tensor:
-    """Return `(N, 1)`, the logit of the likeliest class; of a binary classifier with one logit, its size."""
+    """Return the logit of the likeliest class, `(N, 1)`; for a binary classifier with one logit, its absolute value."""
     flat = output.reshape(len(output), -1)
     return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
 
 
 def pixels_of(output: Tensor, labels: Tensor, ignored: int | None, first: int, images: int) -> list[Parts]:
-    """Draw pixels with a label of each image of outputs `(n, K, ...)`, at most `MOST` numbers of all `images`.
+    """Sample labelled pixels from each image of outputs `(n, K, ...)`, at most `MOST` numbers from all `images`.
 
-    The images are numbered from `first` on; those without any label are left out.
+    Image numbers start at `first`; images without any label are left out.
     """
     logits = as_logits(output, maps=True)
     truth = as_labels(labels.to(logits.device), logits.shape[1], (len(logits), *logits.shape[2:]), ignored)
@@ -181,7 +181,7 @@ def _are_maps(output: Tensor, labels: Tensor, plan: Plan, task: Classification) 
 
 
 def _names(method: Any) -> set[str]:
-    """Return the names of the terms that tell novel rows: both kinds of leverage unless one of them was named."""
+    """Return the names of the terms that measure novelty: both kinds of leverage, or those that the user named."""
     both = {"leverage", "gradients"}
     names = {term.name for term in method.objects} if isinstance(method, Terms) and method.chosen else both
     if names - both:

@@ -1,7 +1,7 @@
-"""Rows of a file predicted and written, or judged by their targets, a batch at a time.
+"""Predict the rows of a file batch by batch, and write them or judge them by their targets.
 
 Predictions are columns: one value per row and column, or with `flat=False` one array per name. Rows that are not finite
-have no prediction: NaN, or nothing in columns of text.
+get NaN, or an empty text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_VALUES, _MOST_COLUMNS = 20_000_000, 200  # of inputs that are remembered f
 
 
 def checked_sets(c: Calibration | ClassCalibration, level: float | None) -> float | None:
-    """Return the level to predict with; `ArgumentError` where classes have no prediction sets for one."""
+    """Return the level for predictions; raise `ArgumentError` if a classifier has no prediction sets for it."""
     if not isinstance(c, ClassCalibration):
         return LEVEL if level is None else level
     if level is not None and c.sets is None:
@@ -48,10 +48,10 @@ def checked_sets(c: Calibration | ClassCalibration, level: float | None) -> floa
 def predicted(
     uq: Predictor | ClassPredictor, rows: Rows, level: float | None, *, flat: bool
 ) -> dict[str, npt.NDArray[Any]]:
-    """Predict rows, as columns.
+    """Predict rows and return the predictions as columns.
 
-    Of numbers mean, std, low, high and novelty; of classes label, confidence, entropy, the set where a level is given,
-    and the probability of each.
+    The columns are mean, std, low, high and novelty for regression; for classes label, confidence, entropy, the set if
+    there is a level, and the probability of each class.
     """
     c, empty = uq.calibration, ~rows.finite
     result: Any = uq.predict(as_arguments(uq.model, _filled(rows)))
@@ -76,7 +76,7 @@ def predicted(
 
 
 def _filled(rows: Rows) -> Any:
-    """Return the inputs, with those of a finite row, or zeros, in the place of rows that are not finite."""
+    """Replace the inputs of rows that are not finite by those of a finite row, or by zeros."""
     if rows.finite.all():
         return rows.inputs
     index = np.where(rows.finite, np.arange(len(rows)), np.argmax(rows.finite))
@@ -86,7 +86,7 @@ def _filled(rows: Rows) -> Any:
 
 
 def _listed(names: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
-    """Join names with commas; one that holds a comma stands in double quotes, as the options of commands do."""
+    """Join names with commas; put a name that contains a comma in double quotes, as in command options."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([name for name, is_in in zip(names, chosen, strict=True) if is_in])
     return line.getvalue()
@@ -95,7 +95,7 @@ def _listed(names: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
 def write_predictions(
     uq: Predictor | ClassPredictor, source: Source, output: str, out: Any, level: float | None, *, drop: bool
 ) -> tuple[int, Places, list[str]]:
-    """Write batch by batch from the source to the output; return how many, which are empty, and the columns' names."""
+    """Write predictions batch by batch; return the number of rows, which of them are empty, and the column names."""
     path, count, empty, names = source.table.path, 0, Places(source.table.unit), list[str]()
     flat = not output.lower().endswith(".npz")
     if flat and len(getattr(uq.calibration, "output_shape", ())) > 1:
@@ -134,9 +134,9 @@ def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
 
 
 class _Noticed:
-    """The places of rows in their file, and their inputs if these are columns of numbers.
+    """Record the places of rows in their file, and their inputs if these are columns of numbers.
 
-    Of very many rows the inputs of every second, fourth, ... are remembered, so that they fit memory.
+    For very many rows, only the inputs of every second, fourth, ... row are stored, so that they fit memory.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -160,7 +160,7 @@ class _Noticed:
         return places
 
     def inputs(self) -> Inputs:
-        """Return the columns, and which rows they are of."""
+        """Return the columns of inputs, and the numbers of the rows they belong to."""
         if not self._inputs:
             return Inputs({})
         whole = np.concatenate(self._inputs).astype(np.float64)

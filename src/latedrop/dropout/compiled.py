@@ -4,7 +4,7 @@ Latedrop runs a private copy of the network, which user code cannot change. So a
 (`make_fx` records forward and backward passes as one graph of operators). The graph shares the weights, so changes of
 their values take effect. `engine="compiled"`: `torch.compile` makes a program of it, whose fused kernels are best for
 many rows; on a CUDA device it replays them as a CUDA graph. `engine="recorded"`: the operators themselves become a CUDA
-graph. That takes seconds where compiling takes up to a minute, and few rows, which wait for Python, gain as much.
+graph. That takes seconds where compiling takes up to a minute, and is as fast for few rows, which wait for Python.
 
 Masks of draws are hashed from keys that are inputs of the graph, so that one program serves all rates and seeds.
 """
@@ -63,7 +63,7 @@ class Program:
         self._run: Any = torch.compile(self._graph, fullgraph=True, dynamic=False, mode=mode) if compiled else None
 
     def __call__(self, *inputs: Tensor, fixed: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Return the results of the function of inputs and `fixed` ones, whose values nobody changes."""
+        """Run the program on `inputs` and on `fixed` inputs, whose values never change; return its results."""
         cast = torch.autocast(self._device.type, enabled=False)
         with self._turn, torch.inference_mode(False), torch.no_grad(), cast:
             try:
@@ -131,7 +131,7 @@ class _Recorded:
 
 
 def _fold_constants(graph: fx.GraphModule) -> None:
-    """Compute once what depends on no input and no weight: a CUDA graph cannot send numbers to the device."""
+    """Compute nodes that depend on no input or weight once: a CUDA graph cannot copy numbers to the device."""
     values: dict[fx.Node, Any] = {}
     for node in graph.graph.nodes:
         value = getattr(graph, node.target) if node.op == "get_attr" else None
@@ -179,7 +179,7 @@ def _form(value: Tensor) -> tuple[Any, ...]:
 
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
-    """Turn a function of a batch into one of the batch's tensors; return it and these tensors."""
+    """Turn a function of a batch into a function of the tensors in it; return that function and the tensors."""
 
     def of_tensors(*values: Tensor) -> Any:
         each = iter(values)
@@ -208,7 +208,7 @@ def compiled_moments(
     device, stream = network.weight.device, Stream()
 
     def sent() -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-        """Send to the device what does not change with the rows."""
+        """Copy the arguments that do not depend on the rows to the device."""
         limits = torch.tensor([threshold(rates[site.name]) - 2**31 for site in sites], dtype=torch.int32)
         scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
         chunks = []
@@ -267,13 +267,13 @@ def _chunk_program(
 
 @torch.library.custom_op("latedrop::thinned", mutates_args=())
 def _thinned(value: Tensor, keys: Tensor, shape: Sequence[int], limit: Tensor, scale: Tensor) -> Tensor:
-    """Multiply a value `(draws, ...)` by masks `(draws, *shape)`, by one kernel where there is one for it."""
+    """Multiply a value `(draws, ...)` by masks `(draws, *shape)`, with one fused kernel if there is one."""
     kernel = kernel_for(value, keys, shape, limit, scale)
     return _multiplied(value, keys, shape, limit, scale) if kernel is None else kernel(value)
 
 
 def _multiplied(value: Tensor, keys: Tensor, shape: Sequence[int], limit: Tensor, scale: Tensor) -> Tensor:
-    """Multiply a value `(draws, ...)` by masks in float32 or float64, by plain operators."""
+    """Multiply a value `(draws, ...)` by masks in float32 or float64, with separate operators."""
     keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= limit
     wide = torch.promote_types(value.dtype, torch.float32)
     return (value * torch.where(keep, scale.to(wide), 0.0)).to(value.dtype)
@@ -305,7 +305,7 @@ class _Hashed:
 
 
 def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
-    """Trace a function that runs a network; raise `ArgumentError` if its graph is not valid for all inputs."""
+    """Trace a function that runs a network; raise `ArgumentError` if its graph is valid only for some inputs."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in network.copy.modules())
     try:
         with plain_kernels() if recurrent else nullcontext():  # recurrent layers are traced step by step

@@ -61,12 +61,19 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
 
 @dataclass(frozen=True)
 class Requirement:
-    """A bound on a measure."""
+    """A bound on a measure.
+
+    Attributes:
+        measure: its name.
+        sign: `>=`, `>`, `<=` or `<`.
+        bound: what it is held against.
+        found: what was measured; None before that.
+    """
 
     measure: str
-    sign: str  # >=, >, <= or <
+    sign: str
     bound: float
-    found: float | None = None  # what was measured; None before that
+    found: float | None = None
 
     @property
     def met(self) -> bool:
@@ -364,34 +371,57 @@ def _kept_rmse(error: Floats, by: Floats) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The scores of one way from logits to probabilities."""
+    """The scores of one way from logits to probabilities.
+
+    Attributes:
+        label: its name.
+        nll: of the labels, in nats.
+        brier: the Brier score, from 0 to 2.
+        accuracy: share of labels that are the likeliest class.
+        ece: expected calibration error, 15 bins of equal mass.
+        selective_risk: mean error rate over all shares of rows that are kept, the surest first.
+    """
 
     label: str
     nll: float
-    brier: float  # from 0 to 2
+    brier: float
     accuracy: float
-    ece: float  # expected calibration error, 15 bins of equal mass
-    selective_risk: float  # mean error rate over all shares of rows that are kept, the surest first
+    ece: float
+    selective_risk: float
 
 
 @dataclass(frozen=True)
 class SetScores:
-    """The coverage and size of prediction sets at one level."""
+    """The coverage and size of prediction sets at one level.
+
+    Attributes:
+        level: how often they should hold the label.
+        coverage: how often they do.
+        coverage_error: standard error of that.
+        size: classes in a set, on average.
+    """
 
     level: float
     coverage: float
-    coverage_error: float  # its standard error
-    size: float  # classes in a set, on average
+    coverage_error: float
+    size: float
 
 
 @dataclass(frozen=True)
 class RuleScores:
-    """The errors among the rows that a rule keeps."""
+    """The errors among the rows that a rule keeps.
 
-    risk: float  # what their error rate should stay below
-    kept: float  # the share of rows that it keeps
-    errors: float  # the error rate of these; 0 where none is kept
-    errors_error: float  # its standard error
+    Attributes:
+        risk: what the error rate of kept rows should stay below.
+        kept: the share of rows that it keeps.
+        errors: the error rate of these; 0 where none is kept.
+        errors_error: standard error of that.
+    """
+
+    risk: float
+    kept: float
+    errors: float
+    errors_error: float
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sites: the inputs of weight layers, where dropout goes, and their rates."""
+"""Describe sites, the inputs of weight layers where dropout is applied, and their rates."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _Count: TypeAlias = Annotated[int, Limits(1, 2**40)]
 @record
 @dataclass(frozen=True)
 class Site:
-    """A place where dropout goes: the input of one weight layer.
+    """Describe a place where dropout is applied: the input of one weight layer.
 
     Attributes:
-        name: the layer's name in `model.named_modules()`, less what wrappers add; for a weight without a layer the
+        name: the layer's name in `model.named_modules()`, without wrappers' prefixes; for a weight without a layer the
             parameter's name, and where in it the weight starts (`"stack[3]"`).
         kind: `"element"` masks every unit by itself, `"channel"` whole channels (features).
         layer: the layer's type, or the torch function that takes the weight.
@@ -75,11 +75,11 @@ class Site:
 
     @property
     def count(self) -> int:
-        """Number of units that one mask covers."""
+        """Return the number of units in one mask."""
         return prod(self.units)
 
     def place(self, unit: int) -> tuple[int, ...]:
-        """Return the position of a unit, counted flat, in the mask; led by the call where the layer has several."""
+        """Return the index in the mask of a unit with a flat index; the call comes first if the layer has several."""
         call, unit = divmod(unit, self.count)
         places = tuple(map(int, np.unravel_index(unit, self.units)))
         return (call, *places) if self.calls > 1 and self.kind == "element" else places
@@ -110,7 +110,7 @@ StoredSites: TypeAlias = Annotated[Sites, Via(Annotated[tuple[Site, ...], Limits
 
 
 def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Place, Any]:
-    """Return the arguments of a weight layer that dropout acts on, by their places."""
+    """Return the arguments of a weight layer to which dropout is applied, by position."""
     names: tuple[str, ...] = ("input",)
     if isinstance(module, (nn.MultiheadAttention, nn.Bilinear)):
         names = ("input1", "input2") if isinstance(module, nn.Bilinear) else ("query", "key", "value")
@@ -121,12 +121,12 @@ def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def channel_axis(module: nn.Module) -> int:
-    """Return the axis of a layer's input, from the end, along which its features lie."""
+    """Return the feature axis of a layer's input, counted from the end."""
     return next((-1 - spatial for layer, spatial in _CONVOLUTIONS.items() if isinstance(module, layer)), -1)
 
 
 def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = False) -> list[str]:
-    """Return the names of the sites whose layer or weight a model lacks; with `same_type`, or has as another type."""
+    """Return the names of sites whose layer or weight is missing in a model, or with `same_type` has another type."""
     plain = plain_names(model)
     modules = {plain(name): module for name, module in model.named_modules()}
     weights = dict(named_weights(model)) if any(site.weight is not None for site in sites) else {}
@@ -160,7 +160,7 @@ def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
 
 
 def odds_by_site(sites: Sequence[Site], rate: Rate) -> tuple[float, ...]:
-    """`rate / (1 - rate)` of every site: the variance of a mask of mean 1."""
+    """Return `rate / (1 - rate)` of every site: the variance of a mask with mean 1."""
     return tuple(value / (1 - value) for value in rates_by_site(sites, rate).values())
 
 

@@ -1,14 +1,14 @@
-"""Several outputs of a row together: an ellipsoid, and bands that hold all outputs at once.
+"""Predict several outputs together: ellipsoids, and bands that contain all outputs of a row at once.
 
 With the calibrated standard deviations s of a row and its standardised errors `z = (target - mean) / s`, the errors
 have the correlation
 
     R(x) = a · I + (1 - a) · (b · C + (1 - b) · P(x)),
 
-C that of the standardised errors of labelled rows, the same for all rows, and P(x) that of the outputs to first order
-over shared masks: with mask gradients phi_k of each output, `P_kl = phi_k · phi_l / (|phi_k| |phi_l|)`. Each has a
-diagonal of 1, so the variance of every output stays as it was calibrated. Half of the labelled rows choose a and b by
-likelihood, on rows left out of C. On the n rows of the other half
+C is the correlation of the standardised errors of labelled rows, the same for all rows, and P(x) that of the outputs to
+first order over shared masks: with mask gradients phi_k of each output, `P_kl = phi_k · phi_l / (|phi_k| |phi_l|)`.
+Each has a diagonal of 1, so the variance of every output stays as it was calibrated. One half of the labelled rows is
+used to choose a and b by likelihood, with C from other rows of this half. On the n rows of the other half
 
     region: z' R^-1 z <= q,      bands: |z_k| <= r for all k,
 
@@ -48,7 +48,7 @@ _FOLDS = 5
 
 @dataclass(frozen=True)
 class Region:
-    """An ellipsoid for each of N rows, which holds the whole target `(K,)` with a probability.
+    """Hold an ellipsoid for each of N rows that contains the whole target `(K,)` with a given probability.
 
     Attributes:
         level: that probability.
@@ -61,7 +61,7 @@ class Region:
     root: Tensor
 
     def contains(self, target: Tensor) -> Tensor:
-        """Return `(N,)`, True where the target `(N, K)` lies inside."""
+        """Return True for each row whose target `(N, K)` lies inside, `(N,)`."""
         target = torch.as_tensor(target)
         if target.shape != self.mean.shape:
             raise DataError(
@@ -74,13 +74,13 @@ class Region:
 
     @property
     def log_volume(self) -> Tensor:
-        """`(N,)`, the logarithm of the volume, in the product of the outputs' units."""
+        """Return the log volume `(N,)`, in the product of the units of the outputs."""
         outputs = self.mean.shape[1]
         ball = outputs / 2 * math.log(math.pi) - math.lgamma(outputs / 2 + 1)
         return ball + self.root.diagonal(dim1=1, dim2=2).log().sum(1)
 
     def outline(self, first: int = 0, second: int = 1, points: int = 100) -> Tensor:
-        """Return `(N, points, 2)`, the edge of each ellipsoid as seen along two outputs, to draw it."""
+        """Return the outline `(N, points, 2)` of each ellipsoid projected on two outputs, for drawing."""
         outputs = self.mean.shape[1]
         if first == second or not all(-outputs <= k < outputs for k in (first, second)):
             raise ArgumentError(
@@ -96,7 +96,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Joint:
-    """How the errors of several outputs go together."""
+    """Hold the correlation model of the errors of several outputs."""
 
     alone: float  # the weight a of independent errors
     common: Tensor  # `(K, K)`, the correlation C of the errors of all rows
@@ -105,7 +105,7 @@ class Joint:
     largest: tuple[float, ...] = ()  # `(n,)`, sorted values of the largest `|z_k|`
 
     def correlation(self, by_row: Tensor) -> Tensor:
-        """Return R `(N, K, K)` from P."""
+        """Return the correlation R from P, both `(N, K, K)`."""
         common = self.common.to(by_row)
         mixed = self.share * common + (1 - self.share) * by_row
         return self.alone * torch.eye(len(common)).to(by_row) + (1 - self.alone) * mixed
@@ -113,11 +113,11 @@ class Joint:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class JointPrediction(Prediction):
-    """Predictions of several outputs with the correlation of their errors.
+    """Hold predictions of several outputs with the correlation of their errors.
 
     Attributes:
         by_row: `(N, K, K)`, the correlation of the outputs to first order over shared masks.
-        joint: how errors go together, and how far they lie on labelled rows.
+        joint: the correlation model, with the distances of labelled rows.
     """
 
     by_row: Tensor
@@ -125,29 +125,29 @@ class JointPrediction(Prediction):
 
     @property
     def correlation(self) -> Tensor:
-        """`(N, K, K)`, of the errors of each row."""
+        """Return the correlation `(N, K, K)` of the errors of each row."""
         return self.joint.correlation(self.by_row)
 
     @property
     def covariance(self) -> Tensor:
-        """`(N, K, K)`, of the errors of each row; its diagonal is `variance`."""
+        """Return the covariance `(N, K, K)` of the errors of each row; its diagonal is `variance`."""
         std = self.std.double()
         return std[:, :, None] * self.correlation * std[:, None, :]
 
     def region(self, level: float = 0.9) -> Region:
-        """Return the ellipsoid of each row that holds all of its outputs together with that probability."""
+        """Return ellipsoids that contain all outputs of a row together with probability `level`."""
         radius = _score(self.joint.distances, level) ** 0.5
         root = radius * self.std.double()[..., None] * torch.linalg.cholesky(self.correlation)
         return Region(checked_level(level), self.mean.double(), root)
 
     def bands(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Return both ends `(N, K)` of intervals that hold all outputs of a row at once with that probability."""
+        """Return both ends `(N, K)` of intervals that contain all outputs of a row at once with probability `level`."""
         width = _score(self.joint.largest, level) * self.std
         return self.mean - width, self.mean + width
 
 
 def check_outputs(calibration: Calibration) -> None:
-    """Raise `ArgumentError` where outputs are not vectors of numbers in their own unit or a linear one."""
+    """Raise `ArgumentError` unless outputs are vectors `(N, K)` in the unit of the targets or a linear one."""
     shape = calibration.output_shape
     if len(shape) != 1 or not 2 <= shape[0] <= _MOST_OUTPUTS:
         raise ArgumentError(
@@ -181,7 +181,7 @@ def fit_joint(p: JointPrediction, target: Tensor, seed: int) -> Joint:
 
 
 def _weights(z: Tensor, by_row: Tensor, degrees: float | None) -> Joint:
-    """Choose a and b by the likelihood of rows that C was not made from; C of all rows."""
+    """Choose a and b by the likelihood of rows left out of C; return them with C of all rows."""
     identity = torch.eye(z.shape[1], dtype=z.dtype)
     options = [(1.0, 1.0), *product(_ALONE, _COMMON)]
     losses = dict.fromkeys(options, 0.0)
@@ -200,14 +200,14 @@ def _weights(z: Tensor, by_row: Tensor, degrees: float | None) -> Joint:
 
 
 def _distances(correlation: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `z' R^-1 z` and the logarithm of the determinant of R, `(N,)` each."""
+    """Return `z' R^-1 z` and the log determinant of R, `(N,)` each."""
     root = torch.linalg.cholesky(correlation)
     distance = torch.linalg.solve_triangular(root, z[..., None], upper=False)[..., 0].square().sum(1)
     return distance, 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
 
 
 def correlation_of(vectors: Tensor) -> Tensor:
-    """Return `(N, K, K)`, the cosines of vectors `(N, K, D)`; a vector of zeros has that of 0 with all others."""
+    """Return the cosines `(N, K, K)` between vectors `(N, K, D)`; those with a vector of zeros are 0."""
     vectors = vectors.double()
     unit = vectors / vectors.norm(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     cosines: Tensor = unit @ unit.mT

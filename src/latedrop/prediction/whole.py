@@ -1,7 +1,7 @@
-"""Predictions without draws by a compiled program: the default's, of numbers and classes, first order, propagation.
+"""Run predictions without draws (the default for numbers and classes, first order, propagation) as a compiled program.
 
-What the steps give is traced as one function of the batch: passes forward and backward, features, and all that is made
-of them. Values cannot be looked at while a function is traced, so results that are not finite are left to the steps.
+All steps are traced as one function of the batch: forward and backward passes, features, terms and guard. Values cannot
+be checked while a function is traced, so batches with results that are not finite are predicted again step by step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HALF = 0.2  # both, where the model computes in half precision: a deep network 
 
 
 def predicted_whole(uq: Any, predicted: Callable[[Any], Any], x: Any) -> Any:
-    """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
+    """Run `predicted` on a batch that is on the device, as a program that is compiled on the first call."""
     network, calibration, engine = uq.network, uq.calibration, uq.engine
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
     nearest = [term.name for term in fitted.active if term.is_lookup] if fitted is not None else []
@@ -60,13 +60,13 @@ def _values(prediction: Prediction | ClassPrediction) -> list[Tensor]:
 
 
 def _with_largest(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return values and the size of the largest of all numbers, for one look at a device; NaN where there is one."""
+    """Return values and the largest absolute one (NaN if one is NaN), so that a check copies one number."""
     sizes = [v.abs().amax().double() for v in (*values, *inputs) if v.is_floating_point() and v.numel()]
     return [*values, torch.stack(sizes).amax()]
 
 
 def _check(results: Sequence[Tensor], expected: Sequence[Tensor], *, half: bool) -> None:
-    """Refuse a program that says something else than the steps."""
+    """Raise `ArgumentError` if the results of a program differ from those step by step."""
     share, of_range = (_HALF, _HALF) if half else (_SHARE, _OF_RANGE)
     for a, b in zip(results, expected, strict=True):
         if b.is_floating_point() and b.numel():
