@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import LatedropWarning
+from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.torch_private import plain_names, version_of
 
 __all__ = ["Weights", "fingerprint", "states", "weight_marks"]
@@ -18,8 +18,20 @@ __all__ = ["Weights", "fingerprint", "states", "weight_marks"]
 _COMPARED, _LOOKED = 1024, 8
 
 
+def check_in_memory(model: nn.Module) -> None:
+    """Raise `ArgumentError` if parameters of a model hold no numbers."""
+    absent = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if absent:
+        raise ArgumentError(
+            f"expected weights in memory; found {absent[0]!r} and {len(absent) - 1} others on the meta device, where "
+            "offloading, as by accelerate, leaves them between passes. Load the whole model on one device, in half "
+            "precision where it is too large."
+        )
+
+
 def fingerprint(model: nn.Module) -> str:
     """Return a digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
+    check_in_memory(model)
     return hashlib.sha256(b"".join(weight_marks(model).values())).hexdigest()
 
 
@@ -56,6 +68,7 @@ class Weights:
         """Return True if any tensor was changed or moved since the last look; warn if the weights are others."""
         if states(model) == self._last and [part.tobytes() for part in self._few] == self._values:
             return False
+        check_in_memory(model)
         self.__init__(model, self._digest)  # type: ignore[misc]
         if fingerprint(model) != self._digest:
             warn(

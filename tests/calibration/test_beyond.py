@@ -132,3 +132,22 @@ def test_one_absurd_row_of_a_classifier(value: float, rate: float | None) -> Non
     assert prediction.probabilities[ABSURD].tolist() == pytest.approx([1 / 3] * 3)
     assert not bool(prediction.kept()[ABSURD])
     assert float(prediction.novelty[ABSURD]) == pytest.approx(LARGEST)
+
+
+def test_the_logarithm_of_a_row_beyond_numbers_has_the_largest_deviation() -> None:
+    net = mlp(3, 16, 16, 1, act=nn.ReLU)
+    targets = (net(X).detach() + 0.1 * Y).exp()
+    uq = latedrop.calibrate(net, (X, targets), reference=X + 0.01, target=latedrop.Log(), progress=False)
+    with pytest.warns(LatedropWarning, match="1 of 20 rows"):
+        prediction = uq.predict(with_value(3e38))
+    assert bool(prediction.std.isfinite().all())
+    assert float(prediction.std[ABSURD]) == pytest.approx(LARGEST)
+
+
+def test_adapted_and_joint_predictors_refuse_rows_beyond_numbers() -> None:
+    net = mlp(3, 16, 16, 2, act=nn.ReLU)
+    targets = net(X).detach() + 0.1 * torch.randn(len(X), 2, generator=torch.Generator().manual_seed(1))
+    uq = latedrop.calibrate(net, (X[:80], targets[:80]), progress=False)
+    for other in (uq.joint((X[80:], targets[80:])), uq.adapted(X[:40], (X[80:], targets[80:]))):
+        with pytest.raises((DataError, OutputError), match="found 1 of 20 rows of a batch that overflow"):
+            other.predict(with_value(3e38))

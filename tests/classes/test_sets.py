@@ -26,6 +26,13 @@ def _rows(n: int, seed: int, k: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.softmax(2 * z, 1), labels
 
 
+@pytest.mark.parametrize("score", ["aps", "raps"])
+def test_rounding_of_probabilities_moves_no_score(score: Score) -> None:
+    p, _ = _rows(2000, 0)
+    moved = (scores_of(p, score) - scores_of(p * (1 + 1e-8), score)).abs().amax(1) > 1e-6
+    assert float(moved.double().mean()) < 1e-3  # only where a digit is rounded up or down
+
+
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
 def test_sets_hold_the_label_as_often_as_they_say(score: Score) -> None:
     level, n, shares = 0.8, 60, []

@@ -244,3 +244,9 @@ def test_a_process_that_ends_early_after_a_csv_ends_in_order(tmp_path: Path) -> 
             [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 2, done.stderr
+
+
+def test_a_decimal_comma_is_named(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, "a;y\n1,5;2\n2,5;3\n")
+    with pytest.raises(DataError, match=r"found '1,5' in line 2\. Write a decimal point"):
+        inputs_of(path, "a")

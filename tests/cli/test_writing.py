@@ -115,3 +115,10 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileError, match=r"expected to write .*out.csv; the system says: .*No space left"):
         write(tmp_path / "out.csv", {"mean": np.zeros(2)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_text_as_pandas_writes_it(tmp_path: Path) -> None:
+    names = pyarrow.array(["a", "b,c"], pyarrow.large_string())
+    with write_rows(str(tmp_path / "out.csv")) as append:
+        append({"name": names, "again": names.dictionary_encode(), "mean": np.array([1.0, 2.5])})
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8") == 'name,again,mean\na,a,1\n"b,c","b,c",2.5\n'

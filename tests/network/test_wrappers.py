@@ -133,3 +133,12 @@ def test_a_model_without_its_weights_is_refused(group: None) -> None:
     sharded = fully_shard(made(), mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(SiteError, match="expected a model that can be copied"):
         find_sites(sharded, torch.randn(3, 4))
+
+
+def test_a_model_that_is_offloaded_after_its_calibration_is_refused() -> None:
+    x = torch.randn(70, 4)
+    net = made()
+    uq = calibrate(net, (x, net(x).detach() + torch.randn(70, 1)), progress=False)
+    pytest.importorskip("accelerate").cpu_offload(net, execution_device=torch.device("cpu"))
+    with pytest.raises(ArgumentError, match="expected weights in memory"):
+        uq.predict(x)

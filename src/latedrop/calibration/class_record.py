@@ -287,15 +287,17 @@ CLASSES = Format(
 
 
 def scores_of(probabilities: Tensor, score: Score) -> Tensor:
-    """Return the score of every class, `(N, K)`; the random numbers of APS come from the row's probabilities."""
+    """Return the score of every class, `(N, K)`; the random numbers of APS come from a row's rounded probabilities."""
     p = probabilities.double()
     if score == "lac":
         return 1 - p
     order = p.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(1)
     sums = p.gather(1, order).cumsum(1).gather(1, rank)  # up to the class itself, and with it
-    mixed = (p * torch.arange(1, p.shape[1] + 1, dtype=p.dtype, device=p.device)).sum(1) * 1e6
-    uniform = (mixed.sin() * 43758.5453).frac().abs()  # of a row, whatever the other rows of its batch
+    # The same in every batch, up to rounding: three digits of the probabilities give the number.
+    digits = (p * 1000).round()
+    mixed = (digits * torch.arange(1, p.shape[1] + 1, dtype=p.dtype, device=p.device)).sum(1)
+    uniform = (mixed.sin() * 43758.5453).frac().abs()
     scores = sums - p + uniform[:, None] * p
     return scores if score == "aps" else scores + _PENALTY * (rank + 1 - _FREE).clamp_min(0)
 

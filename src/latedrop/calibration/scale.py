@@ -180,8 +180,8 @@ def _finite(residuals: list[Tensor]) -> list[Tensor]:
     bad = sum(int((~torch.isfinite(z)).sum()) for z in residuals)
     if bad:
         raise DataError(
-            f"expected finite standardised residuals; found {bad} NaN or inf, as the predicted variance is 0. "
-            "Use more draws or floor=True."
+            f"expected finite standardised residuals; found {bad} NaN or inf: the variance is 0, or the output "
+            "of a row overflows. Use more draws or floor=True, and leave rows out that a prediction flags."
         )
     return residuals
 

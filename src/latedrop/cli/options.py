@@ -126,8 +126,12 @@ class Fitting(NamedTuple):
     ] = None
     terms: Annotated[str | None, option("Terms of the variance, separated by commas.")] = None
     no_guard: Annotated[bool, option("Do not widen intervals of unusual rows.", "--no-guard")] = False
-    rates: Annotated[str | None, option("Rates to try, separated by commas; with --method sample.")] = None
-    draws: Annotated[int | None, option("Draws per rate, 100 by default; with --method sample.")] = None
+    rates: Annotated[
+        str | None, option("Rates to try, separated by commas; selects --method sample if no method is named.")
+    ] = None
+    draws: Annotated[
+        int | None, option("Draws per rate, 100 by default; selects --method sample if no method is named.")
+    ] = None
     floor: Annotated[bool, option("Also fit a constant, added to the variance.", "--floor")] = False
     scale: Annotated[Literal["optimal", "relaxed"], option("Scale of least NLL, or of a balanced curve.")] = "optimal"
 

@@ -137,6 +137,8 @@ def _cells(values: Any, between: str) -> Any:
     cells = values if isinstance(values, pyarrow.Array) else pyarrow.array(values, from_pandas=True)
     if pyarrow.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
+    if pyarrow.types.is_large_string(cells.type):  # as pandas writes text
+        cells = cells.cast(pyarrow.string())
     if pyarrow.types.is_boolean(cells.type):
         cells = compute.if_else(cells, "True", "False")
     if not (pyarrow.types.is_string(cells.type) or pyarrow.types.is_large_string(cells.type)):

@@ -34,7 +34,7 @@ from latedrop.network.functional import Place, WeightCall, WeightCalls, replaced
 from latedrop.network.private_copy import private_copy
 from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites
 from latedrop.torch_private import Watching, draws_numbers, version_of
-from latedrop.weights import states
+from latedrop.weights import check_in_memory, states
 
 __all__ = ["Network", "Pass", "Readout", "Thinner", "call", "check_finite", "check_module", "part_of", "read"]
 
@@ -367,13 +367,7 @@ def check_module(model: Any) -> None:
             f"expected a torch.nn.Module; found {type(model).__name__}. {remedy}; an exported program becomes one with "
             "latedrop.load_program(program)."
         )
-    absent = [name for name, weight in model.named_parameters() if weight.is_meta]
-    if absent:
-        raise ArgumentError(
-            f"expected weights in memory; found {absent[0]!r} and {len(absent) - 1} others on the meta device, where "
-            "offloading, as by accelerate, leaves them between passes. Load the whole model on one device, in half "
-            "precision where it is too large."
-        )
+    check_in_memory(model)
 
 
 def _rolled(generators: Sequence[torch.Generator], before: Sequence[Tensor]) -> bool:

@@ -140,7 +140,8 @@ class Prediction(Predicted):
         if unit is None:
             return _known(variance.sqrt())
         # A square may be too large for a number that is not.
-        return capped(unit.moments(self.output.double(), variance.double())[1].sqrt(), variance.dtype)
+        std = unit.moments(self.output.double(), variance.double())[1].sqrt()
+        return capped(std.where(variance < torch.inf, torch.inf), variance.dtype)  # infinite: nothing is known
 
     @property
     def spread(self) -> Tensor:
@@ -214,7 +215,10 @@ class Prediction(Predicted):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
-        return (self.output, _known(variance)) if unit is None else unit.moments(self.output, variance)
+        if unit is None:
+            return self.output, _known(variance)
+        mean, original = unit.moments(self.output, variance)
+        return mean, original.where(variance < torch.inf, LARGEST)  # infinite where nothing is known of a row
 
     def _at(self, q: float) -> Tensor:
         fitted, unit = self.calibration.intervals, self.calibration.target

@@ -94,6 +94,8 @@ class Batched(Generic[_Record, _Made]):
 
     kind: ClassVar[type[Any]]
     """The type of its predictions."""
+    flags_rows: ClassVar[bool] = True
+    """False: a row whose output overflows is an error, as nothing that is said of it would hold."""
 
     def __init__(
         self,
@@ -161,6 +163,12 @@ class Batched(Generic[_Record, _Made]):
             except LatedropError as error:
                 if error.rows is None:
                     raise
+                if not self.flags_rows:
+                    raise DataError(
+                        f"expected rows whose output is finite; found {int(error.rows.sum())} of {len(error.rows)} "
+                        f"rows of a batch that overflow, which {type(self).__name__} cannot flag. Leave such rows out.",
+                        rows=error.rows,
+                    ) from error
                 made, beyond = self._answered(run, x)
         except Exception as error:
             explain_failure(error, x, self.model, step)
@@ -393,7 +401,11 @@ class Predictor(Calibrated[Calibration, Prediction]):
             raise ArgumentError(f"expected most, a number of units, to be 0 or more; found {most}.")
         c, network = self.calibration, self.network
         x = self._rows(first_inputs(x, self.model, self.collate))
-        mean, columns = unit_variances(network, x, c.sites, self.readout)
+        try:
+            mean, columns = unit_variances(network, x, c.sites, self.readout)
+        except Exception as error:
+            explain_failure(error, place(x, network.weight, check=False), self.model)
+            raise
         if not 0 <= output < len(columns):
             raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
         odds: Sequence[float] = odds_by_site(c.sites, c.rate) if c.terms is None else ()
@@ -467,6 +479,8 @@ class Predictor(Calibrated[Calibration, Prediction]):
 
 class _Derived(Predictor):
     """A predictor that other rows were added to: it has one scale, and no file holds it."""
+
+    flags_rows = False
 
     def _refuse(self, *args: Any, **options: Any) -> NoReturn:
         """Refuse: call it on the predictor that this one was made from."""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from latedrop.data.arrays import constants
+from latedrop.data.rows import tensors
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
@@ -247,7 +248,11 @@ class ErrorForest(Term):
             features = rows.features.double()
             own = (features - self.center.to(features)) @ self.basis.to(features)
         if own is None:
-            raise DataError("expected inputs in one table, as in the calibration; found others. Calibrate again.")
+            kinds = ", ".join(f"{value.dtype} {tuple(value.shape)}" for value in tensors(rows.x))
+            raise DataError(
+                f"expected inputs as one table of floating-point numbers, as calibrated with; found {kinds}. Convert "
+                "whole numbers to float32; for inputs of another kind calibrate again."
+            )
         totals = [rows.totals[name].reshape(len(mean), -1).double() for name in self.beside]
         logs = [total.clamp_min(_TINY).log() for total in totals]
         joined = torch.cat([own.double(), mean, *logs], 1)

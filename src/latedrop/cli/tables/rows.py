@@ -223,9 +223,12 @@ def _numbers(table: Table, name: str, values: Any, places: Sequence[int]) -> Arr
     numbers = [_number_of(cell) for cell in cells]
     if None in numbers:
         wrong = numbers.index(None)
+        remedy = f"Encode it as numbers, or leave the column out: --ignore {name}."
+        if _number_of(cells[wrong].replace(",", ".")) is not None:
+            remedy = "Write a decimal point in place of the comma."
         raise DataError(
             f"expected numbers in column {name!r} of {table.path}; found {cells[wrong][:40]!r} in line "
-            f"{places[wrong]}. Encode it as numbers, or leave the column out: --ignore {name}."
+            f"{places[wrong]}. {remedy}"
         )
     return np.array(numbers, dtype=np.float64)
 
