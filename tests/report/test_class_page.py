@@ -13,7 +13,7 @@ import latedrop
 from latedrop.calibration.class_record import ClassVerdict
 from latedrop.calibration.fit_classes import ALONE
 from latedrop.errors import ArgumentError, DataError
-from latedrop.evaluation.judgement import ERROR_BAD, findings_of, judge_classes
+from latedrop.evaluation.judgement import ERROR_BAD, RuleScores, SetScores, findings_of, judge_classes
 from latedrop.metrics import classes as metrics
 from latedrop.prediction.predictor import ClassPredictor
 from latedrop.report import write_class_report
@@ -61,6 +61,15 @@ def test_scores_are_those_of_the_metrics_and_the_page_has_them(tmp_path: Path, g
     assert ("dog &lt;b&gt;" in text) == guard
     assert "Rows unlike the others" in text
     assert judgement.to_dict()["verdict"]["grade"] == judgement.grade
+
+
+def test_broken_promises_lower_the_grade() -> None:
+    uq, x, y = _case(["leverage"])
+    judgement = judge_classes(uq.predict(x), y)
+    assert judgement.grade != "bad"
+    assert replace(judgement, sets=SetScores(0.9, 0.7, 0.01, 1.2)).grade == "bad"
+    assert replace(judgement, rule=RuleScores(0.1, 0.8, 0.3, 0.01)).grade == "bad"
+    assert replace(judgement, sets=SetScores(0.9, 0.9, 0.01, 1.2)).grade == judgement.grade
 
 
 def test_a_sure_and_wrong_classifier_is_told() -> None:

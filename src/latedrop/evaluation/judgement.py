@@ -461,9 +461,12 @@ class ClassJudgement:
 
     @property
     def grade(self) -> Grade:
-        """Return the grade of the calibration; bad where one temperature is better. To be no better is no fault."""
+        """Return the worst grade of calibration, sets and rule; bad where one temperature is better, too."""
         calibration, worth, *_ = self.findings
-        return "bad" if worth.grade == "bad" else calibration.grade
+        promises = [] if self.sets is None else [_sets(self.sets).grade]
+        promises += [] if self.rule is None else [_rule(self.rule).grade]
+        grades: list[Grade] = [calibration.grade, "bad" if worth.grade == "bad" else "good", *promises]
+        return max(grades, key=("good", "weak", "bad").index)
 
     def sets_at(self, level: float) -> SetScores | None:
         """Score sets at a level; None where the calibration makes none."""
