@@ -34,18 +34,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    *(
-        "Operator",
-        "Watching",
-        "bare",
-        "being_traced",
-        "clear_workspaces",
-        "decompositions_of",
-        "draws_numbers",
-        "operator_of",
-    ),
-    *("plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls", "restore_calls", "set_grad"),
-    *("traced", "uncompiled", "unseen_by_modes", "unwrapped", "version_of", "without_cudnn", "wrapper_tensor"),
+    *("Operator", "Watching", "bare", "being_traced", "clear_workspaces", "decompositions_of", "draws_numbers"),
+    *("operator_of", "plain_call", "plain_function", "plain_kernels", "plain_names", "reroute_calls", "restore_calls"),
+    *("set_grad", "traced", "uncompiled", "unseen_by_modes", "unwrapped", "version_of", "without_cudnn"),
+    "wrapper_tensor",
 ]
 
 plain_function = torch._C._disabled_torch_function_impl

@@ -100,13 +100,12 @@ class _Recorded:
             with torch.cuda.graph(self._recorded, stream=stream, capture_error_mode="thread_local"):
                 results: Sequence[Tensor] = graph(*self._inputs)
                 kinds = dict.fromkeys(result.dtype for result in results)
+                self._groups = [[i for i, result in enumerate(results) if result.dtype == kind] for kind in kinds]
                 # Joined by dtype, as each is copied in every call.
-                self._joined = [torch.cat([r.flatten() for r in results if r.dtype == kind]) for kind in kinds]
+                self._joined = [torch.cat([results[i].flatten() for i in group]) for group in self._groups]
         clear_workspaces()
         torch.cuda.current_stream(self._device).wait_stream(stream)
-        self._shapes = [[result.shape for result in results if result.dtype == kind] for kind in kinds]
-        order = [i for kind in kinds for i, result in enumerate(results) if result.dtype == kind]
-        self._places = sorted(range(len(order)), key=order.__getitem__)  # of each result among those joined
+        self._shapes = [result.shape for result in results]
 
     def __call__(self, inputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of the results, which the next call overwrites."""
@@ -123,11 +122,10 @@ class _Recorded:
             copies = [joined.clone() for joined in self._joined]
         finally:  # also where memory ran out for the copies
             self._last.record(stream)
-        results = []
-        for copy, shapes in zip(copies, self._shapes, strict=True):
-            parts = copy.split([shape.numel() for shape in shapes])
-            results += [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        return [results[place] for place in self._places]
+        parts: dict[int, Tensor] = {}
+        for copy, group in zip(copies, self._groups, strict=True):
+            parts |= zip(group, copy.split([self._shapes[i].numel() for i in group]), strict=True)
+        return [parts[i].view(shape) for i, shape in enumerate(self._shapes)]
 
 
 def _fold_constants(graph: fx.GraphModule) -> None:
