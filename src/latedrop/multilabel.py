@@ -187,6 +187,7 @@ class MultiLabelPredictor(Batched[MultiLabelCalibration, MultiLabelPrediction]):
     """A model of several labels with its calibration; `calibrate_multilabel` makes it. The model is untouched."""
 
     kind = MultiLabelPrediction
+    flags_rows = False
 
     def control(self, data: Any, unpack: Unpack | None = None) -> MultiLabelPredictor:
         """Return the same predictor with sets that miss few labels, from rows used for nothing else."""

@@ -96,6 +96,13 @@ def test_a_file_brings_it_back(uq: latedrop.MultiLabelPredictor, tmp_path: Path)
         latedrop.load_multilabel(path, uq.model)
 
 
+def test_a_row_that_overflows_is_refused(uq: latedrop.MultiLabelPredictor) -> None:
+    x, _ = rows(20, 3)
+    x[3] = 3e38
+    with pytest.raises(DataError, match="found 1 of 20 rows of a batch that overflow"):
+        uq.predict(x)
+
+
 def test_what_is_refused(uq: latedrop.MultiLabelPredictor) -> None:
     model, (x, y) = overconfident(), rows(40, 6)
     with pytest.raises(DataError, match=r"labels of 0 and 1 of shape \(40, 4\).*found shape \(40, 3\)"):

@@ -156,10 +156,11 @@ class Batched(Generic[_Record, _Made]):
         run = step = partial(self._step, **options) if options else self._step
         if self.engine in PROGRAMS and self._is_whole(**options):
             run = partial(predicted_whole, self, step)
-        beyond: Tensor | None = None
+        made, beyond = list[_Made](), None
         try:
             try:
-                made = [run(part) for part in row_batches(x, self.batch_size)]
+                for part in row_batches(x, self.batch_size):
+                    made.append(run(part))  # kept where a later batch fails
             except LatedropError as error:
                 if error.rows is None:
                     raise
@@ -169,7 +170,7 @@ class Batched(Generic[_Record, _Made]):
                         f"rows of a batch that overflow, which {type(self).__name__} cannot flag. Leave such rows out.",
                         rows=error.rows,
                     ) from error
-                made, beyond = self._answered(run, x)
+                made, beyond = self._answered(run, x, made)
         except Exception as error:
             explain_failure(error, x, self.model, step)
             raise
@@ -194,11 +195,14 @@ class Batched(Generic[_Record, _Made]):
         joined: _Made = self.kind.joined(parts)
         return joined
 
-    def _answered(self, run: Callable[[Any], _Made], x: Any) -> tuple[list[_Made], Tensor]:
-        """Predict all batches; also return the rows, `(N,)`, that are beyond numbers: others stand in for these."""
+    def _answered(self, run: Callable[[Any], _Made], x: Any, done: Sequence[_Made]) -> tuple[list[_Made], Tensor]:
+        """Predict all batches, of which the first were `done`; other rows stand in for those that are beyond numbers.
+
+        Also returns these rows, `(N,)` of bool.
+        """
         beyond, given = torch.zeros(row_count(x), dtype=torch.bool), x
         alone = rows_are_nodes(x) or not any(site.coupled for site in self.calibration.sites)
-        made: dict[int, _Made] = {}
+        made = dict(enumerate(done))
         while True:
             more, start = beyond.clone(), 0
             for number, part in enumerate(row_batches(x, self.batch_size)):
@@ -210,7 +214,7 @@ class Batched(Generic[_Record, _Made]):
                     made[number] = run(part)
                 except LatedropError as error:
                     named = error.rows is not None and len(error.rows) == len(more[rows])
-                    if not named or not alone or not hasattr(self.kind, "with_unknown"):
+                    if not named or not alone:
                         raise
                     wrong = error.rows.cpu()
                     more[rows] |= part.whole(wrong) if isinstance(part, Graphs) else wrong
