@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.torch_private import plain_names, version_of
 
-__all__ = ["Weights", "fingerprint", "states", "weight_marks"]
+__all__ = ["Weights", "check_in_memory", "fingerprint", "states", "weight_marks"]
 
 _COMPARED, _LOOKED = 1024, 8
 

@@ -104,17 +104,17 @@ def fit_correction(
     trees: list[Trees | None] = []
     gains, errors = [], []
     for k in range(outputs):
-        rows = x, directions[k].double().cpu().numpy(), residual[:, k], counts / spread[:, k]
+        phi, y, weight = directions[k].double().cpu().numpy(), residual[:, k], counts / spread[:, k]
         raw = np.zeros(count)
         for number in range(_FOLDS):
             out = fold == number
-            slope, grown = _fit(*(part[~out] for part in rows))
-            raw[out] = rows[1][out] @ slope + grown.sums(torch.from_numpy(x[out]).float())[:, 0].numpy()
-        factor, gain, deviation = _worth(raw, *rows[2:])
+            slope, grown = _fit(x[~out], phi[~out], y[~out], weight[~out])
+            raw[out] = phi[out] @ slope + grown.sums(torch.from_numpy(x[out]).float())[:, 0].numpy()
+        factor, gain, deviation = _worth(raw, y, weight)
         factor = factor if gain > _ERRORS * deviation else 0.0
         added[:, k] = factor * raw
         if factor:
-            slopes[k], grown = _fit(*rows, factor)
+            slopes[k], grown = _fit(x, phi, y, weight, factor)
         trees.append(grown if factor else None)
         gains.append(gain)
         errors.append(deviation)

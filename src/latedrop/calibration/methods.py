@@ -78,17 +78,8 @@ class Terms:
         return tuple(self.terms or ())  # type: ignore[arg-type]
 
 
-class _Scaled:
-    """Check the options of a method that scales one variance."""
-
-    def __post_init__(self) -> None:
-        checks = {"rates": _checked_rates, "draws": checked_draws, "scale": checked_choice}
-        _set(self, **{name: check(getattr(self, name)) for name, check in checks.items() if hasattr(self, name)})
-        check_options(self)
-
-
 @dataclass(frozen=True)
-class Sampling(_Scaled):
+class Sampling:
     """The paper's procedure: draw thinned networks at several rates and scale the variance of the best one.
 
     Attributes:
@@ -116,9 +107,13 @@ class Sampling(_Scaled):
     chunk: Annotated[int, AtLeast(1)] | None = None
     name: ClassVar[Literal["sample"]] = "sample"
 
+    def __post_init__(self) -> None:
+        _set(self, rates=_checked_rates(self.rates), draws=checked_draws(self.draws), scale=checked_choice(self.scale))
+        check_options(self)
+
 
 @dataclass(frozen=True)
-class FirstOrder(_Scaled):
+class FirstOrder:
     """The variance to first order in the masks, for all rates at once and without draws.
 
     Attributes:
@@ -132,9 +127,13 @@ class FirstOrder(_Scaled):
     mean: ClassVar[_Mean] = "model"
     seed: ClassVar[int] = 0
 
+    def __post_init__(self) -> None:
+        _set(self, scale=checked_choice(self.scale))
+        check_options(self)
+
 
 @dataclass(frozen=True)
-class Propagation(_Scaled):
+class Propagation:
     """Mean and variance carried through the layers in one pass, for dense outputs.
 
     Attributes:
@@ -150,6 +149,10 @@ class Propagation(_Scaled):
     scale: Choice = "optimal"
     name: ClassVar[Literal["propagate"]] = "propagate"
     seed: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale))
+        check_options(self)
 
 
 Method: TypeAlias = Terms | Sampling | FirstOrder | Propagation

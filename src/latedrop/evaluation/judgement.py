@@ -274,8 +274,12 @@ def judge(
         places,
         None if prediction.novelty is None else prediction.novelty.detach().cpu().double().numpy(),
     )
-    together = rows.judged(None, *(("all outputs together", "") if several else (known[0], unit[0])), pooled=several)
-    outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(count)) if several else (together,)
+    if several:
+        together = rows.judged(None, "all outputs together", "", pooled=True)
+        outputs = tuple(rows.judged(k, known[k], unit[k]) for k in range(count))
+    else:
+        together = rows.judged(None, known[0], unit[0])
+        outputs = (together,)
     share = None if rows.novelty is None else float((rows.novelty > 1).mean())
     return Judgement(level, len(mean), together, outputs, share)
 

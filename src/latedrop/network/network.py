@@ -221,7 +221,7 @@ class Network:
         self.writes: bool | None = None
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
-        self._places = [state[::2] for state in states(model)]
+        self._places = _places(model)
         self.watched = set[str]()
         self._turn = RLock()
         for name, layer in self.layers.items():
@@ -239,7 +239,7 @@ class Network:
 
     def current(self) -> Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
-        return self if [state[::2] for state in states(self.model)] == self._places else Network(self.model)
+        return self if _places(self.model) == self._places else Network(self.model)
 
     def watch(self, sites: Sequence[Site]) -> None:
         """Let no other thread run the layers of sites; raise where the model lacks one."""
@@ -382,6 +382,11 @@ def _contents(model: nn.Module) -> list[Any]:
         for name, value in vars(module).items()
         if name != "forward"
     ] + [version_of(buffer) for buffer in model.buffers()]
+
+
+def _places(model: nn.Module) -> list[tuple[int, int]]:
+    """Return which tensors a model holds, and where their numbers lie."""
+    return [(identity, place) for identity, _, place in states(model)]
 
 
 def call(model: nn.Module, x: Any) -> Any:
