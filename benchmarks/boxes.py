@@ -234,7 +234,9 @@ if __name__ == "__main__":
     of_large = stored("boxes").get("large", {})
     if "--large" in sys.argv:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        of_large = {"machine": machine(device), "runs": [large(seed) for seed in range(SEEDS_LARGE)]}
-        write("boxes", stored("boxes") | {"large": of_large})
+        of_large = {"machine": machine(device), "runs": []}
+        for seed in range(SEEDS_LARGE):
+            of_large["runs"].append(large(seed))
+            write("boxes", stored("boxes") | {"large": of_large})
     else:
         by_seeds("boxes", lambda seeds: {"runs": list(map(small, range(seeds))), "large": of_large}, seeds=5)

@@ -32,11 +32,12 @@ def main() -> int:
     for name in options.nets:
         case = Case(name)
         for rows in ROWS:
-            ratios |= measured(case, name, rows)
-            worse = above(ratios, committed)
-            if worse:  # a busy moment, perhaps
-                ratios |= measured(case, name, rows)
-                slower += above({unit: ratios[unit] for unit in worse}, committed)
+            today = measured(case, name, rows)
+            suspects = above(today, committed)
+            if suspects:  # a busy moment, perhaps
+                today = measured(case, name, rows)
+                slower += [unit for unit in above(today, committed) if unit in suspects]
+            ratios |= today
     for unit, (low, middle, high) in ratios.items():
         before = "" if unit not in committed else ", committed {:.1f} to {:.1f}".format(*committed[unit][::2])
         print(f"{unit}: {middle:.1f} plain passes ({low:.1f} to {high:.1f}){before}")
