@@ -176,6 +176,8 @@ def large(seed: int, steps: int = 600, factor: int = 4) -> dict[str, Any]:
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
         optimizer.step()
         schedule.step()
+        if not schedule.last_epoch % 100:
+            print(f"step {schedule.last_epoch} of {steps}: loss {float(sum(losses.values()).detach()):.3f}", flush=True)
     return measured(Detector(net.eval(), BoxOptions(), batch_size=64), seed, 150, factor)
 
 

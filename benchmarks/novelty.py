@@ -272,8 +272,11 @@ def _at(values: dict[str, float], shifted: bool) -> float:
 
 
 def everything(seeds: int) -> dict[str, Any]:
-    sets = {name: split for group in SETS.values() for name, split in group.items()}
-    return {"sets": {name: mean([measured(split(seed)) for seed in range(seeds)]) for name, split in sets.items()}}
+    sets = {}
+    for name, split in (one for group in SETS.values() for one in group.items()):
+        sets[name] = mean([measured(split(seed)) for seed in range(seeds)])
+        print(name, sets[name], flush=True)
+    return {"sets": sets}
 
 
 if __name__ == "__main__":
