@@ -30,6 +30,8 @@ from torch import Tensor
 
 from latedrop import metrics
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
+from latedrop.errors import ArgumentError
+from latedrop.quantiles import conformal_score
 
 
 def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
@@ -41,9 +43,15 @@ def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
     [2.0, inf]
     """
     # Not by `conformal`, which refuses infinite scores: a row without variance is one that no interval holds.
-    ordered = [*scores.double().abs().sort().values.tolist(), math.inf]
-    places = [math.ceil(level * len(ordered) - 1e-9) - 1 for level in levels]
-    return [ordered[min(place, len(ordered) - 1)] for place in places]
+    ordered = scores.double().abs().sort().values.tolist()
+
+    def reach(level: float) -> float:
+        try:
+            return conformal_score(ordered, level)
+        except ArgumentError:
+            return math.inf
+
+    return [reach(level) for level in levels]
 
 
 Member: TypeAlias = Sequence[tuple[Tensor, Tensor]]
